@@ -325,6 +325,8 @@ pub(crate) async fn recover(parts: &Parts) -> Result<(), Problem> {
     drain::recover(drains)?;
     outgoing::recover(outgoing)?;
     unresponsive::keep_trying(outgoing);
+    // Beside: its storage may hang.
+    tokio::spawn(outgoing::keep_all_left(Arc::clone(outgoing)));
     Ok(())
 }
 

@@ -29,7 +29,7 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ServerConfig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -47,6 +47,9 @@ const STREAMS: usize = 8;
 
 /// Connections of one migration's disks at a time; those that are lost stand beside those that take their place.
 const CONNECTIONS_MAX: usize = 256;
+
+/// Connections that have not shown yet that they may be there.
+const STRANGERS_MAX: usize = 32;
 
 /// How long the end of all connections may take. The VM stands still meanwhile.
 const FINISHED_WITHIN: Duration = Duration::from_secs(2);
@@ -278,28 +281,36 @@ struct Entrance {
 
 async fn receive(listener: TcpListener, entrance: Entrance) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
     let mut connections = JoinSet::new();
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let Ok(stranger) = Arc::clone(&strangers).acquire_owned().await else { return };
         let Ok((socket, from)) = listener.accept().await else {
             // Descriptors may be short for a while.
             sleep(LOOK_EVERY).await;
             continue;
         };
         while connections.try_join_next().is_some() {}
-        let entrance = entrance.clone();
+        let (entrance, places) = (entrance.clone(), Arc::clone(&places));
         connections.spawn(async move {
-            if let Err(error) = entrance.let_in(socket).await {
+            if let Err(error) = entrance.let_in(socket, stranger, &places).await {
                 debug!(%from, %error, "a connection for a disk has ended");
             }
-            drop(place);
         });
     }
 }
 
 impl Entrance {
-    async fn let_in(self, socket: TcpStream) -> io::Result<()> {
+    /// Those whom nobody knows take no place of those that are welcome.
+    async fn let_in(
+        self,
+        socket: TcpStream,
+        stranger: OwnedSemaphorePermit,
+        places: &Semaphore,
+    ) -> io::Result<()> {
         let (source, splitter) = timeout(CONNECTED_WITHIN, self.welcome(socket)).await??;
+        drop(stranger);
+        let _place = places.try_acquire().map_err(|_| io::Error::other("there are too many of them"))?;
         splitter.serve(source).await.map_err(io::Error::other)
     }
 

@@ -10,6 +10,9 @@
 //! While the VM runs, an agent may stand still: the transfer goes on without it, unless it is compressed or
 //! encrypted, which the agents do.
 //!
+//! While disks are copied, and each write goes to both hosts by way of the agents, the guest waits for an agent that stands
+//! still. So the guard cuts the copies then, the guest goes on with its own disks, and the migration fails.
+//!
 //! Of a compressed or encrypted migration the guard holds the agent's ends of QEMU's connections too.
 //! Should the agent end, QEMU waits for somebody to read, and can be told to stop. If it saw all of them
 //! close at once, it might wait for its own threads without end (7.2, 10.0). But while it sends the last bytes of a VM
@@ -286,7 +289,11 @@ impl Executor<'_> {
     async fn perform(&mut self, action: Action, signs: &impl AsFd) -> Result<Event, Problem> {
         let migration = &self.orders.migration;
         match action {
-            Action::Listen => return Ok(listen(signs, &mut self.source.told)),
+            Action::Listen => {
+                let heard = listen(signs, &mut self.source.told);
+                self.source.cut_disk_copies_if(&heard).await;
+                return Ok(heard);
+            }
             Action::LookAtVm => return Ok(Event::VmRuns(self.source.look().await)),
             Action::ForbidHandOver => {
                 self.source.lift_throttle();

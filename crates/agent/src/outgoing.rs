@@ -30,6 +30,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{error, warn};
 use uuid::Uuid;
 
+pub(crate) use self::disks::keep_all_left;
 use self::executor::Executor;
 use crate::api_types::{HandOverView, HostView, MigrateRequest, MigrationView, PlanView};
 use crate::beside::{Beside, Way};

@@ -34,7 +34,7 @@ use tracing::warn;
 use self::making::CannotMake;
 use self::opening::Unusable;
 use crate::config::Config;
-use crate::journal::{FileId, MadeDisk};
+use crate::journal::{DiskFile, FileId};
 use crate::lock::lock;
 
 /// How long storage may take to say what is at a path; a migration waits for it.
@@ -65,6 +65,14 @@ struct Rules {
     resources: VmResources,
     // Closing some of these would also take away the locks that SQLite has on its journal.
     own: Vec<PathBuf>,
+}
+
+/// Why a disk is not made.
+#[derive(Debug)]
+pub(crate) struct NotMade {
+    pub(crate) problem: Problem,
+    /// Whether it may be made yet: the storage has not answered.
+    pub(crate) may_come: bool,
 }
 
 /// Looks at files that VMs name.
@@ -141,29 +149,46 @@ impl VmFiles {
         disk: &DiskCopy,
         promised_bytes: impl FnOnce(u64) -> u64 + Send + 'static,
     ) -> Result<(), Problem> {
-        let (path, bytes) = (PathBuf::from(&disk.to), disk.allocated_bytes);
+        let (path, bytes) = (PathBuf::from(&disk.to), disk.room_bytes());
         let look = move |rules: &Rules| making::check_room(rules, &path, bytes, promised_bytes);
         self.act("take a copy as", &disk.to, look).await
     }
 
     /// Makes an empty disk where nothing is.
-    pub(crate) async fn make(&self, path: &str, image: DiskImage, bytes: u64) -> Result<FileId, Problem> {
+    pub(crate) async fn make(&self, path: &str, image: DiskImage, bytes: u64) -> Result<FileId, NotMade> {
         let at = PathBuf::from(path);
-        self.act("make", path, move |rules| making::make(rules, &at, image, bytes)).await
+        let made = self.try_act(path, move |rules| making::make(rules, &at, image, bytes)).await;
+        let made = made.map_err(|problem| NotMade { problem, may_come: true })?;
+        made.map_err(|error| NotMade { problem: self.cannot("make", path, error), may_come: false })
     }
 
-    /// Removes one that was made here, unless another file is in its place. One of which it is not known whether it is
-    /// there is left, and told.
-    pub(crate) async fn remove(&self, disk: &MadeDisk) -> Result<(), Problem> {
+    /// Removes one that was made here, unless another file is in its place, or a VM names it. One of which it is not known
+    /// whether it is there is left, and told.
+    pub(crate) async fn remove(&self, disk: &DiskFile, named: Vec<PathBuf>) -> Result<(), Problem> {
         let Some(file) = disk.file else {
             warn!(
                 path = disk.path,
-                "the agent ended as it made this disk for a VM: if it is there, it is of no use"
+                "it is not known whether this disk was made for a VM that did not come: if it is there, it is of no use"
             );
             return Ok(());
         };
         let at = PathBuf::from(&disk.path);
-        self.act("remove", &disk.path, move |rules| making::remove(rules, &at, file)).await.map(drop)
+        match self.try_act(&disk.path, move |rules| making::remove(rules, &at, file, &named)).await? {
+            Ok(_) => Ok(()),
+            Err(CannotMake::InUse(by)) => {
+                let by = by.display();
+                warn!(path = disk.path, %by, "a disk that was made for a VM which did not come is another one's now: it stays");
+                Ok(())
+            }
+            Err(error) => Err(self.cannot("remove", &disk.path, error)),
+        }
+    }
+
+    /// Which file is there, if it is one.
+    pub(crate) async fn identify(&self, path: &str) -> Result<DiskFile, Problem> {
+        let at = PathBuf::from(path);
+        let file = self.act("look at", path, move |rules| making::identify(rules, &at)).await?;
+        Ok(DiskFile { path: path.into(), file })
     }
 
     /// Where a disk is that has stayed behind by this migration.
@@ -171,32 +196,57 @@ impl VmFiles {
         making::left_path(Path::new(path), migration).to_string_lossy().into_owned()
     }
 
-    /// Gives a disk the name of one that has stayed behind. Whether it was there.
-    pub(crate) async fn rename_left(&self, path: &str, to: &str) -> Result<bool, Problem> {
-        let at = PathBuf::from(path);
+    /// Gives a disk the name of one that has stayed behind, unless a VM names it. Whether it has that name now.
+    pub(crate) async fn rename_left(
+        &self,
+        disk: &DiskFile,
+        to: &str,
+        named: Vec<PathBuf>,
+    ) -> Result<bool, Problem> {
+        let Some(file) = disk.file else { return Ok(false) };
+        let at = PathBuf::from(&disk.path);
         let name = Path::new(to).file_name().unwrap_or_default().to_owned();
-        self.act("rename", path, move |rules| making::rename(rules, &at, &name)).await
+        self.act("rename", &disk.path, move |rules| making::rename(rules, &at, &name, file, &named)).await
     }
 
-    /// Removes a disk that has stayed behind. Whether it was there.
-    pub(crate) async fn remove_left(&self, path: &str) -> Result<bool, Problem> {
+    /// Removes a disk that has stayed behind, unless another file is in its place. Refused where a VM names it. Whether it
+    /// was there.
+    pub(crate) async fn remove_left(
+        &self,
+        path: &str,
+        file: FileId,
+        named: Vec<PathBuf>,
+    ) -> Result<bool, Problem> {
         let at = PathBuf::from(path);
-        self.act("remove", path, move |rules| making::remove_left(rules, &at)).await
+        self.act("remove", path, move |rules| making::remove(rules, &at, file, &named)).await
     }
 
-    /// Storage that hangs holds up its own thread alone.
     async fn act<T: Send + 'static>(
         &self,
         what: &str,
         path: &str,
         act: impl FnOnce(&Rules) -> Result<T, CannotMake> + Send + 'static,
     ) -> Result<T, Problem> {
+        self.try_act(path, act).await?.map_err(|error| self.cannot(what, path, error))
+    }
+
+    /// Storage that hangs holds up its own thread alone. What it was to do may be done later.
+    async fn try_act<T: Send + 'static>(
+        &self,
+        path: &str,
+        act: impl FnOnce(&Rules) -> Result<T, CannotMake> + Send + 'static,
+    ) -> Result<Result<T, CannotMake>, Problem> {
         let host = &self.host;
         let rules = Arc::clone(&self.rules);
         let acted = timeout(MAKE_DEADLINE, spawn_blocking(move || act(&rules))).await;
         let acted = acted
             .map_err(|_| Problem::refused(format!("the storage with {path} does not answer on {host}")))?;
-        acted.map_err(Problem::failed)?.map_err(|error| match error {
+        acted.map_err(Problem::failed)
+    }
+
+    fn cannot(&self, what: &str, path: &str, error: CannotMake) -> Problem {
+        let host = &self.host;
+        match error {
             CannotMake::NotAllowed(why) => {
                 Problem::refused(format!("{path} {}: {}", why.what(host), why.cure(host)))
             }
@@ -205,7 +255,7 @@ impl VmFiles {
                  choose another place by --disk"
             )),
             error => Problem::refused(format!("{host} cannot {what} {path}: {error}")),
-        })
+        }
     }
 
     fn check_bridges(&self, spec: &VmSpec) -> Result<(), Problem> {

@@ -5,6 +5,7 @@ mod managed;
 pub(crate) use self::managed::keep_looking as keep_looking_at_managed;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -363,6 +364,13 @@ impl Vms {
     /// The QEMUs of all VMs that run here, by their names.
     pub(crate) fn all_running(&self) -> Vec<Arc<dyn Machine>> {
         self.lock().values().filter_map(Entry::running).cloned().collect()
+    }
+
+    /// Where the disks of all VMs are, also of those that do not run.
+    pub(crate) fn disk_paths(&self) -> Vec<PathBuf> {
+        let entries = self.lock();
+        let disks = entries.values().flat_map(|entry| &entry.definition.disks);
+        disks.map(|disk| disk.path.clone()).collect()
     }
 
     /// The names of all VMs, also of those that are out of reach.

@@ -67,6 +67,13 @@ pub struct DiskCopy {
     pub is_flattened: bool,
 }
 
+impl DiskCopy {
+    /// What its file may take on the target when all is there. What images below it take is not known.
+    pub fn room_bytes(&self) -> u64 {
+        if self.is_flattened { self.size_bytes.max(self.allocated_bytes) } else { self.allocated_bytes }
+    }
+}
+
 /// Why a disk is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]

@@ -203,13 +203,13 @@ impl DiskCopies for Vmm {
     }
 
     async fn synchronise(&self, deadline: Duration) -> Result<(), VmError> {
-        for job in jobs(self, deadline).await? {
-            let change = json!({ "id": job.device, "type": "mirror", "copy-mode": "write-blocking" });
-            execute(self, "block-job-change", change, deadline).await?;
-        }
         let end = Instant::now() + deadline;
+        for job in jobs(self, until(end)).await? {
+            let change = json!({ "id": job.device, "type": "mirror", "copy-mode": "write-blocking" });
+            execute(self, "block-job-change", change, until(end)).await?;
+        }
         loop {
-            let jobs = jobs(self, deadline).await?;
+            let jobs = jobs(self, until(end)).await?;
             if let Some(failure) = jobs.iter().find_map(Job::failure) {
                 return Err(failure);
             }
@@ -221,32 +221,39 @@ impl DiskCopies for Vmm {
     }
 
     async fn end(&self, disks: &[usize], deadline: Duration) -> Result<(), VmError> {
-        let under_way = jobs(self, deadline).await?;
+        let end = Instant::now() + deadline;
+        let under_way = jobs(self, until(end)).await?;
         for disk in disks {
             let job = under_way.iter().find(|job| job.disk() == Some(*disk) && job.ready);
             let job = job.ok_or_else(|| VmError::failed(format!("{} is not copied", export_name(*disk))))?;
             job.failure().map_or(Ok(()), Err)?;
             let whole = json!({ "device": job.device, "force": false });
-            execute(self, "block-job-cancel", whole, deadline).await?;
+            execute(self, "block-job-cancel", whole, until(end)).await?;
         }
-        await_end(self, Instant::now() + deadline, deadline).await?;
-        if let Some(failure) = jobs(self, deadline).await?.iter().find_map(Job::failure) {
+        await_end(self, end).await?;
+        if let Some(failure) = jobs(self, until(end)).await?.iter().find_map(Job::failure) {
             return Err(failure);
         }
-        forget(self, deadline).await
+        forget(self, end).await
     }
 
     async fn abandon(&self, deadline: Duration) -> Result<(), VmError> {
-        for job in jobs(self, deadline).await?.iter().filter(|job| !job.has_ended()) {
+        let end = Instant::now() + deadline;
+        cut(self, end).await?;
+        for job in jobs(self, until(end)).await?.iter().filter(|job| !job.has_ended()) {
             let at_once = json!({ "device": job.device, "force": true });
-            match execute(self, "block-job-cancel", at_once, deadline).await {
+            match execute(self, "block-job-cancel", at_once, until(end)).await {
                 // It may have ended by itself since.
                 Ok(()) | Err(QmpError::Command { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        await_end(self, Instant::now() + deadline, deadline).await?;
-        forget(self, deadline).await
+        await_end(self, end).await?;
+        forget(self, end).await
+    }
+
+    async fn cut(&self, deadline: Duration) -> Result<(), VmError> {
+        cut(self, Instant::now() + deadline).await
     }
 
     async fn limit(&self, settings: CopySettings, deadline: Duration) -> Result<(), VmError> {
@@ -302,8 +309,8 @@ fn server(address: &Address) -> Value {
 }
 
 /// Waits until none of our jobs goes on.
-async fn await_end(vmm: &Vmm, end: Instant, deadline: Duration) -> Result<(), VmError> {
-    while !jobs(vmm, deadline).await?.iter().all(Job::has_ended) {
+async fn await_end(vmm: &Vmm, end: Instant) -> Result<(), VmError> {
+    while !jobs(vmm, until(end)).await?.iter().all(Job::has_ended) {
         wait(end, "end the copies of its disks").await?;
     }
     Ok(())
@@ -318,16 +325,35 @@ async fn wait(end: Instant, what: &str) -> Result<(), VmError> {
 }
 
 /// Has QEMU forget the jobs that have ended, and what they wrote to.
-async fn forget(vmm: &Vmm, deadline: Duration) -> Result<(), VmError> {
-    for job in jobs(vmm, deadline).await? {
-        execute(vmm, "job-dismiss", json!({ "id": job.device }), deadline).await?;
+async fn forget(vmm: &Vmm, end: Instant) -> Result<(), VmError> {
+    for job in jobs(vmm, until(end)).await? {
+        execute(vmm, "job-dismiss", json!({ "id": job.device }), until(end)).await?;
     }
     let is_copy =
         |node: &Node| node.node_name.strip_prefix(COPY).is_some_and(|number| number.parse::<usize>().is_ok());
-    for node in nodes(vmm, deadline).await?.iter().filter(|node| is_copy(node)) {
-        execute(vmm, "blockdev-del", json!({ "node-name": node.node_name }), deadline).await?;
+    for node in nodes(vmm, until(end)).await?.iter().filter(|node| is_copy(node)) {
+        execute(vmm, "blockdev-del", json!({ "node-name": node.node_name }), until(end)).await?;
     }
     Ok(())
+}
+
+/// Shuts the connections of the copies down, also of a QEMU whose main thread waits for them. Each by itself: QEMU cuts
+/// none where it does not know one.
+async fn cut(vmm: &Vmm, end: Instant) -> Result<(), VmError> {
+    for disk in 0..vmm.spec().spec().disks.len() {
+        let instances = json!({ "instances": [{ "type": "block-node", "node-name": copy_name(disk) }] });
+        match vmm.qmp().execute_out_of_band::<IgnoredAny>("yank", instances, until(end)).await {
+            // Nothing to cut is no failure.
+            Ok(_) | Err(QmpError::Command { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// What is left of one deadline for all commands together.
+fn until(end: Instant) -> Duration {
+    end.saturating_duration_since(Instant::now())
 }
 
 /// Those that copy disks.

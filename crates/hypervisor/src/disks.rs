@@ -98,6 +98,10 @@ pub trait DiskCopies: Send + Sync {
     /// Ends the copies as they are, if there are any. May be repeated.
     async fn abandon(&self, deadline: Duration) -> Result<(), VmError>;
 
+    /// Cuts the copies off, also of a process whose guest waits for the target's disk: they fail, and the guest goes on with
+    /// its own. Nothing where there are none.
+    async fn cut(&self, deadline: Duration) -> Result<(), VmError>;
+
     /// Limits each from now on.
     async fn limit(&self, settings: CopySettings, deadline: Duration) -> Result<(), VmError>;
 }

@@ -30,9 +30,14 @@ pub(super) struct Source {
     pub(super) told: Told,
     // Whether it has answered so far.
     silence: Silence,
+    // For how many times in a row its agent has said nothing.
+    silences: u8,
     // Between two actions.
     attached: Option<Arc<dyn Machine>>,
 }
+
+/// Silences of [`drainpipe_engine::migration::guard::SILENCE_MS`] in a row until copies of disks are cut.
+const SILENCES_MAX: u8 = 3;
 
 /// Whether a QEMU has failed to answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +51,15 @@ enum Silence {
 impl Source {
     /// Not taken hold of yet.
     pub(super) fn new(hypervisor: Arc<dyn Hypervisor>, name: VmName, peer: Option<SocketAddr>) -> Self {
-        Self { hypervisor, name, peer, told: Told::default(), silence: Silence::Never, attached: None }
+        Self {
+            hypervisor,
+            name,
+            peer,
+            told: Told::default(),
+            silence: Silence::Never,
+            silences: 0,
+            attached: None,
+        }
     }
 
     /// Whether the VM runs. One that does not answer may be mute for seconds while it does, and could not be told
@@ -76,6 +89,22 @@ impl Source {
         self.hypervisor.attach_beside_agent(&self.name, deadline).await
     }
 
+    /// Copies of disks go through the agent, and the guest's writes wait for them. Not at its first silence: the copy would
+    /// have to begin anew.
+    pub(super) async fn cut_disk_copies_if(&mut self, heard: &Event) {
+        self.silences =
+            if matches!(heard, Event::Silent { .. }) { self.silences.saturating_add(1) } else { 0 };
+        if self.silences < SILENCES_MAX {
+            return;
+        }
+        match self.attach(QMP_DEADLINE).await {
+            Ok(vmm) => cut_disk_copies(&*vmm).await,
+            Err(error) => {
+                eprintln!("guard: QEMU cannot be told to go on without copies of its disks: {error}")
+            }
+        }
+    }
+
     /// What it says of itself.
     pub(super) async fn ask(&self) -> Result<Event, Problem> {
         let vmm = match self.attach(QMP_DEADLINE).await {
@@ -96,6 +125,7 @@ impl Source {
             }
             Ok(vmm) => vmm,
         };
+        cut_disk_copies(&*vmm).await;
         if let Some(Err(error)) =
             self.peer.zip(vmm.connections()).map(|(peer, of_vm)| of_vm.discard_unsent(peer))
         {
@@ -161,6 +191,13 @@ impl Source {
             cut_relay(&self.told.held);
         }
         true
+    }
+}
+
+async fn cut_disk_copies(vmm: &dyn Machine) {
+    let Some(copies) = vmm.disk_copies() else { return };
+    if let Err(error) = copies.cut(QMP_DEADLINE).await {
+        eprintln!("guard: the VM may wait for copies of its disks: {error}");
     }
 }
 

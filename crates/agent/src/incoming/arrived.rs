@@ -10,8 +10,8 @@ use drainpipe_engine::problem::Problem;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-use super::Incoming;
 use super::silence::ask_source;
+use super::{Incoming, disks};
 use crate::journal::Arrival;
 use crate::vms::{Claim, QMP_DEADLINE};
 
@@ -88,8 +88,12 @@ fn recall(incoming: &Incoming, Arrival { id, vm, .. }: &Arrival) -> Result<Event
     })
 }
 
-async fn let_run(incoming: &Incoming, Arrival { vm, .. }: &Arrival) -> Event {
+async fn let_run(incoming: &Incoming, Arrival { id, vm, .. }: &Arrival) -> Event {
     let Some(vmm) = incoming.vms.running(vm) else { return Event::Failed };
+    if let Err(problem) = disks::close_left_open(incoming, id, &*vmm).await {
+        warn!(vm, %problem, "was handed over to this host, but others may write to its disks yet: it does not run");
+        return Event::Failed;
+    }
     match vmm.run(QMP_DEADLINE).await {
         Ok(()) => {
             info!(vm, "runs here, as its source had handed it over");
@@ -103,9 +107,15 @@ async fn let_run(incoming: &Incoming, Arrival { vm, .. }: &Arrival) -> Event {
 }
 
 /// It was given back to its source, which took this host for lost.
-fn forget(incoming: &Incoming, Arrival { id, vm, source }: &Arrival) -> Result<(), Problem> {
+fn forget(incoming: &Incoming, arrival: &Arrival) -> Result<(), Problem> {
+    let Arrival { id, vm, source } = arrival;
     let claimed = incoming.vms.claim(vm, Claim::Changing)?;
-    if claimed.vmm.is_some() || !incoming.journal.take_back_run(id)? {
+    let is_here = claimed.vmm.is_some();
+    if !is_here {
+        // First: as disks of a VM that was given up they would be removed.
+        disks::keep_given_back(incoming, arrival)?;
+    }
+    if is_here || !incoming.journal.take_back_run(id)? {
         warn!(
             vm,
             source, "was given back to its source, and was started here since: it may run on both hosts"

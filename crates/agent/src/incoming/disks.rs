@@ -11,6 +11,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DISKS_MAX, DiskCopy, DiskImage};
 use drainpipe_hypervisor::Machine;
 use drainpipe_hypervisor::spec::DiskFormat;
+use jiff::Timestamp;
 use tracing::warn;
 use uuid::Uuid;
 
@@ -19,7 +20,9 @@ use super::vm::IncomingVm;
 use super::{Incoming, must_wait, refused_here};
 use crate::api_types::{ConnectionRequest, DiskEndpoint, IncomingRequest, LeftDisk};
 use crate::disk_streams::DiskReceiver;
+use crate::journal::{Arrival, DiskFile};
 use crate::lock::lock;
+use crate::vm_files::NotMade;
 use crate::vms::QMP_DEADLINE;
 
 /// A disk that is coming, and what of its room is not taken yet.
@@ -80,7 +83,7 @@ async fn check_room(incoming: &Incoming, id: &str, disks: &[DiskCopy]) -> Result
             of_others.map(Promised::outstanding_bytes).fold(own_bytes, u64::saturating_add)
         };
         incoming.files.check_room(disk, promised_bytes).await?;
-        earlier_bytes = earlier_bytes.saturating_add(disk.allocated_bytes);
+        earlier_bytes = earlier_bytes.saturating_add(disk.room_bytes());
     }
     Ok(())
 }
@@ -92,7 +95,7 @@ fn promised_to_others(incoming: &Incoming, id: &str) -> Vec<Promised> {
     let promised = disks.filter_map(|disk| {
         let path = PathBuf::from(&disk.to);
         let device = fs::metadata(path.parent()?).ok()?.dev();
-        Some(Promised { device, path, bytes: disk.allocated_bytes })
+        Some(Promised { device, path, bytes: disk.room_bytes() })
     });
     promised.collect()
 }
@@ -107,8 +110,11 @@ pub(crate) async fn make(incoming: &Incoming, id: &str) -> Result<(), Problem> {
         incoming.journal.make_disk(id, to)?;
         match incoming.files.make(to, *image, *size_bytes).await {
             Ok(file) => incoming.journal.disk_made(id, to, file)?,
-            Err(problem) => {
-                incoming.journal.forget_made_disk(id, to)?;
+            Err(NotMade { problem, may_come }) => {
+                // What may come yet is told when the VM is given up.
+                if !may_come {
+                    incoming.journal.forget_made_disk(id, to)?;
+                }
                 return Err(problem);
             }
         }
@@ -174,27 +180,92 @@ pub(super) async fn close_before_it_runs(
     if has_copies { shut(entry, vmm).await } else { Ok(()) }
 }
 
+/// An earlier life of this agent has recorded that the VM runs here, and may have ended before it closed them.
+pub(super) async fn close_left_open(incoming: &Incoming, id: &str, vmm: &dyn Machine) -> Result<(), Problem> {
+    if incoming.journal.made_disks(id)?.is_empty() {
+        return Ok(());
+    }
+    match vmm.disk_exports() {
+        Some(exports) => exports.close(QMP_DEADLINE).await.map_err(Problem::failed),
+        None => Ok(()),
+    }
+}
+
+/// The VM goes on where it came from, with its disks there. It may have written to these: they stay until an operator
+/// removes them.
+pub(super) fn keep_given_back(incoming: &Incoming, arrival: &Arrival) -> Result<(), Problem> {
+    let Arrival { id, vm, source } = arrival;
+    for DiskFile { path, file } in incoming.journal.made_disks(id)? {
+        warn!(
+            vm,
+            source,
+            path,
+            "a copy of a disk stays here of a VM that was given back: see `drainpipe disk left`"
+        );
+        let left_at = Timestamp::now().to_string();
+        let left = LeftDisk { was: path.clone(), path, vm: vm.clone(), target: source.clone(), left_at };
+        incoming.journal.disk_left(&left, file)?;
+    }
+    Ok(incoming.journal.forget_made_disks(id)?)
+}
+
 /// Removes the disks that were made for a VM which never runs here.
 pub(super) async fn remove(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     for disk in incoming.journal.made_disks(id)? {
-        incoming.files.remove(&disk).await.inspect_err(|problem| {
+        let named = named_by_others(incoming, id)?;
+        incoming.files.remove(&disk, named).await.inspect_err(|problem| {
             warn!(%problem, path = disk.path, "a disk that was made for a VM is left; tried again at the next start");
         })?;
     }
     Ok(incoming.journal.forget_made_disks(id)?)
 }
 
-/// The disks that stayed here when their VMs left with copies of them.
-pub(crate) fn left(incoming: &Incoming) -> Result<Vec<LeftDisk>, Problem> {
-    Ok(incoming.journal.left_disks()?)
+/// The VM is here since: what was made for it then may be its own by now, and stays whatever it is.
+pub(super) fn leave(incoming: &Incoming, id: &str) -> Result<(), Problem> {
+    for disk in incoming.journal.made_disks(id)? {
+        warn!(
+            path = disk.path,
+            "a disk that was made for a VM which came again since stays; it may be of no use"
+        );
+    }
+    Ok(incoming.journal.forget_made_disks(id)?)
 }
 
-/// Removes them, as an operator asks for it.
+/// The disks of all VMs that are here, or on their way here by another migration than this one.
+fn named_by_others(incoming: &Incoming, id: &str) -> Result<Vec<PathBuf>, Problem> {
+    let coming = incoming.journal.waiting_incoming()?;
+    let coming = coming.into_iter().filter(|record| record.id != id).flat_map(|record| record.spec.disks);
+    Ok(coming.map(|disk| disk.path).chain(incoming.vms.disk_paths()).collect())
+}
+
+/// The disks of all VMs that are here, or on their way here.
+pub(crate) fn named(incoming: &Incoming) -> Result<Vec<PathBuf>, Problem> {
+    named_by_others(incoming, "")
+}
+
+/// The disks that stayed here when their VMs left with copies of them.
+pub(crate) fn left(incoming: &Incoming) -> Result<Vec<LeftDisk>, Problem> {
+    Ok(incoming.journal.left_disks()?.into_iter().map(|(disk, _)| disk).collect())
+}
+
+/// Removes them, as an operator asks for it. Refused of one that a VM names since.
 pub(crate) async fn remove_left(incoming: &Incoming) -> Result<Vec<LeftDisk>, Problem> {
-    let disks = left(incoming)?;
-    for disk in &disks {
-        incoming.files.remove_left(&disk.path).await?;
+    let mut gone = vec![];
+    for (disk, file) in incoming.journal.left_disks()? {
+        let was_there = match file {
+            Some(file) => incoming.files.remove_left(&disk.path, file, named(incoming)?).await?,
+            None => false,
+        };
+        if !was_there {
+            warn!(
+                path = disk.path,
+                "a disk that stayed behind is not there any more, or is another file: it is left alone"
+            );
+        }
         incoming.journal.forget_left_disk(&disk.path)?;
+        if was_there {
+            gone.push(disk);
+        }
     }
-    Ok(disks)
+    Ok(gone)
 }

@@ -10,6 +10,7 @@ use tracing::warn;
 use super::Incoming;
 use super::disks;
 use super::vm::IncomingVm;
+use crate::journal::IncomingRecord;
 use crate::vms::{QEMU_DEADLINE, Vms};
 
 /// Removes what is left of the VMs that were discarded, should the agent have stopped half-way.
@@ -19,10 +20,10 @@ pub(crate) async fn clear_discarded(incoming: &Incoming) -> Result<(), Problem> 
         // The VM may have come back since, and then its files are no remains.
         let is_remains =
             !incoming.vms.contains(&record.vm) && coming.iter().all(|other| other.vm != record.vm);
-        let cleared = if is_remains { clear(&incoming.vms, &record.spec).await } else { Ok(()) };
-        let cleared = match cleared {
-            Ok(()) => disks::remove(incoming, &record.id).await,
-            failed => failed,
+        let cleared = if is_remains {
+            clear_with_disks(incoming, &record).await
+        } else {
+            disks::leave(incoming, &record.id)
         };
         match cleared {
             Ok(()) => incoming.journal.forget_incoming_vm(&record.id)?,
@@ -31,6 +32,11 @@ pub(crate) async fn clear_discarded(incoming: &Incoming) -> Result<(), Problem> 
         }
     }
     Ok(())
+}
+
+async fn clear_with_disks(incoming: &Incoming, record: &IncomingRecord) -> Result<(), Problem> {
+    clear(&incoming.vms, &record.spec).await?;
+    disks::remove(incoming, &record.id).await
 }
 
 /// Ends the QEMU of a VM that was discarded, which was not taken hold of, and removes what is left.
@@ -84,7 +90,6 @@ pub(crate) async fn close_arrivals(incoming: &Incoming, vm: &str) {
 pub(super) async fn finish_arrival(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     incoming.transfer.watches.leave(id).await?;
     incoming.journal.finish_incoming(id)?;
-    incoming.journal.forget_made_disks(id)?;
     let entry = incoming.entries.remove(id);
     if let Some(vmm) = entry.and_then(|entry| entry.built())
         && let Err(error) = vmm.forget_key()

@@ -103,13 +103,17 @@ impl Journal {
         })
     }
 
-    /// Records that nothing is left to do for a VM that came here, and runs or did.
+    /// Records that nothing is left to do for a VM that came here, and runs or did. The disks that were made for it are its
+    /// own.
     pub(crate) fn finish_incoming(&self, id: &str) -> Result<(), JournalError> {
         self.run(|connection| {
-            connection.execute(
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            transaction.execute(
                 "UPDATE incoming SET state = 'finished' WHERE id = ?1 AND state = 'running'",
                 [id],
             )?;
+            disks_are_its_own(&transaction)?;
+            transaction.commit()?;
             Ok(())
         })
     }
@@ -240,6 +244,15 @@ fn prune(connection: &Connection, keep: u32) -> Result<(), JournalCause> {
 
 pub(super) fn finish_arrivals_of(connection: &Connection, vm: &str) -> Result<(), JournalCause> {
     connection.execute("UPDATE incoming SET state = 'finished' WHERE vm = ?1 AND state = 'running'", [vm])?;
+    disks_are_its_own(connection)
+}
+
+/// What was made for VMs that run here, or did, is never removed as something that was made for nothing.
+fn disks_are_its_own(connection: &Connection) -> Result<(), JournalCause> {
+    connection.execute(
+        "DELETE FROM made_disks WHERE migration IN (SELECT id FROM incoming WHERE state = 'finished')",
+        [],
+    )?;
     Ok(())
 }
 

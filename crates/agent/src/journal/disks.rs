@@ -1,7 +1,8 @@
 //! What the journal knows of disks that move with their VMs: those made here for VMs on their way, those that leave, and
 //! those that have stayed behind.
 
-use rusqlite::params;
+use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, ValueRef};
+use rusqlite::{TransactionBehavior, params};
 
 use super::{Journal, JournalError};
 use crate::api_types::LeftDisk;
@@ -11,17 +12,47 @@ use crate::api_types::LeftDisk;
 pub(crate) struct FileId {
     /// Its file system.
     pub(crate) device: u64,
-    /// Its number there.
+    /// Its number there. A later file may have the same one.
     pub(crate) inode: u64,
+    /// When it was made, since 1970; 0 where the file system does not say.
+    pub(crate) born_ns: i64,
 }
 
-/// A disk that was made here for a VM on its way.
+impl ToSql for FileId {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        let Self { device, inode, born_ns } = self;
+        Ok(format!("{device}:{inode}:{born_ns}").into())
+    }
+}
+
+impl FromSql for FileId {
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
+        let mut parts = value.as_str()?.splitn(3, ':');
+        let mut part = || parts.next().ok_or(FromSqlError::InvalidType);
+        let number = |text: &str| text.parse().map_err(FromSqlError::other);
+        let (device, inode) = (number(part()?)?, number(part()?)?);
+        Ok(Self { device, inode, born_ns: part()?.parse().map_err(FromSqlError::other)? })
+    }
+}
+
+/// A disk that the journal knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct MadeDisk {
+pub(crate) struct DiskFile {
     /// Where it is, if it is.
     pub(crate) path: String,
-    /// Which file it is; absent where the agent ended as it made it.
+    /// Which file it is; absent where that is not known, as where the agent ended as it made it.
     pub(crate) file: Option<FileId>,
+}
+
+/// A disk that was to stay here under another name, of a VM that has left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unrenamed {
+    /// The migration by which the VM left.
+    pub(crate) migration: String,
+    /// The VM.
+    pub(crate) vm: String,
+    /// Where it went.
+    pub(crate) target: String,
 }
 
 impl Journal {
@@ -36,31 +67,31 @@ impl Journal {
         })
     }
 
-    /// Records which file it is.
+    /// Records which file it is. No earlier one is there any more.
     pub(crate) fn disk_made(&self, migration: &str, path: &str, file: FileId) -> Result<(), JournalError> {
-        let FileId { device, inode } = file;
         self.run(|connection| {
-            connection.execute(
-                "UPDATE made_disks SET device = ?3, inode = ?4 WHERE migration = ?1 AND path = ?2",
-                params![migration, path, device.cast_signed(), inode.cast_signed()],
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            transaction
+                .execute("DELETE FROM made_disks WHERE path = ?2 AND migration != ?1", [migration, path])?;
+            transaction.execute(
+                "UPDATE made_disks SET file = ?3 WHERE migration = ?1 AND path = ?2",
+                params![migration, path, file],
             )?;
+            transaction.commit()?;
             Ok(())
         })
     }
 
     /// The disks that were made for a VM on its way, and are not its own for good.
-    pub(crate) fn made_disks(&self, migration: &str) -> Result<Vec<MadeDisk>, JournalError> {
+    pub(crate) fn made_disks(&self, migration: &str) -> Result<Vec<DiskFile>, JournalError> {
+        self.disk_files("SELECT path, file FROM made_disks WHERE migration = ?1 ORDER BY path", migration)
+    }
+
+    fn disk_files(&self, select: &str, migration: &str) -> Result<Vec<DiskFile>, JournalError> {
         self.run(|connection| {
-            let mut statement =
-                connection.prepare("SELECT path, device, inode FROM made_disks WHERE migration = ?1")?;
-            let rows = statement.query_map([migration], |row| {
-                let file: (Option<i64>, Option<i64>) = (row.get(1)?, row.get(2)?);
-                let file = file.0.zip(file.1).map(|(device, inode)| FileId {
-                    device: device.cast_unsigned(),
-                    inode: inode.cast_unsigned(),
-                });
-                Ok(MadeDisk { path: row.get(0)?, file })
-            })?;
+            let mut statement = connection.prepare(select)?;
+            let rows = statement
+                .query_map([migration], |row| Ok(DiskFile { path: row.get(0)?, file: row.get(1)? }))?;
             Ok(rows.collect::<Result<_, _>>()?)
         })
     }
@@ -83,23 +114,41 @@ impl Journal {
     }
 
     /// Records that a VM takes a copy of this disk with it, if it leaves.
-    pub(crate) fn disk_leaves(&self, migration: &str, path: &str) -> Result<(), JournalError> {
+    pub(crate) fn disk_leaves(&self, migration: &str, disk: &DiskFile) -> Result<(), JournalError> {
         self.run(|connection| {
             connection.execute(
-                "INSERT INTO leaving_disks (migration, path) VALUES (?1, ?2) ON CONFLICT DO NOTHING",
-                [migration, path],
+                "INSERT INTO leaving_disks (migration, path, file) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING",
+                params![migration, disk.path, disk.file],
             )?;
             Ok(())
         })
     }
 
     /// The disks of which a VM takes copies with it.
-    pub(crate) fn leaving_disks(&self, migration: &str) -> Result<Vec<String>, JournalError> {
+    pub(crate) fn leaving_disks(&self, migration: &str) -> Result<Vec<DiskFile>, JournalError> {
+        self.disk_files("SELECT path, file FROM leaving_disks WHERE migration = ?1 ORDER BY path", migration)
+    }
+
+    /// VMs that have left, and whose disks have not all been given other names.
+    pub(crate) fn unrenamed_disks(&self) -> Result<Vec<Unrenamed>, JournalError> {
         self.run(|connection| {
-            let mut statement =
-                connection.prepare("SELECT path FROM leaving_disks WHERE migration = ?1 ORDER BY path")?;
-            let rows = statement.query_map([migration], |row| row.get(0))?;
+            let mut statement = connection.prepare(
+                "SELECT id, vm, target FROM migrations WHERE result IS NOT NULL AND handed_over = 1 \
+                 AND id IN (SELECT migration FROM leaving_disks)",
+            )?;
+            let rows = statement.query_map([], |row| {
+                Ok(Unrenamed { migration: row.get(0)?, vm: row.get(1)?, target: row.get(2)? })
+            })?;
             Ok(rows.collect::<Result<_, _>>()?)
+        })
+    }
+
+    /// Records that one of them is seen to.
+    pub(crate) fn forget_leaving_disk(&self, migration: &str, path: &str) -> Result<(), JournalError> {
+        self.run(|connection| {
+            connection
+                .execute("DELETE FROM leaving_disks WHERE migration = ?1 AND path = ?2", [migration, path])?;
+            Ok(())
         })
     }
 
@@ -111,32 +160,34 @@ impl Journal {
         })
     }
 
-    /// Records, before it is renamed, where a disk will be that stays behind.
-    pub(crate) fn disk_left(&self, disk: &LeftDisk) -> Result<(), JournalError> {
+    /// Records where a disk is that has stayed behind.
+    pub(crate) fn disk_left(&self, disk: &LeftDisk, file: Option<FileId>) -> Result<(), JournalError> {
         let LeftDisk { path, was, vm, target, left_at } = disk;
         self.run(|connection| {
             connection.execute(
-                "INSERT INTO left_disks (path, was, vm, target, left_at) VALUES (?1, ?2, ?3, ?4, ?5) \
-                 ON CONFLICT DO NOTHING",
-                [path, was, vm, target, left_at],
+                "INSERT OR REPLACE INTO left_disks (path, was, vm, target, left_at, file) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+                params![path, was, vm, target, left_at, file],
             )?;
             Ok(())
         })
     }
 
-    /// The disks that have stayed behind, the oldest first.
-    pub(crate) fn left_disks(&self) -> Result<Vec<LeftDisk>, JournalError> {
+    /// The disks that have stayed behind, the oldest first, and which files they are.
+    pub(crate) fn left_disks(&self) -> Result<Vec<(LeftDisk, Option<FileId>)>, JournalError> {
         self.run(|connection| {
-            let mut statement = connection
-                .prepare("SELECT path, was, vm, target, left_at FROM left_disks ORDER BY left_at, path")?;
+            let mut statement = connection.prepare(
+                "SELECT path, was, vm, target, left_at, file FROM left_disks ORDER BY left_at, path",
+            )?;
             let rows = statement.query_map([], |row| {
-                Ok(LeftDisk {
+                let disk = LeftDisk {
                     path: row.get(0)?,
                     was: row.get(1)?,
                     vm: row.get(2)?,
                     target: row.get(3)?,
                     left_at: row.get(4)?,
-                })
+                };
+                Ok((disk, row.get(5)?))
             })?;
             Ok(rows.collect::<Result<_, _>>()?)
         })

@@ -146,13 +146,13 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
     CREATE TABLE made_disks (
         migration TEXT NOT NULL,
         path TEXT NOT NULL,
-        device INTEGER,
-        inode INTEGER,
+        file TEXT,
         PRIMARY KEY (migration, path)
     );
     CREATE TABLE leaving_disks (
         migration TEXT NOT NULL,
         path TEXT NOT NULL,
+        file TEXT,
         PRIMARY KEY (migration, path)
     );
     CREATE TABLE left_disks (
@@ -160,7 +160,8 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
         was TEXT NOT NULL,
         vm TEXT NOT NULL,
         target TEXT NOT NULL,
-        left_at TEXT NOT NULL
+        left_at TEXT NOT NULL,
+        file TEXT
     );
 ",
 ];

@@ -8,12 +8,17 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskCopy, DiskName};
 use drainpipe_hypervisor::spec::Disk;
 use drainpipe_hypervisor::{Machine, OpenDisk};
+use jiff::Timestamp;
 use rustix::fs::{FileType, stat};
+use tracing::{info, warn};
 
 use super::{Meeting, Outgoing};
-use crate::api_types::MigrateRequest;
+use crate::api_types::{LeftDisk, MigrateRequest};
 use crate::check::disks_there;
 use crate::client::ApiClient;
+use crate::incoming::named_disks;
+use crate::journal::Unrenamed;
+use crate::vm_files::VmFiles;
 use crate::vms::QMP_DEADLINE;
 
 /// The disks that are copied; none where nobody asks for it.
@@ -56,21 +61,60 @@ pub(super) async fn to_copy(
     let copied = copies(&request.vm, target, &disks, &request.disks).map_err(Problem::refused)?;
     if !copied.is_empty() {
         hypervisor.check().map_err(Problem::refused)?;
-        refuse_limit(outgoing)?;
+        refuse_limit(outgoing.host.name(), outgoing.transfer.bandwidth.limit_mbps())?;
+        refuse_limit(target, meeting.target.facts.bandwidth_limit_mbps)?;
     }
     Ok(copied)
 }
 
 /// A limit that holds for memory alone would be none.
-fn refuse_limit(outgoing: &Outgoing) -> Result<(), Problem> {
-    match outgoing.transfer.bandwidth.limit_mbps() {
+fn refuse_limit(host: &str, limit_mbps: Option<u64>) -> Result<(), Problem> {
+    match limit_mbps {
         None => Ok(()),
         Some(mbps) => Err(Problem::refused(format!(
-            "a bandwidth limit of {mbps} Mb/s holds on {}, and copies of disks are not limited yet: lift it \
-             (`drainpipe limit`) for as long as they take",
-            outgoing.host.name()
+            "a bandwidth limit of {mbps} Mb/s holds on {host}, and copies of disks are not limited yet: lift it \
+             (`drainpipe limit`) for as long as they take"
         ))),
     }
+}
+
+/// Gives the disks that a VM has left here names that no VM has.
+pub(crate) async fn keep_left(outgoing: &Outgoing, of: &Unrenamed, named: &[PathBuf]) -> Result<(), Problem> {
+    let Unrenamed { migration, vm, target } = of;
+    let (journal, files) = (&outgoing.journal, &outgoing.incoming.files);
+    for disk in journal.leaving_disks(migration)? {
+        let (was, path) = (disk.path.clone(), VmFiles::left_path(&disk.path, migration));
+        if files.rename_left(&disk, &path, named.to_vec()).await? {
+            info!(was, path, "a disk of a VM that has left is kept");
+            let left_at = Timestamp::now().to_string();
+            let left = LeftDisk { path, was, vm: vm.clone(), target: target.clone(), left_at };
+            journal.disk_left(&left, disk.file)?;
+        } else {
+            warn!(
+                vm,
+                was, "a disk of a VM that has left is not there, or is another file now: it is left as it is"
+            );
+        }
+        journal.forget_leaving_disk(migration, &disk.path)?;
+    }
+    Ok(())
+}
+
+/// Does so for VMs that left when it could not be done.
+pub(crate) async fn keep_all_left(outgoing: Arc<Outgoing>) {
+    if let Err(problem) = try_keep_all_left(&outgoing).await {
+        warn!(%problem, "disks of VMs that have left are not renamed; tried again at the next start");
+    }
+}
+
+async fn try_keep_all_left(outgoing: &Outgoing) -> Result<(), Problem> {
+    for of in outgoing.journal.unrenamed_disks()? {
+        let named = named_disks(&outgoing.incoming)?;
+        if let Err(problem) = keep_left(outgoing, &of, &named).await {
+            warn!(vm = of.vm, %problem, "a disk that it has left is not renamed; tried again at the next start");
+        }
+    }
+    Ok(())
 }
 
 fn describe(index: usize, disk: &Disk, open: OpenDisk, there: There) -> Result<VmDisk, Problem> {

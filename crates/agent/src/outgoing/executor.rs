@@ -66,6 +66,8 @@ pub(super) struct Executor {
     asked: MigrateRequest,
     // While disks are copied.
     disks: Option<DiskSender>,
+    // Which their copies keep.
+    disk_limit_mbps: Option<u64>,
     reconnects: usize,
     // The connection of what the VM needs to run.
     broken_since: Option<Instant>,
@@ -128,6 +130,7 @@ impl Executor {
             request: asked_for(request),
             asked: request.clone(),
             disks: None,
+            disk_limit_mbps: None,
             reconnects: 0,
             broken_since: None,
             started_at,

@@ -3,16 +3,16 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use drainpipe_engine::storage::DiskImage;
 use drainpipe_engine::vm_resources::{NotAllowed, Place};
 use drainpipe_hypervisor::qcow2;
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, fstatvfs, openat, openat2, renameat_with,
-    statat, unlinkat,
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, StatxFlags, fstatvfs, makedev, openat,
+    openat2, renameat_with, statat, statx, unlinkat,
 };
 use rustix::io::Errno;
 use thiserror::Error;
@@ -32,6 +32,9 @@ pub(super) enum CannotMake {
     /// There is not enough room.
     #[error("{free_mib} MiB are free there, {needed_mib} MiB are needed")]
     NoRoom { free_mib: u64, needed_mib: u64 },
+    /// A VM here has it.
+    #[error("a VM here names it as its disk {}", .0.display())]
+    InUse(PathBuf),
     /// No such image can be.
     #[error("{0}")]
     Image(qcow2::TooLarge),
@@ -74,11 +77,15 @@ impl Spot {
 
     /// What is there, if it is a file.
     fn file(&self) -> Result<Option<FileId>, CannotMake> {
-        match statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
+        self.file_named(&self.name)
+    }
+
+    fn file_named(&self, name: &OsStr) -> Result<Option<FileId>, CannotMake> {
+        match look(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error.into()),
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile => Ok(None),
-            Ok(stat) => Ok(Some(FileId { device: stat.st_dev, inode: stat.st_ino })),
+            Ok((FileType::RegularFile, file)) => Ok(Some(file)),
+            Ok(_) => Ok(None),
         }
     }
 
@@ -91,6 +98,28 @@ impl Spot {
         )?;
         Ok(rustix::fs::fsync(directory)?)
     }
+}
+
+/// What is under a name, and which file it is.
+fn look(directory: impl AsFd, name: &OsStr, flags: AtFlags) -> Result<(FileType, FileId), Errno> {
+    let found = statx(directory, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+    let device = makedev(found.stx_dev_major, found.stx_dev_minor);
+    let says_birth = found.stx_mask & StatxFlags::BTIME.bits() != 0;
+    let born_ns = found.stx_btime.tv_sec.saturating_mul(1_000_000_000) + i64::from(found.stx_btime.tv_nsec);
+    let file = FileId { device, inode: found.stx_ino, born_ns: if says_birth { born_ns } else { 0 } };
+    Ok((FileType::from_raw_mode(found.stx_mode.into()), file))
+}
+
+/// Refuses a file that a VM names, by whatever path.
+fn check_unused(file: FileId, named: &[PathBuf]) -> Result<(), CannotMake> {
+    let is_it =
+        |path: &&PathBuf| look(CWD, path.as_os_str(), AtFlags::empty()).is_ok_and(|(_, other)| other == file);
+    named.iter().find(is_it).map_or(Ok(()), |path| Err(CannotMake::InUse(path.clone())))
+}
+
+/// Which file is there, if it is one.
+pub(super) fn identify(rules: &Rules, path: &Path) -> Result<Option<FileId>, CannotMake> {
+    Spot::find(rules, path)?.file()
 }
 
 /// Whether a disk could be made there, which takes so much; `promised_bytes` says what of a file system others will take.
@@ -125,8 +154,7 @@ pub(super) fn make(rules: &Rules, path: &Path, image: DiskImage, bytes: u64) -> 
         let _ = unlinkat(&spot.directory, &spot.name, AtFlags::empty());
         return Err(error);
     }
-    let metadata = file.metadata()?;
-    Ok(FileId { device: metadata.dev(), inode: metadata.ino() })
+    Ok(look(&file, OsStr::new(""), AtFlags::EMPTY_PATH)?.1)
 }
 
 fn fill(file: &File, image: DiskImage, bytes: u64) -> Result<(), CannotMake> {
@@ -143,31 +171,38 @@ fn fill(file: &File, image: DiskImage, bytes: u64) -> Result<(), CannotMake> {
     Ok(file.sync_all()?)
 }
 
-/// Removes a file that this host has made. Whether it was there.
-pub(super) fn remove(rules: &Rules, path: &Path, file: FileId) -> Result<bool, CannotMake> {
+/// Removes a file unless one of the paths that VMs name leads to it. Whether it was there.
+pub(super) fn remove(
+    rules: &Rules,
+    path: &Path,
+    file: FileId,
+    named: &[PathBuf],
+) -> Result<bool, CannotMake> {
     let spot = Spot::find(rules, path)?;
     if spot.file()? != Some(file) {
         return Ok(false);
     }
+    check_unused(file, named)?;
     unlinkat(&spot.directory, &spot.name, AtFlags::empty())?;
     spot.sync()?;
     Ok(true)
 }
 
-/// Removes what is under a name that only a disk which was left has. Whether it was there.
-pub(super) fn remove_left(rules: &Rules, path: &Path) -> Result<bool, CannotMake> {
-    match Spot::find(rules, path)?.file()? {
-        Some(file) => remove(rules, path, file),
-        None => Ok(false),
-    }
-}
-
-/// Gives a file another name in its directory. Whether it was there.
-pub(super) fn rename(rules: &Rules, path: &Path, name: &OsStr) -> Result<bool, CannotMake> {
+/// Gives a file another name in its directory, unless one of the paths that VMs name leads to it. Whether it has that
+/// name now.
+pub(super) fn rename(
+    rules: &Rules,
+    path: &Path,
+    name: &OsStr,
+    file: FileId,
+    named: &[PathBuf],
+) -> Result<bool, CannotMake> {
     let spot = Spot::find(rules, path)?;
-    if spot.file()?.is_none() {
-        return Ok(false);
+    if spot.file()? != Some(file) {
+        // It may have been done already.
+        return Ok(spot.file_named(name)? == Some(file));
     }
+    check_unused(file, named)?;
     renameat_with(&spot.directory, &spot.name, &spot.directory, name, RenameFlags::NOREPLACE)?;
     spot.sync()?;
     Ok(true)

@@ -1,7 +1,7 @@
 //! What may be used, and what is never opened.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 
 use drainpipe_engine::vm_resources::NotAllowed;
 use drainpipe_hypervisor::qcow2::fuzzing::header;
@@ -204,17 +204,17 @@ fn a_disk_is_made_where_nothing_is_and_removed_only_while_it_is_that_one() {
     let text = path.to_str().unwrap();
     let file = runs(host.files.make(text, DiskImage::Raw, 1 << 20)).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
-    let taken = runs(host.files.make(text, DiskImage::Raw, 1 << 20)).unwrap_err();
+    let taken = runs(host.files.make(text, DiskImage::Raw, 1 << 20)).unwrap_err().problem;
     assert!(taken.to_string().contains("something under that name already"), "{taken}");
-    let disk = MadeDisk { path: text.into(), file: Some(file) };
+    let disk = DiskFile { path: text.into(), file: Some(file) };
     fs::rename(&path, host.path("vms/kept")).unwrap();
     fs::write(&path, "another one").unwrap();
-    runs(host.files.remove(&disk)).unwrap();
+    runs(host.files.remove(&disk, vec![])).unwrap();
     assert!(path.exists(), "it is not the one that was made");
     fs::rename(host.path("vms/kept"), &path).unwrap();
-    runs(host.files.remove(&disk)).unwrap();
+    runs(host.files.remove(&disk, vec![])).unwrap();
     assert!(!path.exists());
-    runs(host.files.remove(&disk)).unwrap();
+    runs(host.files.remove(&disk, vec![])).unwrap();
 }
 
 #[test]
@@ -227,8 +227,13 @@ fn nothing_is_made_renamed_or_removed_outside_of_what_vms_may_use() {
         assert!(runs(host.files.make(text, DiskImage::Raw, 1 << 20)).is_err(), "{text}");
     }
     let secret = host.path("vms/link/secret");
-    assert!(runs(host.files.remove_left(secret.to_str().unwrap())).is_err());
-    assert!(runs(host.files.rename_left(secret.to_str().unwrap(), "secret.migrated")).is_err());
+    let text = secret.to_str().unwrap();
+    let outside = fs::metadata(host.path("outside/secret")).unwrap();
+    let file = FileId { device: outside.dev(), inode: outside.ino(), born_ns: 0 };
+    let disk = DiskFile { path: text.into(), file: Some(file) };
+    assert!(runs(host.files.identify(text)).is_err());
+    assert!(runs(host.files.remove_left(text, file, vec![])).is_err());
+    assert!(runs(host.files.rename_left(&disk, "secret.migrated", vec![])).is_err());
     assert!(host.path("outside/secret").exists());
 }
 
@@ -238,10 +243,34 @@ fn a_disk_that_stays_behind_has_another_name() {
     let path = host.path("vms/disk");
     let text = path.to_str().unwrap();
     fs::write(&path, "content").unwrap();
+    let disk = runs(host.files.identify(text)).unwrap();
+    let file = disk.file.unwrap();
     let left = VmFiles::left_path(text, "0123456789ab");
     assert_eq!(left, format!("{text}.migrated-01234567"));
-    assert!(runs(host.files.rename_left(text, &left)).unwrap());
-    assert!(!runs(host.files.rename_left(text, &left)).unwrap(), "it is done already");
+    let used = runs(host.files.rename_left(&disk, &left, vec![path.clone()])).unwrap_err();
+    assert!(used.to_string().contains("a VM here names it"), "{used}");
+    assert!(runs(host.files.rename_left(&disk, &left, vec![])).unwrap());
+    fs::write(&path, "another one").unwrap();
+    assert!(runs(host.files.rename_left(&disk, &left, vec![])).unwrap(), "it is done already");
     assert_eq!(fs::read(&left).unwrap(), b"content");
-    assert!(runs(host.files.remove_left(&left)).unwrap() && !path.exists());
+    let at = PathBuf::from(&left);
+    assert!(runs(host.files.remove_left(&left, file, vec![at.clone()])).is_err() && at.exists());
+    assert!(runs(host.files.remove_left(&left, file, vec![])).unwrap() && !at.exists());
+    assert!(!runs(host.files.rename_left(&disk, &left, vec![])).unwrap(), "another one has its place");
+    assert_eq!(fs::read(&path).unwrap(), b"another one");
+}
+
+#[test]
+fn a_disk_is_not_removed_as_an_earlier_one_with_its_number_nor_where_a_vm_names_it() {
+    let host = Host::new("");
+    let path = host.path("vms/disk");
+    let text = path.to_str().unwrap();
+    let file = runs(host.files.make(text, DiskImage::Raw, 1 << 20)).unwrap();
+    let disk = |file| DiskFile { path: text.into(), file: Some(file) };
+    runs(host.files.remove(&disk(FileId { born_ns: file.born_ns - 1, ..file }), vec![])).unwrap();
+    symlink("disk", host.path("vms/link")).unwrap();
+    runs(host.files.remove(&disk(file), vec![host.path("vms/link")])).unwrap();
+    assert!(path.exists());
+    runs(host.files.remove(&disk(file), vec![host.path("vms/other")])).unwrap();
+    assert!(!path.exists());
 }

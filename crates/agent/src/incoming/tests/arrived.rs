@@ -1,6 +1,9 @@
 //! What an agent finds that another life of it has left.
 
+use std::path::PathBuf;
+
 use drainpipe_engine::problem::ProblemKind;
+use drainpipe_engine::storage::DiskImage;
 use drainpipe_hypervisor::fake::{Act, Fault};
 use drainpipe_hypervisor::{Exit, Hypervisor, RunState};
 
@@ -109,4 +112,51 @@ fn one_that_does_not_say_whether_it_runs_ends_only_by_force() {
     assert!(!vm.alive());
     // As any VM that has ended where it ran.
     assert!(life.parts.vms.contains("web"));
+}
+
+/// A disk that was made for the VM by the migration that it is to come by.
+fn made_disk(host: &TestHost, life: &Life) -> PathBuf {
+    let directory = &host.config().vms.directories[0];
+    std::fs::create_dir_all(directory).unwrap();
+    let path = directory.join("web.img");
+    let (text, incoming) = (path.to_str().unwrap(), &life.parts.incoming);
+    let file = life.block_on(incoming.files.make(text, DiskImage::Raw, 1 << 20)).unwrap();
+    life.parts.journal.make_disk(ID, text).unwrap();
+    life.parts.journal.disk_made(ID, text, file).unwrap();
+    path
+}
+
+#[test]
+fn a_disk_made_for_a_vm_that_was_given_up_goes_but_not_if_the_vm_is_here_since() {
+    for is_here in [false, true] {
+        let host = TestHost::new();
+        let life = host.start();
+        life.parts.journal.begin_incoming(ID, "source", &definition("web")).unwrap();
+        let path = made_disk(&host, &life);
+        life.parts.journal.discard_incoming(ID).unwrap();
+        if is_here {
+            life.parts.vms.create(definition("web")).unwrap();
+        }
+        drop(life);
+        let life = host.start();
+        assert_eq!(path.exists(), is_here);
+        assert_eq!(life.parts.journal.made_disks(ID).unwrap(), vec![]);
+        drop(life);
+        host.start();
+        assert_eq!(path.exists(), is_here, "nor at a later start");
+    }
+}
+
+#[test]
+fn the_disks_of_a_vm_that_runs_here_are_its_own() {
+    let host = TestHost::new();
+    let life = host.start();
+    let vm = told_and_mute(&host, &life);
+    made_disk(&host, &life);
+    assert_eq!(life.parts.journal.made_disks(ID).unwrap().len(), 1);
+    drop(life);
+    vm.succeeds(Act::Run);
+    let life = host.start();
+    assert_eq!(state(&life), Some(IncomingState::Finished));
+    assert_eq!(life.parts.journal.made_disks(ID).unwrap(), vec![]);
 }

@@ -2,22 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use drainpipe_engine::migration::Event;
+use drainpipe_engine::pacing::BYTES_PER_S_OF_MBPS;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskName, DiskState};
 use drainpipe_hypervisor::spec::VmSpec;
 use drainpipe_hypervisor::{CopySettings, CopyTo, DiskCopies};
-use jiff::Timestamp;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::transferring::disks_at;
 use super::{Executor, LOOK_EVERY, qemu_failed};
-use crate::api_types::LeftDisk;
 use crate::disk_streams::{Connector, DiskSender, SentDisk};
+use crate::journal::Unrenamed;
+use crate::outgoing::Running;
+use crate::outgoing::disks::keep_left;
 use crate::outgoing::target_watch::TargetWatch;
-use crate::vm_files::VmFiles;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
 /// How long it may take until each write goes to both disks. The VM runs on meanwhile.
@@ -65,7 +67,8 @@ impl Executor {
         let identity = &self.outgoing.peers.identity;
         let connector = Connector::new(address, disks.token, plan.encryption.is_encrypted, identity, target)?;
         for disk in &plan.disks {
-            self.outgoing.journal.disk_leaves(&self.running.id, &disk.from)?;
+            let file = self.outgoing.incoming.files.identify(&disk.from).await?;
+            self.outgoing.journal.disk_leaves(&self.running.id, &file)?;
         }
         let sender = DiskSender::start(&plan.disks, &connector).await?;
         let started = self.start_each(&sender).await;
@@ -94,6 +97,7 @@ impl Executor {
             () = self.running.cancel.notified() => return Event::Tick,
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }
+        self.follow_disk_limit().await;
         match self.look_at_disks().await {
             Some(event) => event,
             None => match self.disk_states().await {
@@ -102,6 +106,25 @@ impl Executor {
                 Err(problem) => Event::TransferFailed(problem),
             },
         }
+    }
+
+    /// One that is set while disks are copied.
+    async fn follow_disk_limit(&mut self) {
+        let limit_mbps = self.outgoing.transfer.bandwidth.limit_mbps();
+        if limit_mbps == self.disk_limit_mbps {
+            return;
+        }
+        match self.limit_disks(limit_mbps).await {
+            Ok(()) => self.disk_limit_mbps = limit_mbps,
+            Err(problem) => warn!(%problem, "copies of disks do not keep the bandwidth limit yet"),
+        }
+    }
+
+    async fn limit_disks(&self, limit_mbps: Option<u64>) -> Result<(), Problem> {
+        let count = self.copied_disks().len().max(1) as u64;
+        let each = limit_mbps.map(|mbps| mbps.saturating_mul(BYTES_PER_S_OF_MBPS) / count);
+        let limited = self.disk_copies()?.limit(CopySettings { bytes_per_s: each }, QMP_DEADLINE).await;
+        limited.map_err(qemu_failed)
     }
 
     /// That a copy has failed, if one has.
@@ -131,8 +154,21 @@ impl Executor {
         each.map(Some).ok_or_else(|| Problem::failed("the copy of a disk has ended by itself"))
     }
 
-    pub(super) async fn synchronise_disks(&self) -> Result<(), Problem> {
-        self.disk_copies()?.synchronise(SYNCHRONISED_WITHIN).await.map_err(qemu_failed)
+    pub(super) async fn synchronise_disks(&mut self) -> Result<(), Problem> {
+        // From now on the guest's writes wait for this agent.
+        self.guard = Some(self.post_guard().await?);
+        let copies = self.disk_copies()?;
+        tokio::select! {
+            done = copies.synchronise(SYNCHRONISED_WITHIN) => done.map_err(qemu_failed),
+            // Then the next that is done is to undo it.
+            () = self.cancelled() => Ok(()),
+        }
+    }
+
+    async fn cancelled(&self) {
+        while !self.running.cancel_requested.load(Ordering::Relaxed) {
+            self.running.cancel.notified().await;
+        }
     }
 
     pub(super) async fn end_disk_copies(&mut self) -> Result<(), Problem> {
@@ -144,10 +180,15 @@ impl Executor {
         self.tell_target("close-disks", QMP_DEADLINE).await
     }
 
+    /// Whether disks are copied, or were in an earlier life of this agent.
+    pub(super) fn has_disk_copies(&self) -> bool {
+        // One whose journal cannot be read may have.
+        let leaving = self.outgoing.journal.leaving_disks(&self.running.id);
+        self.disks.is_some() || leaving.map_or(true, |disks| !disks.is_empty())
+    }
+
     /// Whatever has become of them there, the VM goes on with its own.
     pub(super) async fn abandon_disk_copies(&mut self) -> Result<(), Problem> {
-        // First: QEMU would wait for what is on its way.
-        self.disks = None;
         let Ok(copies) = self.disk_copies() else { return Ok(()) };
         copies.abandon(QEMU_DEADLINE).await.map_err(qemu_failed)
     }
@@ -161,21 +202,9 @@ impl Executor {
 
     /// The VM has left with copies of its disks: these are kept, under names that no VM has.
     pub(super) async fn leave_disks(&self) -> Result<(), Problem> {
-        let (journal, id) = (&self.outgoing.journal, &self.running.id);
-        for was in journal.leaving_disks(id)? {
-            let path = VmFiles::left_path(&was, id);
-            let disk = LeftDisk {
-                path: path.clone(),
-                was: was.clone(),
-                vm: self.running.vm.clone(),
-                target: self.running.target.clone(),
-                left_at: Timestamp::now().to_string(),
-            };
-            journal.disk_left(&disk)?;
-            if self.outgoing.incoming.files.rename_left(&was, &path).await? {
-                info!(was, path, "a disk of a VM that has left is kept");
-            }
-        }
-        Ok(journal.forget_leaving_disks(id)?)
+        let Running { id, vm, target, .. } = &*self.running;
+        let of = Unrenamed { migration: id.clone(), vm: vm.clone(), target: target.clone() };
+        // It is among this host's VMs for a moment yet.
+        keep_left(&self.outgoing, &of, &[]).await
     }
 }

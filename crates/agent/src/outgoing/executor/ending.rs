@@ -238,7 +238,9 @@ impl Executor {
             return Ok(());
         }
         self.wait_while_stopped().await;
-        let abandoned = self.abandon_disk_copies().await;
+        let has_disk_copies = self.has_disk_copies();
+        // First: QEMU would wait for what is on its way.
+        self.disks = None;
         self.on_own_connections(
             |of_vm, peer| of_vm.discard_unsent(peer),
             "the kernel goes on trying to send what QEMU has left",
@@ -246,6 +248,8 @@ impl Executor {
         if self.is_switching_over {
             self.cut_if_mute().await;
         }
+        // A QEMU that was mute would not have heard it before.
+        let abandoned = if has_disk_copies { self.abandon_disk_copies().await } else { Ok(()) };
         if let Err(error) = self.read_final_counters().await {
             warn!(%error, "no final counters: its connections are cut, lest it wait for them");
             self.cut();

@@ -44,6 +44,11 @@ const ABORT_LOOK_EVERY: Duration = Duration::from_millis(10);
 
 impl Executor {
     pub(super) async fn start_transfer(&mut self) -> Result<(), Problem> {
+        // Where disks are copied it stands already.
+        let guard = match self.guard.take() {
+            Some(guard) => guard,
+            None => self.post_guard().await?,
+        };
         let (Some(plan), Some(endpoint)) = (&self.plan, &self.endpoint) else {
             return Err(Problem::failed("a transfer before the hosts are connected"));
         };
@@ -51,10 +56,6 @@ impl Executor {
         let (transport, now_ms) = (transport(plan, self.tls_key(plan, endpoint)?), self.now_ms());
         self.measurements.transfer_begins(&self.outgoing.host.network, plan, address, now_ms).await?;
         let vmm = self.vmm()?;
-        let own_peer = self.own_connections().map(|(_, address)| address);
-        let host = &self.outgoing.host;
-        let target = host.peer(&self.running.target)?;
-        let guard = Guard::start(&host.config, &self.running.id, &**vmm, &target, own_peer).await?;
         let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
         self.tell_watch(plan, address.port()).await;
         let valve = valve(plan, relay.as_ref(), Pacer::new(Arc::clone(vmm), address, connections(plan)));
@@ -72,6 +73,13 @@ impl Executor {
         self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
         self.keep_resets_from_qemu().await;
         Ok(())
+    }
+
+    pub(super) async fn post_guard(&self) -> Result<Guard, Problem> {
+        let own_peer = self.own_connections().map(|(_, address)| address);
+        let (host, running) = (&self.outgoing.host, &self.running);
+        let target = host.peer(&running.target)?;
+        Guard::start(&host.config, &running.id, &**self.vmm()?, &target, own_peer).await
     }
 
     /// What those must know who hold its bytes back.
