@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::limits::{CLIENT_COMES, DISK_ANSWERS, FENCE, SILENCE, WITHOUT_STREAM};
+use crate::limits::{CLIENT_COMES, DISK_ANSWERS, FENCE, SILENCE, UNANSWERED, WITHOUT_STREAM};
 
 /// The other end said what no other end says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -46,6 +46,9 @@ pub enum SplitterError {
     /// All streams are lost, and nobody has brought another.
     #[error("no stream to the other host for {} s; look at the links between the hosts", WITHOUT_STREAM.as_secs())]
     NoStream,
+    /// There are streams, and nothing is answered.
+    #[error("the other host's disk has answered nothing for {} s; look at its storage", UNANSWERED.as_secs())]
+    Unanswered,
     /// A lost stream's end could not be confirmed, so what it carried must not be sent again.
     #[error("the other host did not confirm the end of a lost stream within {} s", FENCE.as_secs())]
     NoFence,

@@ -38,6 +38,10 @@ pub(crate) const CLIENT_COMES: Duration = Duration::from_mins(1);
 /// How long requests wait for a stream, when all are lost.
 pub(crate) const WITHOUT_STREAM: Duration = Duration::from_mins(1);
 
+/// For the other host's disk to answer anything, while something is asked of it and there is a stream. The guest's writes
+/// may wait for it.
+pub(crate) const UNANSWERED: Duration = Duration::from_secs(30);
+
 /// For the disk to answer what was asked of it, before a stream is taken from it.
 pub(crate) const DISK_ANSWERS: Duration = Duration::from_mins(2);
 

@@ -1,4 +1,4 @@
-//! How long requests wait for streams, and lost streams for their fences. Pure.
+//! How long requests wait for streams and for answers, and lost streams for their fences. Pure.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::error::SplitterError;
 use crate::frame::StreamNumber;
-use crate::limits::{FENCE, WITHOUT_STREAM};
+use crate::limits::{FENCE, UNANSWERED, WITHOUT_STREAM};
 
 /// How often somebody looks.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
@@ -16,6 +16,8 @@ pub(super) const LOOK: Duration = Duration::from_secs(1);
 pub(super) struct Sight {
     pub(super) is_idle: bool,
     pub(super) live_streams: usize,
+    /// How many answers came, ever.
+    pub(super) answers: u64,
     /// The first of the lost streams that is not confirmed to have ended.
     pub(super) awaits_fence: Option<StreamNumber>,
 }
@@ -24,6 +26,8 @@ pub(super) struct Sight {
 #[derive(Debug, Default)]
 pub(super) struct Patience {
     without_stream: Option<Instant>,
+    // With how many answers.
+    unanswered: Option<(u64, Instant)>,
     fence: Option<(StreamNumber, Instant)>,
 }
 
@@ -32,12 +36,18 @@ impl Patience {
     pub(super) fn look(&mut self, sight: Sight, now: Instant) -> Result<(), SplitterError> {
         let is_stuck = !sight.is_idle && sight.live_streams == 0;
         self.without_stream = is_stuck.then(|| self.without_stream.unwrap_or(now));
+        let waits = (!sight.is_idle && sight.live_streams > 0).then_some(sight.answers);
+        let still = self.unanswered.filter(|(answers, _)| Some(*answers) == waits);
+        self.unanswered = still.or(waits.map(|answers| (answers, now)));
         // Who has no stream has none for a fence either.
         let awaited = sight.awaits_fence.filter(|_| sight.live_streams > 0);
         let same = self.fence.filter(|(number, _)| Some(*number) == awaited);
         self.fence = same.or(awaited.map(|number| (number, now)));
         if self.without_stream.is_some_and(|since| now - since >= WITHOUT_STREAM) {
             return Err(SplitterError::NoStream);
+        }
+        if self.unanswered.is_some_and(|(_, since)| now - since >= UNANSWERED) {
+            return Err(SplitterError::Unanswered);
         }
         if self.fence.is_some_and(|(_, since)| now - since >= FENCE) {
             return Err(SplitterError::NoFence);
@@ -50,7 +60,7 @@ impl Patience {
 mod tests {
     use super::*;
 
-    const GOOD: Sight = Sight { is_idle: false, live_streams: 1, awaits_fence: None };
+    const GOOD: Sight = Sight { is_idle: false, live_streams: 1, answers: 0, awaits_fence: None };
     const ALONE: Sight = Sight { live_streams: 0, ..GOOD };
 
     #[test]
@@ -70,9 +80,25 @@ mod tests {
     fn each_fence_has_its_own_time() {
         let begin = Instant::now();
         let mut patience = Patience::default();
-        let fence = |number| Sight { awaits_fence: Some(number), ..GOOD };
+        let fence = |number| Sight { is_idle: true, awaits_fence: Some(number), ..GOOD };
         patience.look(fence(1), begin).unwrap();
         patience.look(fence(2), begin + FENCE).unwrap();
         assert!(matches!(patience.look(fence(2), begin + 2 * FENCE), Err(SplitterError::NoFence)));
+    }
+
+    #[test]
+    fn a_disk_that_answers_nothing_is_given_up() {
+        let begin = Instant::now();
+        let mut patience = Patience::default();
+        let answered = |answers| Sight { answers, ..GOOD };
+        patience.look(GOOD, begin).unwrap();
+        patience.look(answered(1), begin + UNANSWERED).unwrap();
+        patience.look(Sight { is_idle: true, ..answered(1) }, begin + 2 * UNANSWERED).unwrap();
+        patience.look(answered(1), begin + 2 * UNANSWERED).unwrap();
+        // What is lost with a stream is asked anew.
+        patience.look(Sight { live_streams: 0, ..answered(1) }, begin + 3 * UNANSWERED).unwrap();
+        patience.look(answered(1), begin + 3 * UNANSWERED).unwrap();
+        let silent = patience.look(answered(1), begin + 4 * UNANSWERED);
+        assert!(matches!(silent, Err(SplitterError::Unanswered)));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
@@ -74,6 +74,7 @@ pub(super) struct Shared {
     room: Room,
     live_streams: watch::Sender<usize>,
     is_ending: AtomicBool,
+    answers: AtomicU64,
     pub(super) counting: Counting,
     pub(super) buffers: Buffers,
 }
@@ -91,6 +92,7 @@ impl Shared {
             room,
             live_streams: watch::Sender::new(0),
             is_ending: AtomicBool::new(false),
+            answers: AtomicU64::new(0),
             counting: Counting::default(),
             buffers: Buffers::default(),
         };
@@ -193,10 +195,12 @@ impl Shared {
         handle: u64,
         result: Result<Option<Payload>, ErrorCode>,
     ) -> Result<(), SplitterError> {
+        self.answers.fetch_add(1, Ordering::Relaxed);
         Ok(self.with(|scheduler| scheduler.answered(number, handle, result))?)
     }
 
     pub(super) fn fenced(&self, via: StreamNumber, number: StreamNumber) -> Result<(), SplitterError> {
+        self.answers.fetch_add(1, Ordering::Relaxed);
         Ok(self.with(|scheduler| scheduler.fenced(via, number))?)
     }
 
@@ -233,6 +237,7 @@ impl Shared {
         self.with(|scheduler| Sight {
             is_idle: scheduler.is_idle(),
             live_streams: scheduler.live_streams(),
+            answers: self.answers.load(Ordering::Relaxed),
             awaits_fence: scheduler.awaits_fence(),
         })
     }
