@@ -252,7 +252,7 @@ impl DiskCopies for Vmm {
         forget(self, end).await
     }
 
-    async fn cut(&self, deadline: Duration) -> Result<(), VmError> {
+    async fn cut(&self, deadline: Duration) -> Result<bool, VmError> {
         cut(self, Instant::now() + deadline).await
     }
 
@@ -339,16 +339,18 @@ async fn forget(vmm: &Vmm, end: Instant) -> Result<(), VmError> {
 
 /// Shuts the connections of the copies down, also of a QEMU whose main thread waits for them. Each by itself: QEMU cuts
 /// none where it does not know one.
-async fn cut(vmm: &Vmm, end: Instant) -> Result<(), VmError> {
+async fn cut(vmm: &Vmm, end: Instant) -> Result<bool, VmError> {
+    let mut were_any = false;
     for disk in 0..vmm.spec().spec().disks.len() {
         let instances = json!({ "instances": [{ "type": "block-node", "node-name": copy_name(disk) }] });
         match vmm.qmp().execute_out_of_band::<IgnoredAny>("yank", instances, until(end)).await {
+            Ok(_) => were_any = true,
             // Nothing to cut is no failure.
-            Ok(_) | Err(QmpError::Command { .. }) => {}
+            Err(QmpError::Command { .. }) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(())
+    Ok(were_any)
 }
 
 /// What is left of one deadline for all commands together.

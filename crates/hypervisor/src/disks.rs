@@ -99,8 +99,8 @@ pub trait DiskCopies: Send + Sync {
     async fn abandon(&self, deadline: Duration) -> Result<(), VmError>;
 
     /// Cuts the copies off, also of a process whose guest waits for the target's disk: they fail, and the guest goes on with
-    /// its own. Nothing where there are none.
-    async fn cut(&self, deadline: Duration) -> Result<(), VmError>;
+    /// its own. Whether there were any.
+    async fn cut(&self, deadline: Duration) -> Result<bool, VmError>;
 
     /// Limits each from now on.
     async fn limit(&self, settings: CopySettings, deadline: Duration) -> Result<(), VmError>;

@@ -196,8 +196,10 @@ impl Source {
 
 async fn cut_disk_copies(vmm: &dyn Machine) {
     let Some(copies) = vmm.disk_copies() else { return };
-    if let Err(error) = copies.cut(QMP_DEADLINE).await {
-        eprintln!("guard: the VM may wait for copies of its disks: {error}");
+    match copies.cut(QMP_DEADLINE).await {
+        Ok(true) => eprintln!("guard: copies of the VM's disks are cut, for which its writes wait"),
+        Ok(false) => {}
+        Err(error) => eprintln!("guard: the VM may wait for copies of its disks: {error}"),
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use drainpipe_agent::api_types::{LeftDisk, PlanView};
 use drainpipe_engine::result::{MigrationResult, Outcome};
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 
 use crate::Test;
 use crate::check_vms::{restart_agent_with_mounts, start_vm};
@@ -22,6 +22,7 @@ pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("disks_go_with_their_vm", disks_go_with_their_vm),
     ("a_copy_that_is_cancelled_leaves_nothing", a_copy_that_is_cancelled_leaves_nothing),
     ("a_copy_whose_agent_dies_leaves_nothing", a_copy_whose_agent_dies_leaves_nothing),
+    ("a_guest_waits_for_no_agent_that_stands_still", a_guest_waits_for_no_agent_that_stands_still),
     ("what_has_no_place_is_refused", what_has_no_place_is_refused),
 ];
 
@@ -262,6 +263,30 @@ fn a_copy_whose_agent_dies_leaves_nothing() {
             .done();
         apart.assert_whole("b", ["web.raw", "web.qcow2"]);
     }
+}
+
+fn a_guest_waits_for_no_agent_that_stands_still() {
+    let apart = Apart::slow();
+    let rate = |mbps: &str| ["e0", "e1"].map(|link| apart.lab.fault(&format!("rate {link} {mbps}")));
+    rate("8");
+    let migrating = apart.begin();
+    eventually("all of each disk is there", || {
+        let views = apart.lab.migrations("a");
+        let progress = views.first().and_then(|view| view.progress.as_ref());
+        progress.is_some_and(|progress| progress.disks.iter().all(|disk| disk.is_ready))
+    });
+    // Memory takes its time.
+    rate("1");
+    let agent = apart.lab.agent_pid("a").unwrap();
+    kill_process(agent, Signal::STOP).unwrap();
+    eventually("its guard cuts the copies", || {
+        apart.lab.agent_log("a").contains("copies of the VM's disks are cut")
+    });
+    kill_process(agent, Signal::CONT).unwrap();
+    rate("unlimited");
+    migrating.wait();
+    assert_eq!(apart.last_result().outcome, Outcome::Failed);
+    apart.assert_stayed();
 }
 
 fn what_has_no_place_is_refused() {

@@ -184,7 +184,7 @@ impl Executor {
     pub(super) fn has_disk_copies(&self) -> bool {
         // One whose journal cannot be read may have.
         let leaving = self.outgoing.journal.leaving_disks(&self.running.id);
-        self.disks.is_some() || leaving.map_or(true, |disks| !disks.is_empty())
+        self.disks.is_some() || !leaving.is_ok_and(|disks| disks.is_empty())
     }
 
     /// Whatever has become of them there, the VM goes on with its own.
