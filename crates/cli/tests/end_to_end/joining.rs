@@ -239,8 +239,8 @@ fn hosts_leave_and_are_revoked() {
     // With VMs nobody leaves unless he insists.
     let socket = lab.agent_socket("b");
     let leave = |words: &[&str]| on(&lab, "b", &[&["--agent", &socket, "leave"], words].concat());
-    let definition = json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
-    ask::<serde_json::Value>(&lab, "b", "/v1/vms", Some(definition)).unwrap();
+    let spec = json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
+    ask::<serde_json::Value>(&lab, "b", "/v1/vms", Some(json!({ "spec": spec }))).unwrap();
     leave(&[]).refused(REFUSED, &["b has VMs: web"]);
     leave(&["--force"]).done();
     assert!(!lab.directory("b").join("state/fleet/host.pem").exists());
