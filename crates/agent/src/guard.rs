@@ -11,7 +11,8 @@
 //! encrypted, which the agents do.
 //!
 //! While disks are copied, and each write goes to both hosts by way of the agents, the guest waits for an agent that stands
-//! still. So the guard cuts the copies then, the guest goes on with its own disks, and the migration fails.
+//! still. So the guard has QEMU cut the copies then, if QEMU still answers; the guest goes on with its own disks, and the
+//! migration fails.
 //!
 //! Of a compressed or encrypted migration the guard holds the agent's ends of QEMU's connections too.
 //! Should the agent end, QEMU waits for somebody to read, and can be told to stop. If it saw all of them

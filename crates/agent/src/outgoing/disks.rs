@@ -56,7 +56,7 @@ pub(super) async fn to_copy(
     let there = disks_there(&outgoing.checks, peer, target, vmm).await?;
     let disks = vmm.spec().spec().disks.iter().zip(open).zip(there).enumerate();
     let disks: Vec<VmDisk> = disks
-        .map(|(index, ((disk, open), there))| describe(index, disk, open, there))
+        .map(|(index, ((disk, open), there))| describe(index, disk, &open, there))
         .collect::<Result<_, _>>()?;
     let copied = copies(&request.vm, target, &disks, &request.disks).map_err(Problem::refused)?;
     if !copied.is_empty() {
@@ -117,7 +117,7 @@ async fn try_keep_all_left(outgoing: &Outgoing) -> Result<(), Problem> {
     Ok(())
 }
 
-fn describe(index: usize, disk: &Disk, open: OpenDisk, there: There) -> Result<VmDisk, Problem> {
+fn describe(index: usize, disk: &Disk, open: &OpenDisk, there: There) -> Result<VmDisk, Problem> {
     let name =
         DiskName::at(index).ok_or_else(|| Problem::refused("a VM with more disks than there are names"))?;
     let path = disk.path.to_str().ok_or_else(|| {

@@ -23,7 +23,7 @@ use crate::outgoing::target_watch::TargetWatch;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
 /// How long it may take until each write goes to both disks. The VM runs on meanwhile.
-const SYNCHRONISED_WITHIN: Duration = Duration::from_secs(60);
+const SYNCHRONISED_WITHIN: Duration = Duration::from_mins(1);
 
 /// How long the end of the copies may take. The VM stands still meanwhile.
 const ENDED_WITHIN: Duration = Duration::from_secs(10);
