@@ -243,6 +243,8 @@ fn remove_directory(directory: &Path) -> Result<(), Problem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Tls;
+    use crate::fleet::{Fleet, refuse_revoked};
     use crate::fleet_list::Member;
 
     fn config(directory: &Path) -> Config {
@@ -291,5 +293,54 @@ mod tests {
         assert_eq!((list.version, signed.verified(&public).unwrap()), (1, list.clone()));
         // And only who is alone forgets it.
         check_may_forget(&config).unwrap();
+    }
+
+    fn founded(directory: &Path) -> (Config, Identity) {
+        let text = format!(
+            "name = \"a\"\nlisten = \"192.0.2.11:7420\"\nstate_directory = \"{}\"\n",
+            directory.display()
+        );
+        let mut config = Config::parse(&text, Path::new("agent.toml")).unwrap();
+        found(&config, 3600).unwrap();
+        let files = files(directory);
+        config.tls = Tls::of_joined(&files);
+        (config, Identity::load(&files.host, &files.host, &files.authority).unwrap())
+    }
+
+    #[test]
+    fn a_full_disk_keeps_no_revoked_certificate_good() {
+        use drainpipe_identity::Peer as Holder;
+        use drainpipe_identity::authority::{IssueOptions, issue_host, sign};
+        use rustls::pki_types::CertificateDer;
+        use rustls::pki_types::pem::PemObject;
+
+        let directory = tempfile::tempdir().unwrap();
+        let (config, identity) = founded(directory.path());
+        let fleet = Fleet::open(&config, &identity).unwrap();
+        let authority = authority_directory(directory.path());
+        let options = IssueOptions::valid_days(std::num::NonZeroU32::MIN);
+        let list_file = files(directory.path()).list;
+        let issued = issue_host(&authority, "b", &options).unwrap();
+        let certificate = CertificateDer::from_pem_file(&issued.certificate).unwrap();
+        let list = fleet.held().unwrap().list.clone().without(&Holder::Host("b".into()), Timestamp::now());
+        let list = FleetList { version: 2, ..list };
+        let signed = SignedList::new(&list, |text| sign(&authority, text)).unwrap();
+        // Nothing can be written there.
+        std::fs::remove_file(&list_file).unwrap();
+        std::fs::create_dir(&list_file).unwrap();
+        fleet.take(signed.clone()).unwrap_err();
+        assert!(identity.revocations().has(&certificate));
+        std::fs::remove_dir(&list_file).unwrap();
+        assert!(fleet.take(signed).unwrap());
+    }
+
+    #[test]
+    fn a_host_that_has_joined_starts_with_the_list_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let (config, identity) = founded(directory.path());
+        refuse_revoked(&config, &identity).unwrap();
+        std::fs::remove_file(files(directory.path()).list).unwrap();
+        let refused = refuse_revoked(&config, &identity).unwrap_err().message;
+        assert!(refused.contains("list.json is missing"), "{refused}");
     }
 }
