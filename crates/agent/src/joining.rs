@@ -25,7 +25,7 @@ use crate::fleet::{Fleet, Held};
 use crate::fleet_files::authority_directory;
 use crate::fleet_list::{FleetList, Member, SignedList};
 use crate::host::Host;
-use crate::journal::{AGAIN_WITHIN_S, Journal, Taken};
+use crate::journal::{AGAIN_WITHIN_S, Journal, TokenUse};
 use crate::lock::lock;
 use crate::outgoing::Outgoing;
 use crate::peers::Peers;
@@ -119,11 +119,11 @@ impl Joining {
         let user = format!("{} {key:?}", request.name);
         // What is wrong with the request, only who has a token is told.
         let taken = self.journal.look_at_token(&hash, &user, now_s())?;
-        if taken == Taken::Refused {
+        if taken == TokenUse::Refused {
             return Err(self.refuse(from));
         }
         let list = self.held()?.list.clone();
-        self.check_new(&list, request, taken == Taken::Again)?;
+        self.check_new(&list, request, taken == TokenUse::Again)?;
         let member = Member {
             address: reachable(request.address, from)?,
             since: Timestamp::now(),
@@ -136,14 +136,14 @@ impl Joining {
         // All of it once more, while nobody else changes the list: two may want one name, or one token, at once.
         let held = self.change(|list| {
             let taken = self.journal.look_at_token(&hash, &user, now_s())?;
-            self.check_new(&list, request, taken == Taken::Again)?;
+            self.check_new(&list, request, taken == TokenUse::Again)?;
             let validity = validity(&list, &request.name);
             good = Some(validity);
             let list = list.with(&request.name, member.clone()).map_err(Problem::refused)?;
             match self.journal.take_token(&hash, &user, now_s())? {
-                Taken::Taken => self.close_soon()?,
-                Taken::Again => {}
-                Taken::Refused => return Err(self.refuse(from)),
+                TokenUse::First => self.close_soon()?,
+                TokenUse::Again => {}
+                TokenUse::Refused => return Err(self.refuse(from)),
             }
             Ok(list.having_made(validity.not_before))
         })?;

@@ -31,7 +31,7 @@ pub(crate) use self::drains::DrainRecord;
 pub(crate) use self::migrations::OpenMigration;
 use self::schema::open_connection;
 pub(crate) use self::standing::{Adopted, file_of, look, set_aside};
-pub(crate) use self::tokens::{AGAIN_WITHIN_S, Taken};
+pub(crate) use self::tokens::{AGAIN_WITHIN_S, TokenUse};
 pub(crate) use self::witness::{RuntimeWitness, Witnessed};
 use crate::lock::lock;
 

@@ -100,7 +100,7 @@ impl Source {
         match self.attach(QMP_DEADLINE).await {
             Ok(vmm) => cut_disk_copies(&*vmm).await,
             Err(error) => {
-                eprintln!("guard: QEMU cannot be told to go on without copies of its disks: {error}")
+                eprintln!("guard: QEMU cannot be told to go on without copies of its disks: {error}");
             }
         }
     }

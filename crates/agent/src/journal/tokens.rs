@@ -9,9 +9,9 @@ pub(crate) const AGAIN_WITHIN_S: i64 = 60;
 
 /// What became of a token that somebody has shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum TokenUse {
     /// It is used up now, by who has shown it.
-    Taken,
+    First,
     /// It was used up by who has shown it, just now: the answer may have been lost.
     Again,
     /// There is none, or it was used by somebody else or longer ago, or has ended. Who shows it is not told which.
@@ -34,21 +34,21 @@ impl Journal {
     }
 
     /// What would become of a token.
-    pub(crate) fn look_at_token(&self, hash: &str, user: &str, now_s: i64) -> Result<Taken, JournalError> {
+    pub(crate) fn look_at_token(&self, hash: &str, user: &str, now_s: i64) -> Result<TokenUse, JournalError> {
         self.run(|connection| {
-            Ok(find_open(connection, hash, user, now_s)?.map_or(Taken::Refused, |(_, taken)| taken))
+            Ok(find_open(connection, hash, user, now_s)?.map_or(TokenUse::Refused, |(_, taken)| taken))
         })
     }
 
     /// Uses a token up, for `user`. Who has lost the answer may show it again, for a minute.
-    pub(crate) fn take_token(&self, hash: &str, user: &str, now_s: i64) -> Result<Taken, JournalError> {
+    pub(crate) fn take_token(&self, hash: &str, user: &str, now_s: i64) -> Result<TokenUse, JournalError> {
         self.run(|connection| {
             let Some((found, taken)) = find_open(connection, hash, user, now_s)? else {
-                return Ok(Taken::Refused);
+                return Ok(TokenUse::Refused);
             };
-            if taken == Taken::Taken {
-                let used = "UPDATE join_tokens SET used_by = ?2, used_at_s = ?3 WHERE hash = ?1";
-                connection.execute(used, params![found, user, now_s])?;
+            if taken == TokenUse::First {
+                let update = "UPDATE join_tokens SET used_by = ?2, used_at_s = ?3 WHERE hash = ?1";
+                connection.execute(update, params![found, user, now_s])?;
             }
             Ok(taken)
         })
@@ -78,7 +78,7 @@ fn find_open(
     hash: &str,
     user: &str,
     now_s: i64,
-) -> Result<Option<(String, Taken)>, JournalCause> {
+) -> Result<Option<(String, TokenUse)>, JournalCause> {
     let mut found = None;
     for token in open_tokens(connection, now_s)? {
         if is_equal(token.hash.as_bytes(), hash.as_bytes()) {
@@ -95,10 +95,10 @@ struct Token {
 }
 
 impl Token {
-    fn shown_by(&self, user: &str, now_s: i64) -> Option<Taken> {
-        let Some(used_by) = &self.used_by else { return Some(Taken::Taken) };
+    fn shown_by(&self, user: &str, now_s: i64) -> Option<TokenUse> {
+        let Some(used_by) = &self.used_by else { return Some(TokenUse::First) };
         let is_just_now = self.used_at_s.is_some_and(|at| (at..at + AGAIN_WITHIN_S).contains(&now_s));
-        (used_by == user && is_just_now).then_some(Taken::Again)
+        (used_by == user && is_just_now).then_some(TokenUse::Again)
     }
 }
 
@@ -126,12 +126,12 @@ mod tests {
         let open = || Journal::open(directory.path(), directory.path()).unwrap();
         open().add_token("abc", 0, 100).unwrap();
         let take = |hash: &str, user: &str, now_s| open().take_token(hash, user, now_s).unwrap();
-        assert_eq!(take("abd", "b", 1), Taken::Refused);
-        assert_eq!(take("abc", "b", 100), Taken::Refused);
+        assert_eq!(take("abd", "b", 1), TokenUse::Refused);
+        assert_eq!(take("abc", "b", 100), TokenUse::Refused);
         assert_eq!(open().last_token_ends_at_s().unwrap(), Some(100));
-        assert_eq!(take("abc", "b", 99), Taken::Taken);
-        assert_eq!(take("abc", "b", 99), Taken::Again);
-        assert_eq!(take("abc", "c", 99), Taken::Refused);
+        assert_eq!(take("abc", "b", 99), TokenUse::First);
+        assert_eq!(take("abc", "b", 99), TokenUse::Again);
+        assert_eq!(take("abc", "c", 99), TokenUse::Refused);
         assert_eq!(open().last_token_ends_at_s().unwrap(), None);
     }
 
@@ -140,15 +140,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let journal = Journal::open(directory.path(), directory.path()).unwrap();
         journal.add_token("abc", 0, 1000).unwrap();
-        assert_eq!(journal.take_token("abc", "b key", 10).unwrap(), Taken::Taken);
-        assert_eq!(journal.take_token("abc", "b key", 69).unwrap(), Taken::Again);
+        assert_eq!(journal.take_token("abc", "b key", 10).unwrap(), TokenUse::First);
+        assert_eq!(journal.take_token("abc", "b key", 69).unwrap(), TokenUse::Again);
         // By the first use, not by the last.
-        assert_eq!(journal.take_token("abc", "b key", 70).unwrap(), Taken::Refused);
+        assert_eq!(journal.take_token("abc", "b key", 70).unwrap(), TokenUse::Refused);
         journal.add_token("def", 0, 1000).unwrap();
-        assert_eq!(journal.take_token("def", "c key", 10).unwrap(), Taken::Taken);
+        assert_eq!(journal.take_token("def", "c key", 10).unwrap(), TokenUse::First);
         journal.forget_tokens_of("b").unwrap();
-        assert_eq!(journal.look_at_token("def", "c key", 11).unwrap(), Taken::Again);
+        assert_eq!(journal.look_at_token("def", "c key", 11).unwrap(), TokenUse::Again);
         journal.forget_tokens_of("c").unwrap();
-        assert_eq!(journal.look_at_token("def", "c key", 11).unwrap(), Taken::Refused);
+        assert_eq!(journal.look_at_token("def", "c key", 11).unwrap(), TokenUse::Refused);
     }
 }
