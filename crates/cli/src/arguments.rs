@@ -617,6 +617,7 @@ with less to spare · 3 an error: a migration would fail or hang · others as ev
 
 #[derive(Debug, Args)]
 #[command(after_help = MIGRATE_EXAMPLES)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag that people type")]
 pub(crate) struct MigrateArguments {
     /// The VM
     #[arg(add = completion::vms())]

@@ -66,7 +66,9 @@ impl Apart {
             lab.fault(&format!("rate {link} {SLOW_MBPS}"));
         }
         let directories = ["a", "b"].map(|host| lab.files().join("disks").join(host));
-        directories.iter().for_each(|directory| fs::create_dir_all(directory).unwrap());
+        for directory in &directories {
+            fs::create_dir_all(directory).unwrap();
+        }
         Self::with_vm(lab, directories, false)
     }
 
@@ -204,7 +206,7 @@ fn disks_go_with_their_vm() {
 
     let result = lab.migrate("web", "b", &["--copy-storage"]);
     assert_eq!(result.disks.len(), 2, "{result:#?}");
-    assert!(result.disk_bytes >= 2 * (DISK_MIB as u64) << 19, "{result:#?}");
+    assert!(result.disk_bytes >= (2 * (DISK_MIB as u64)) << 19, "{result:#?}");
     assert!(result.disks.iter().all(|disk| disk.ready_ms.is_some()), "{result:#?}");
     lab.assert_runs_on("web", "b");
     let left: Vec<LeftDisk> = lab.json(&["disk", "left", "a"]);

@@ -152,7 +152,7 @@ fn metadata(placement: &str) -> String {
     let all =
         placement.iter().flat_map(|(key, value)| words(value).into_iter().map(move |word| one(key, word)));
     let all: String = all.collect();
-    format!("<metadata><p:placement xmlns:p='urn:drainpipe:placement:1'>{}</p:placement></metadata>", all)
+    format!("<metadata><p:placement xmlns:p='urn:drainpipe:placement:1'>{all}</p:placement></metadata>")
 }
 
 /// A domain like the VM that [`Guest::specification`] describes.
