@@ -26,7 +26,7 @@ fn that_make_no_sense(lab: &TestLab, guest: &Guest) {
     let migrate = |vm: &str, host: &str| lab.drainpipe(&["migrate", vm, host]);
 
     migrate("wbe", "b").refused(BAD_INPUT, &["no VM wbe on any host", "`drainpipe vms`"]);
-    migrate("web", "c").refused(BAD_INPUT, &["a knows no host c", "agent.toml names: b"]);
+    migrate("web", "c").refused(BAD_INPUT, &["a knows no host c", "it knows: b"]);
     migrate("web", "a").refused(REFUSED, &["on a already"]);
     lab.drainpipe(&["migrate", "web", "b", "--option", "fast"])
         .refused(BAD_INPUT, &["fast", "auto", "multichannel"]);
