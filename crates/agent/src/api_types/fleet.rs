@@ -3,7 +3,8 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 pub use crate::fleet_list::SignedList;
@@ -81,6 +82,7 @@ pub(crate) struct RenewalAnswer {
 #[serde(deny_unknown_fields)]
 pub(crate) struct FleetNews {
     /// Its version; 0 for none.
+    #[serde(deserialize_with = "version")]
     pub(crate) version: u64,
     /// The list itself, for who has an older one.
     pub(crate) list: Option<SignedList>,
@@ -139,4 +141,27 @@ pub struct DepartureRequest {
     /// Although it has VMs.
     #[serde(default)]
     pub force: bool,
+}
+
+/// No list comes as far as the API's document does not go (`int64`).
+fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let version = u64::deserialize(deserializer)?;
+    if i64::try_from(version).is_err() {
+        return Err(D::Error::custom(format!("version: 0 to {} is allowed", i64::MAX)));
+    }
+    Ok(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_further_than_any_is_refused() {
+        let news = |version: &str| {
+            serde_json::from_str::<FleetNews>(&format!("{{\"version\": {version}, \"list\": null}}"))
+        };
+        assert_eq!(news("9223372036854775807").unwrap().version, 9_223_372_036_854_775_807);
+        assert!(news("9223372036854775808").unwrap_err().to_string().contains("version: 0 to"));
+    }
 }
