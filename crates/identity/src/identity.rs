@@ -17,10 +17,11 @@ use x509_parser::certificate::X509Certificate;
 
 use crate::credential::{Credential, WithAuthority};
 use crate::files::{FileError, not_pem, read_certificates, read_private_key};
+use crate::narrowed::Narrowed;
 use crate::one_host::OneHost;
 use crate::peer::{Peer, PeerError};
 use crate::pinned::JOIN_PROTOCOL;
-use crate::revocation::{NotRevoked, Revocations};
+use crate::revocation::Revocations;
 use crate::suites::{by_speed, has_aes};
 use crate::validity::Validity;
 
@@ -131,7 +132,7 @@ impl Identity {
         let credential = Arc::new(Credential::new(certified, not_after));
         let revocations = Arc::<Revocations>::default();
         let verifier: Arc<dyn ClientCertVerifier> =
-            Arc::new(NotRevoked { revocations: Arc::clone(&revocations), verifier });
+            Arc::new(Narrowed { verifier, check: Arc::<Revocations>::clone(&revocations) });
         Ok(Self {
             holder,
             authority: authorities[0].clone(),
@@ -207,8 +208,8 @@ impl Identity {
 
     /// As [`Self::server_config`], for one host of all: anybody else is refused during the handshake.
     pub fn server_config_for(&self, host: &str) -> ServerConfig {
-        let host = Peer::Host(host.to_owned());
-        let verifier = Arc::new(OneHost { verifier: Arc::clone(&self.verifier), host });
+        let check = Arc::new(OneHost(Peer::Host(host.to_owned())));
+        let verifier = Arc::new(Narrowed { verifier: Arc::clone(&self.verifier), check });
         let builder =
             server_config_builder(verifier).expect("the same provider has TLS 1.3 for server_config");
         finish(builder.with_cert_resolver(Arc::clone(&self.server.cert_resolver)))
@@ -270,7 +271,7 @@ fn client_config(
 ) -> Result<ClientConfig, Box<dyn std::error::Error + Send + Sync>> {
     let verifier: Arc<dyn ServerCertVerifier> =
         WebPkiServerVerifier::builder_with_provider(roots, provider()).build()?;
-    let verifier = NotRevoked { revocations: Arc::clone(revocations), verifier };
+    let verifier = Narrowed { verifier, check: Arc::<Revocations>::clone(revocations) };
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
         .dangerous()

@@ -18,6 +18,7 @@ mod files;
 mod identity;
 mod joined;
 mod name;
+mod narrowed;
 mod one_host;
 mod peer;
 mod pinned;

@@ -15,32 +15,20 @@ pub use self::questions::{QUESTIONS_HOLDS_BYTES, questions, questions_seeds};
 const DISK_BYTES: u64 = 1 << 30;
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+#[path = "../../../fuzz/like_seeds.rs"]
+mod like_seeds;
 
+#[cfg(test)]
+mod tests {
+    use super::like_seeds::holds;
     use super::*;
 
-    /// Its seeds, and inputs that are like them.
-    fn holds(seeds: &[Vec<u8>], holds: impl Fn(&[u8])) {
-        for seed in seeds {
-            holds(seed);
-        }
-        let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6);
-        let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) };
-        proptest!(config, |(seed in prop::sample::select(seeds.to_vec()), changes in changes)| {
-            let mut input = seed;
-            for (at, byte) in changes {
-                let at = at.index(input.len());
-                input[at] = byte;
-            }
-            holds(&input);
-        });
-    }
+    const CASES: u32 = 256;
 
     #[test]
     fn what_is_fuzzed_holds_for_what_is_like_the_seeds() {
-        holds(&questions_seeds(), questions);
-        holds(&answers_seeds(), answers);
-        holds(&client_seeds(), client);
+        holds(CASES, &questions_seeds(), questions);
+        holds(CASES, &answers_seeds(), answers);
+        holds(CASES, &client_seeds(), client);
     }
 }

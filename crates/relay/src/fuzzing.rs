@@ -18,41 +18,29 @@ pub use crate::records::fuzzing::{RECORDS_HOLDS_BYTES, records, records_seeds};
 pub use crate::sender::round_trip::{ROUND_TRIP_HOLDS_BYTES, round_trip, round_trip_seeds};
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+#[path = "../../../fuzz/like_seeds.rs"]
+mod like_seeds;
 
+#[cfg(test)]
+mod tests {
+    use super::like_seeds::holds;
     use super::*;
     use crate::tls;
 
-    /// Its seeds, and inputs that are like them.
-    fn holds(seeds: &[Vec<u8>], holds: impl Fn(&[u8])) {
-        for seed in seeds {
-            holds(seed);
-        }
-        let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6);
-        let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) };
-        proptest!(config, |(seed in prop::sample::select(seeds.to_vec()), changes in changes)| {
-            let mut input = seed;
-            for (at, byte) in changes {
-                let at = at.index(input.len());
-                input[at] = byte;
-            }
-            holds(&input);
-        });
-    }
+    const CASES: u32 = 64;
 
     #[test]
     fn what_is_fuzzed_holds_for_what_is_like_the_seeds() {
-        holds(&stream_seeds(), stream);
-        holds(&blocks_seeds(), blocks);
-        holds(&multifd_seeds(), multifd);
-        holds(&records_seeds(), records);
-        holds(&round_trip_seeds(), round_trip);
+        holds(CASES, &stream_seeds(), stream);
+        holds(CASES, &blocks_seeds(), blocks);
+        holds(CASES, &multifd_seeds(), multifd);
+        holds(CASES, &records_seeds(), records);
+        holds(CASES, &round_trip_seeds(), round_trip);
     }
 
     #[test]
     fn a_handshake_with_nobody_ends() {
         let (client, server) = tls::two_hosts();
-        holds(&handshake_seeds(&server, &client), |data| handshake(&server, &client, data));
+        holds(CASES, &handshake_seeds(&server, &client), |data| handshake(&server, &client, data));
     }
 }

@@ -2,7 +2,7 @@
 //! those that have stayed behind.
 
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, ValueRef};
-use rusqlite::{TransactionBehavior, params};
+use rusqlite::{Params, TransactionBehavior, params};
 
 use super::{Journal, JournalError};
 use crate::api_types::LeftDisk;
@@ -96,21 +96,21 @@ impl Journal {
         })
     }
 
-    /// Records that one was not made after all.
-    pub(crate) fn forget_made_disk(&self, migration: &str, path: &str) -> Result<(), JournalError> {
+    fn forget_disks(&self, delete: &str, which: impl Params) -> Result<(), JournalError> {
         self.run(|connection| {
-            connection
-                .execute("DELETE FROM made_disks WHERE migration = ?1 AND path = ?2", [migration, path])?;
+            connection.execute(delete, which)?;
             Ok(())
         })
     }
 
+    /// Records that one was not made after all.
+    pub(crate) fn forget_made_disk(&self, migration: &str, path: &str) -> Result<(), JournalError> {
+        self.forget_disks("DELETE FROM made_disks WHERE migration = ?1 AND path = ?2", [migration, path])
+    }
+
     /// Records that the disks which were made for a VM are its own, or are gone.
     pub(crate) fn forget_made_disks(&self, migration: &str) -> Result<(), JournalError> {
-        self.run(|connection| {
-            connection.execute("DELETE FROM made_disks WHERE migration = ?1", [migration])?;
-            Ok(())
-        })
+        self.forget_disks("DELETE FROM made_disks WHERE migration = ?1", [migration])
     }
 
     /// Records that a VM takes a copy of this disk with it, if it leaves.
@@ -145,19 +145,12 @@ impl Journal {
 
     /// Records that one of them is seen to.
     pub(crate) fn forget_leaving_disk(&self, migration: &str, path: &str) -> Result<(), JournalError> {
-        self.run(|connection| {
-            connection
-                .execute("DELETE FROM leaving_disks WHERE migration = ?1 AND path = ?2", [migration, path])?;
-            Ok(())
-        })
+        self.forget_disks("DELETE FROM leaving_disks WHERE migration = ?1 AND path = ?2", [migration, path])
     }
 
     /// Records that the VM stays, or that its disks have been seen to.
     pub(crate) fn forget_leaving_disks(&self, migration: &str) -> Result<(), JournalError> {
-        self.run(|connection| {
-            connection.execute("DELETE FROM leaving_disks WHERE migration = ?1", [migration])?;
-            Ok(())
-        })
+        self.forget_disks("DELETE FROM leaving_disks WHERE migration = ?1", [migration])
     }
 
     /// Records where a disk is that has stayed behind.
@@ -195,9 +188,6 @@ impl Journal {
 
     /// Records that one is gone.
     pub(crate) fn forget_left_disk(&self, path: &str) -> Result<(), JournalError> {
-        self.run(|connection| {
-            connection.execute("DELETE FROM left_disks WHERE path = ?1", [path])?;
-            Ok(())
-        })
+        self.forget_disks("DELETE FROM left_disks WHERE path = ?1", [path])
     }
 }

@@ -7,6 +7,7 @@
 
 mod disk;
 mod planted;
+#[path = "../../../engine/tests/support/random.rs"]
 mod random;
 mod rules;
 mod target;

@@ -7,6 +7,8 @@ mod copies;
 mod losses;
 mod measure;
 mod mirror;
+#[path = "../../../storage/tests/disks/noise.rs"]
+mod noise;
 mod peers;
 mod requests;
 mod support;

@@ -9,7 +9,8 @@ use std::time::Instant;
 use drainpipe_nbd::ServerAddress;
 use tokio::process::Command;
 
-use crate::support::{Bench, Server, Settings, assert_same, has_qemu, noise, said};
+use crate::noise::noise;
+use crate::support::{Bench, Server, Settings, assert_same, has_qemu, said};
 
 const MEBIBYTES: u64 = 1024;
 const STREAMS: usize = 8;

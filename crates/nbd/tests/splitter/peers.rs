@@ -4,7 +4,8 @@ use drainpipe_nbd::{Refusal, Session, SplitterError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::net::TcpStream;
 
-use crate::support::{Bench, Settings, has_qemu, in_time, noise, said};
+use crate::noise::noise;
+use crate::support::{Bench, Settings, has_qemu, in_time, said};
 
 /// A stream's greeting, as it is on the wire.
 fn greeting(session: [u8; 16], number: u16, disk_bytes: u64) -> Vec<u8> {

@@ -19,6 +19,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{sleep, timeout};
 
+use crate::noise::noise;
+
 /// For what takes a moment on a quiet machine.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
 
@@ -46,18 +48,6 @@ pub(crate) fn has_qemu() -> bool {
         eprintln!("SKIPPED: no {}; install qemu-utils", missing.join(", "));
     }
     missing.is_empty()
-}
-
-/// Bytes that look random.
-pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed | 1;
-    let mut word = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    std::iter::from_fn(|| Some(word())).flatten().take(length).collect()
 }
 
 /// An image with noise, written zeroes and holes in turn, 1 MiB each.

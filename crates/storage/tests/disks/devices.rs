@@ -7,7 +7,8 @@ use drainpipe_storage::method::Method;
 use drainpipe_storage::{CopyRequest, CreateRequest, Task, copy, create};
 
 use crate::mounted::{is_inside, run};
-use crate::support::{assert_same, noise, refused, request, sparse};
+use crate::noise::noise;
+use crate::support::{assert_same, refused, request, sparse};
 
 const MIB: usize = 1 << 20;
 

@@ -9,7 +9,8 @@ use drainpipe_storage::method::Method;
 use drainpipe_storage::{DiskError, Task, copy};
 
 use crate::mounted::{in_a_file, is_inside, tmpfs};
-use crate::support::{assert_same, copied_by, created, names, noise, refused, request, sparse, taken_bytes};
+use crate::noise::noise;
+use crate::support::{assert_same, copied_by, created, names, refused, request, sparse, taken_bytes};
 
 const MIB: u64 = 1 << 20;
 

@@ -8,5 +8,6 @@ mod creations;
 mod devices;
 mod file_systems;
 mod mounted;
+mod noise;
 mod support;
 mod with_qemu;

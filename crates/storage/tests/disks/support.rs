@@ -7,17 +7,7 @@ use std::path::{Path, PathBuf};
 use drainpipe_storage::method::Method;
 use drainpipe_storage::{CopyRequest, CreateRequest, DiskError, DiskResult, Task, copy, create};
 
-/// Bytes that no compression and no zero detection shortens.
-pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed | 1;
-    let mut word = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    std::iter::from_fn(|| Some(word())).flatten().take(length).collect()
-}
+use crate::noise::noise;
 
 /// A sparse file with noise at these places.
 pub(crate) fn sparse(path: &Path, size_bytes: u64, data: &[(u64, usize)]) {
