@@ -1,13 +1,16 @@
 //! The command line.
 
+mod disk;
+mod fleet;
+mod lab;
+
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use drainpipe_agent::api_types::TRANSFERS_MAX;
 use drainpipe_agent::config;
@@ -19,10 +22,12 @@ use drainpipe_guest::dirtier::MIB_PER_S_MAX;
 use drainpipe_guest::mix::Mix;
 use drainpipe_guest::page::PAGE_WORDS;
 use drainpipe_hypervisor::spec::VmName;
-use drainpipe_identity::JoinToken;
-use drainpipe_lab::LinkAddresses;
-use drainpipe_storage::method::Method;
 
+pub(crate) use self::disk::DiskCommand;
+pub(crate) use self::fleet::{
+    InitArguments, JoinArguments, LeaveArguments, PlaceArguments, RevokeArguments, TokenArgument,
+};
+pub(crate) use self::lab::{LabCommand, LabUpArguments, LinkArguments};
 use crate::completion;
 use crate::connection::ConnectionArguments;
 use crate::exit::Exit;
@@ -331,80 +336,6 @@ pub(crate) enum VmCommand {
     },
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum DiskCommand {
-    /// Make a disk of zeroes: a raw image, or all or part of a block device
-    #[command(after_help = DISK_CREATE_EXAMPLES)]
-    Create {
-        /// The image's file, or the block device
-        #[arg(value_hint = ValueHint::FilePath)]
-        path: PathBuf,
-        /// Size of the disk, as 500M, 100G or 1T; all of a block device if absent
-        #[arg(long, value_name = "SIZE", value_parser = drainpipe_storage::size::parse)]
-        size: Option<u64>,
-        /// Set all of its blocks aside now, so that writes cannot lack space later
-        #[arg(long)]
-        preallocate: bool,
-        /// Replace the file, or overwrite the block device, that is there
-        #[arg(long)]
-        force: bool,
-    },
-    /// List the disks that stayed on a host when their VMs left with copies of them, or remove them
-    #[command(after_help = DISK_LEFT_EXAMPLES)]
-    Left {
-        /// The host
-        #[arg(add = completion::hosts())]
-        host: String,
-        /// Remove them
-        #[arg(long)]
-        remove: bool,
-    },
-    /// Copy a disk that no VM writes to: an image or a block device
-    #[command(after_help = DISK_COPY_EXAMPLES)]
-    Copy {
-        /// The disk
-        #[arg(value_hint = ValueHint::FilePath)]
-        source: PathBuf,
-        /// The copy: a file that is made, or a block device
-        #[arg(value_hint = ValueHint::FilePath)]
-        target: PathBuf,
-        /// Replace the file, or overwrite the block device, that is there
-        #[arg(long)]
-        force: bool,
-        /// Copy by this method or not at all, in place of the best that there is
-        #[arg(long, value_parser = disk_method())]
-        method: Option<Method>,
-    },
-}
-
-/// Reads a method; shells complete it.
-fn disk_method() -> impl TypedValueParser<Value = Method> {
-    PossibleValuesParser::new(Method::COPYING.map(Method::name)).try_map(|name| name.parse::<Method>())
-}
-
-const DISK_LEFT_EXAMPLES: &str = "\
-Examples:
-  drainpipe disk left a               what `migrate --copy-storage` has left on a
-  drainpipe disk left a --remove      the VMs run elsewhere: these are not needed any more";
-
-const DISK_CREATE_EXAMPLES: &str = "\
-Without --preallocate, a file takes space only as it is written to. Nothing is overwritten without --force.
-
-Examples:
-  drainpipe disk create /srv/vms/web1.img --size 1T
-  drainpipe disk create /srv/vms/db1.img --size 100G --preallocate
-  drainpipe disk create /dev/vg0/web1 --force                        all of the device reads as zeroes then";
-
-const DISK_COPY_EXAMPLES: &str = "\
-The storage copies where it can: blocks are shared (XFS, Btrfs), the NFS server or the SCSI target does it. Elsewhere this
-program reads and writes, and keeps holes. The end tells which it was, and what went through this host.
-
-Examples:
-  drainpipe disk copy /srv/vms/template.img /srv/vms/web2.img
-  drainpipe disk copy /dev/vg0/web1 /srv/vms/web1.img
-  drainpipe disk copy /srv/vms/web1.img /dev/vg0/web2 --force        what the device holds is lost
-  drainpipe disk copy a.img b.img --method reflink                   at once and without space, or not at all";
-
 const START_HELP: &str = "\
 The other hosts are asked whether they have the VM. One that has it is a reason to refuse, and so is one that cannot be
 asked and may have it: by what is recorded here, or because nobody can say that nothing is missing in this host's journal.
@@ -436,122 +367,6 @@ const VM_EXAMPLE: &str = r#"A specification:
 
   [[nic]]
   bridge = "br0""#;
-
-/// Which agent is set up.
-#[derive(Debug, Args)]
-pub(crate) struct PlaceArguments {
-    /// This host's configuration; written if it is not there
-    #[arg(long, default_value = config::DEFAULT_PATH, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) config: PathBuf,
-    /// This host's name among the others; as the system calls it if absent
-    #[arg(long, value_name = "NAME")]
-    pub(crate) name: Option<String>,
-    /// Where this host's agent listens; the address that leads to the others if absent
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub(crate) listen: Option<SocketAddr>,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = INIT_HELP)]
-pub(crate) struct InitArguments {
-    #[command(flatten)]
-    pub(crate) place: PlaceArguments,
-    /// How long the token is good
-    #[arg(long, default_value_t = 30, value_name = "MINUTES", value_parser = clap::value_parser!(u32).range(1..=1440))]
-    pub(crate) minutes: u32,
-    /// How long hosts' certificates are good, of a new fleet. They are renewed when a third of it is left
-    #[arg(long, default_value_t = 120, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=825))]
-    pub(crate) certificate_days: u32,
-    /// The same in seconds, for tests
-    #[arg(long, hide = true, value_name = "SECONDS")]
-    pub(crate) certificate_seconds: Option<u32>,
-}
-
-impl InitArguments {
-    pub(crate) fn certificate_s(&self) -> u32 {
-        self.certificate_seconds.unwrap_or(self.certificate_days * 24 * 60 * 60)
-    }
-}
-
-const INIT_HELP: &str = "\
-On the first host, this makes a certificate authority and the host's own certificate, writes agent.toml if there is none,
-starts the agent, and prints the line to run on the next host. The line has a token in it, which lets one host join, once.
-Run it again for each further host. The authority's key stays on this host, in the agent's state directory: back it up.
-
-Examples:
-  drainpipe init
-  drainpipe init --name a --listen 192.0.2.11:7420   where the host's name or address is not the right one
-  drainpipe init --minutes 5                         a token that is good for five minutes";
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Example, as `drainpipe init` printed it:\n  drainpipe join 192.0.2.11 --token a:4f6b…:9c01…"
-)]
-pub(crate) struct JoinArguments {
-    /// The host that has printed the token: address or name, with its port if that is another than 7420
-    pub(crate) host: String,
-    /// What `drainpipe init` has printed there; - reads it from standard input, so that no list of processes shows it
-    #[arg(long, value_name = "TOKEN")]
-    pub(crate) token: TokenArgument,
-    #[command(flatten)]
-    pub(crate) place: PlaceArguments,
-}
-
-/// A token, or where it comes from.
-#[derive(Debug, Clone)]
-pub(crate) enum TokenArgument {
-    Given(JoinToken),
-    StandardInput,
-}
-
-impl FromStr for TokenArgument {
-    type Err = <JoinToken as FromStr>::Err;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "-" { Ok(Self::StandardInput) } else { text.parse().map(Self::Given) }
-    }
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = LEAVE_HELP)]
-pub(crate) struct LeaveArguments {
-    /// This host's configuration
-    #[arg(long, default_value = config::DEFAULT_PATH, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) config: PathBuf,
-    /// Leave although this host has VMs, which run on, or cannot tell the others: revoke it there then
-    #[arg(long)]
-    pub(crate) force: bool,
-}
-
-const LEAVE_HELP: &str = "\
-Run it on the host that is to leave, when it has no VMs any more. Its certificate is revoked, its key removed, and its agent
-stopped. The host that has the authority's key leaves last.
-
-Example:
-  drainpipe drain c && drainpipe leave";
-
-#[derive(Debug, Args)]
-#[command(after_help = REVOKE_HELP)]
-pub(crate) struct RevokeArguments {
-    /// The host, or the operator
-    #[arg(add = completion::hosts())]
-    pub(crate) name: String,
-    /// The name is an operator's
-    #[arg(long)]
-    pub(crate) operator: bool,
-    /// Do not ask
-    #[arg(long)]
-    pub(crate) yes: bool,
-}
-
-const REVOKE_HELP: &str = "\
-For a host that was stolen or is lost; run it on the host that has the authority's key. Certificates of that name which were
-made until now are refused, by each host as soon as it hears of it; nothing changes for the others. The host may join again,
-by a new token.
-
-Examples:
-  drainpipe revoke c
-  drainpipe revoke ann --operator --yes";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum JournalCommand {
@@ -891,132 +706,6 @@ impl WatchingArguments {
     pub(crate) fn heartbeat(&self) -> Duration {
         Duration::from_millis(self.heartbeat_ms)
     }
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum LabCommand {
-    /// Make hosts, links and a client, and start the agents
-    #[command(after_help = LAB_EXAMPLES)]
-    Up(LabUpArguments),
-    /// End everything in a lab and remove it
-    Down {
-        /// The lab
-        #[arg(default_value = "lab")]
-        name: String,
-    },
-    /// Show a lab, or list all
-    Status {
-        /// The lab
-        name: Option<String>,
-    },
-    /// Run a program on a lab's host or on its client
-    #[command(after_help = "Example:\n  drainpipe lab exec lab a -- ip address")]
-    Exec {
-        /// The lab
-        name: String,
-        /// The host, or `client`
-        node: String,
-        /// The program and its arguments
-        #[arg(required = true, trailing_var_arg = true)]
-        program: Vec<String>,
-    },
-    /// Break something, or mend it
-    #[command(after_help = FAULT_EXAMPLES)]
-    Fault {
-        /// The lab
-        name: String,
-        /// The fault, in words
-        #[arg(required = true)]
-        words: Vec<String>,
-    },
-    /// Print shell commands that make a lab's first host the one that is asked
-    #[command(after_help = "Example:\n  eval \"$(drainpipe lab env lab)\"")]
-    Env {
-        /// The lab
-        #[arg(default_value = "lab")]
-        name: String,
-    },
-}
-
-/// `--link-addresses`.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum LinkAddressesArgument {
-    /// IPv4 only
-    Ipv4,
-    /// The kernel's own IPv6 addresses only
-    LinkLocal,
-    /// IPv4, and the kernel's own IPv6 addresses
-    Both,
-}
-
-impl From<LinkAddressesArgument> for LinkAddresses {
-    fn from(argument: LinkAddressesArgument) -> Self {
-        match argument {
-            LinkAddressesArgument::Ipv4 => Self::Ipv4,
-            LinkAddressesArgument::LinkLocal => Self::LinkLocal,
-            LinkAddressesArgument::Both => Self::Both,
-        }
-    }
-}
-
-const LAB_EXAMPLES: &str = "\
-Examples:
-  drainpipe lab up                                  hosts a and b, two links of 1 Gb/s
-  drainpipe lab up big --hosts a,b,c --link 5000 --link 1000:9000
-  drainpipe lab up virt --libvirt --no-agents       hosts with a libvirt each, for virsh
-  eval \"$(drainpipe lab env lab)\"                   then `drainpipe hosts` asks the lab";
-
-const FAULT_EXAMPLES: &str = "\
-Faults:
-  link-down HOST LINK         pull the cable at that end      link-up HOST LINK puts it back
-  blackhole HOST LINK [receive|send|both]                     link up, nothing passes
-  blackhole-above HOST LINK BYTES [receive|send|both]         link up, only frames of up to so many bytes pass
-  loss HOST LINK PERCENT      so many packets of a hundred are lost, in both directions
-  rate LINK MBPS|unlimited    another rate
-  mtu HOST LINK BYTES         another MTU at that end
-  libvirt-stop HOST           ask libvirtd to end; libvirt-kill kills it, libvirt-start starts it
-  heal HOST LINK              as it was
-
-Example:
-  drainpipe lab fault lab blackhole a e0 receive";
-
-/// What joins the hosts of a lab, and keeps them apart.
-#[derive(Debug, Args)]
-pub(crate) struct LinkArguments {
-    /// A link between all hosts: MBPS or `unlimited`, optionally :MTU; once for each
-    #[arg(long = "link", value_name = "MBPS[:MTU]", default_values = ["1000", "1000"])]
-    pub(crate) links: Vec<String>,
-    /// Which addresses hosts have on these links; with `link-local` agents choose their migration
-    /// addresses
-    #[arg(long, value_enum, default_value = "both")]
-    pub(crate) link_addresses: LinkAddressesArgument,
-    /// Run the programs of each host on a CPU of its own
-    #[arg(long)]
-    pub(crate) own_cpus: bool,
-    /// Let hosts not trust these links: migrations are encrypted
-    #[arg(long)]
-    pub(crate) untrusted: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct LabUpArguments {
-    /// The lab's name
-    #[arg(default_value = "lab")]
-    pub(crate) name: String,
-    /// Its hosts
-    #[arg(long, value_delimiter = ',', default_value = "a,b")]
-    pub(crate) hosts: Vec<String>,
-    #[command(flatten)]
-    pub(crate) links: LinkArguments,
-    /// Do not start agents
-    #[arg(long)]
-    pub(crate) no_agents: bool,
-    /// Give each host a libvirt of its own; `lab status` says where it is reached
-    #[arg(long)]
-    pub(crate) libvirt: bool,
-    /// The hypervisor, also of the libvirts
-    #[arg(long, default_value = "qemu-system-x86_64", value_name = "FILE")]
-    pub(crate) qemu: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,24 +1,24 @@
 //! A domain as every hypervisor's VM.
 
+mod ending;
+mod source;
+mod target;
+
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use drainpipe_hypervisor::{
-    Address, Connections, Contents, Demands, End, Event, Exit, Hold, MemorySample, MigrationStatus, Parcel,
-    RamStatus, ResolvedSpec, Role, RunState, SharedPath, SourceSettings, SourceVm, TargetVm, TransferStatus,
-    Transport, VcpuThrottle, VcpuTime, Version, Vm, VmDirectory, VmError, VmErrorKind,
+    Connections, Contents, Demands, End, Event, Exit, MemorySample, MigrationStatus, RamStatus, ResolvedSpec,
+    Role, RunState, SharedPath, TransferStatus, VcpuThrottle, VcpuTime, Version, Vm, VmDirectory, VmError,
+    VmErrorKind,
 };
 use drainpipe_hypervisor_qemu::{Process, VcpuThrottle as Throttle, VcpuTime as Time, vcpu_threads_by_name};
-use drainpipe_libvirt::{
-    Connection, Domain, DomainEvent, DomainState, Error, JobStats, JobStatsOf, State, UndefineFlags,
-    migrate_flags,
-};
+use drainpipe_libvirt::{Connection, Domain, DomainEvent, DomainState, Error, JobStats, JobStatsOf, State};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::{broadcast, watch};
@@ -28,13 +28,11 @@ use tokio::time::{sleep, timeout};
 use crate::coming::Coming;
 use crate::daemon::Daemon;
 use crate::errors::{failed, is_libvirts};
-use crate::files::ComingHere;
 use crate::leaving::Leaving;
 use crate::meeting::Meeting;
 use crate::monitor::Monitor;
-use crate::phases::Handed;
 use crate::protection::Protection;
-use crate::{demands, files, qemu_process, states};
+use crate::{demands, files, states};
 
 /// Events that wait for whoever is slow to read them.
 const EVENTS_KEPT: usize = 64;
@@ -44,19 +42,6 @@ const ASK_EVERY: Duration = Duration::from_millis(5);
 
 /// How long libvirt may take to say goodbye to a connection.
 const CLOSED_WITHIN: Duration = Duration::from_secs(2);
-
-/// How long libvirt may take to be done with a job of which it says that there is none, and how often it is tried.
-const ENDED_WITHIN: Duration = Duration::from_secs(3);
-const BEGIN_AGAIN_AFTER: Duration = Duration::from_millis(100);
-
-/// How long a transfer may take to stop before QEMU's connections are cut.
-const CUT_AFTER: Duration = Duration::from_secs(1);
-
-/// How long the pause may be longer so that it is known what was sent.
-const COUNTED_WITHIN: Duration = Duration::from_millis(10);
-
-/// MiB/s for no limit (`QEMU_DOMAIN_MIG_BANDWIDTH_MAX` in libvirt).
-const UNLIMITED_MIB_PER_S: u64 = (i64::MAX as u64) / (1 << 20);
 
 /// A domain that is active here, or is to come here.
 #[derive(Debug)]
@@ -237,63 +222,12 @@ impl DomainVm {
         }
     }
 
-    /// A guest that its owner has suspended goes on being sent, and stays suspended wherever it then is.
-    async fn leaving_status(
-        &self,
-        leaving: &Leaving,
-        state: DomainState,
-        job: &JobStats,
-        deadline: Duration,
-    ) -> Result<(MigrationStatus, Option<String>), VmError> {
-        let is_switched_over = self.is_switched_over.load(Ordering::Relaxed);
-        if !is_switched_over && states::is_suspended_in_flight(state, job) {
-            // What was counted before it was paused says nothing.
-            let (state, job) = self.look(deadline).await?;
-            if leaving.is_performing() && states::is_suspended_in_flight(state, &job) {
-                files::write_suspended(&self.directory)?;
-            }
-        }
-        let is_paused = state.is_paused_by_migration() && !files::is_suspended(&self.directory);
-        Ok(leaving.status(is_paused, is_switched_over))
-    }
-
     /// With what was counted last, where libvirt counts no more.
     fn counting(&self, status: TransferStatus, has_job: bool) -> TransferStatus {
         let mut counted = lock(&self.counted);
         // What protects it counts nothing.
         *counted = status.ram.filter(|_| has_job).or(*counted);
         TransferStatus { ram: *counted, ..status }
-    }
-
-    /// libvirt says that an aborted migration has no job any more a while before it begins another.
-    async fn begin_leaving(
-        &self,
-        transport: Transport,
-        deadline: Duration,
-    ) -> Result<(Leaving, Parcel), VmError> {
-        let end = Instant::now() + ENDED_WITHIN.min(deadline);
-        loop {
-            let (_, domain) = self.domain(deadline).await?;
-            match Leaving::begin(&self.daemon, &domain, transport, deadline).await {
-                Err(error)
-                    if error.kind == VmErrorKind::Refused
-                        && Instant::now() < end
-                        && !self.look(deadline).await?.1.kind.may_be_under_way() =>
-                {
-                    tracing::debug!(vm = %self.spec.spec().name, %error, "not begun yet");
-                    sleep(BEGIN_AGAIN_AFTER).await;
-                }
-                begun => return begun,
-            }
-        }
-    }
-
-    /// Gives up what libvirt does with it for a migration of ours.
-    async fn close_leaving(&self) {
-        let leaving = lock(&self.leaving).take();
-        if let Some(leaving) = leaving {
-            leaving.close(CLOSED_WITHIN).await;
-        }
     }
 
     /// Its QEMU itself, where libvirt has not done what was asked because it has ended; fails as that did otherwise.
@@ -303,66 +237,6 @@ impl DomainVm {
                 Monitor::open(&process, deadline).await
             }
             _ => Err(why),
-        }
-    }
-
-    /// QEMU's threads may wait for a target that is silent, of which libvirt cannot tell them.
-    async fn cancel_leaving(
-        &self,
-        leaving: &Leaving,
-        domain: &Domain,
-        deadline: Duration,
-    ) -> Result<bool, VmError> {
-        let mut cancelling = pin!(leaving.cancel(domain, deadline));
-        if let Ok(cancelled) = timeout(CUT_AFTER.min(deadline / 2), &mut cancelling).await {
-            return cancelled;
-        }
-        if let (Some(process), Some(peer)) = (self.process(), *lock(&self.peer))
-            && let Err(error) = process.cut(peer)
-        {
-            tracing::warn!(%error, "QEMU may wait for its target for as long as that is silent");
-        }
-        cancelling.await
-    }
-
-    async fn cancel_by_libvirt(&self, deadline: Duration) -> Result<MigrationStatus, VmError> {
-        let (connection, domain) = self.domain(deadline).await?;
-        let was_sent = if let Some(leaving) = self.leaving() {
-            self.cancel_leaving(&leaving, &domain, deadline).await?
-        } else {
-            let (state, job) = self.look(deadline).await?;
-            if job.kind.may_be_under_way() {
-                connection.abort_job(&domain, deadline).await.map_err(failed)?;
-                self.end_performed(&connection, &domain, deadline).await?;
-            }
-            !job.kind.may_be_under_way() && state.is_paused_by_migration()
-        };
-        self.close_leaving().await;
-        let state = self.wait_without_job(deadline).await?;
-        if files::is_suspended(&self.directory) && state.state.may_run() {
-            // libvirt lets a guest run that ran before its migration.
-            connection.suspend(&domain, deadline).await.map_err(failed)?;
-        }
-        Ok(if was_sent { MigrationStatus::Completed } else { MigrationStatus::Cancelled })
-    }
-
-    /// A job that has sent all is not aborted: it waits for the agent that has begun it, which may stand still. Another
-    /// connection may confirm that the domain stays.
-    async fn end_performed(
-        &self,
-        connection: &Connection,
-        domain: &Domain,
-        deadline: Duration,
-    ) -> Result<(), VmError> {
-        let (state, job) = self.look(deadline).await?;
-        if !job.kind.may_be_under_way() || !state.is_paused_by_migration() {
-            return Ok(());
-        }
-        let flags = migrate_flags::LIVE | migrate_flags::CHANGE_PROTECTION;
-        match connection.migrate_confirm(domain, &[], &[], flags, true, deadline).await {
-            // It has ended by itself.
-            Err(error) if error.is_operation_invalid() => Ok(()),
-            confirmed => confirmed.map_err(failed),
         }
     }
 
@@ -381,87 +255,11 @@ impl DomainVm {
             }
         }
     }
+}
 
-    /// Ends it here, and forgets its definition where it is not to stay.
-    async fn end_domain(&self, keeps_definition: bool, deadline: Duration) -> Result<(), VmError> {
-        self.expect_end();
-        let (connection, domain) = match self.domain(deadline).await {
-            Err(error) if error.kind == VmErrorKind::NotRunning => return Ok(()),
-            found => found?,
-        };
-        let is_persistent = connection.is_persistent(&domain, deadline).await.map_err(failed)?;
-        match connection.destroy(&domain, false, deadline).await {
-            // It is off already.
-            Err(error) if error.is_operation_invalid() || error.is_no_domain() => {}
-            ended => ended.map_err(failed)?,
-        }
-        if !is_persistent || keeps_definition {
-            return Ok(());
-        }
-        let flags = UndefineFlags {
-            managed_save: true,
-            snapshots_metadata: true,
-            checkpoints_metadata: true,
-            // It may be the one that the domain uses where it runs now.
-            keep_nvram: true,
-            keep_tpm: true,
-            nvram: false,
-        };
-        match connection.undefine(&domain, flags, deadline).await {
-            // Before libvirt 8.9, which keeps it always.
-            Err(error) if error.is_invalid_argument() => {
-                let flags = UndefineFlags { keep_tpm: false, ..flags };
-                connection.undefine(&domain, flags, deadline).await.map_err(failed)
-            }
-            Err(error) if error.is_no_domain() => Ok(()),
-            undefined => undefined.map_err(failed),
-        }
-    }
-
-    /// libvirt starts it no more when this host has booted: it is about to be another host's.
-    async fn end_autostart(&self, deadline: Duration) -> Result<(), VmError> {
-        let (connection, domain) = self.domain(deadline).await?;
-        let is_persistent = connection.is_persistent(&domain, deadline).await.map_err(failed)?;
-        if is_persistent && connection.autostart(&domain, deadline).await.map_err(failed)? {
-            files::write_autostart(&self.directory)?;
-            connection.set_autostart(&domain, false, deadline).await.map_err(failed)?;
-        }
-        Ok(())
-    }
-
-    /// It runs here, and stays: started when this host has booted, if it was so where it came from, or before it was to
-    /// leave.
-    async fn begin_autostart(&self, deadline: Duration) -> Result<(), VmError> {
-        let coming = files::read_coming(&self.directory)?;
-        if files::is_to_autostart(&self.directory) || coming.is_some_and(|coming| coming.autostart) {
-            let (connection, domain) = self.domain(deadline).await?;
-            connection.set_autostart(&domain, true, deadline).await.map_err(failed)?;
-        }
-        files::has_autostart(&self.directory)?;
-        files::has_come(&self.directory)
-    }
-
-    /// What is known of it until it runs.
-    fn note_coming(&self, note: impl FnOnce(&mut ComingHere)) -> Result<(), VmError> {
-        let coming = files::read_coming(&self.directory)?;
-        let mut coming = coming.ok_or_else(|| VmError::failed("it is not on its way here"))?;
-        note(&mut coming);
-        files::write_coming(&self.directory, coming)
-    }
-
-    async fn wait_without_job(&self, deadline: Duration) -> Result<DomainState, VmError> {
-        let end = Instant::now() + deadline;
-        loop {
-            let (state, job) = self.look(deadline).await?;
-            if !job.kind.may_be_under_way() {
-                return Ok(state);
-            }
-            if Instant::now() >= end {
-                return Err(VmError::failed("libvirt goes on with the domain's job"));
-            }
-            sleep(ASK_EVERY).await;
-        }
-    }
+/// libvirt's QEMUs see the host's files, except for `/dev`.
+fn shared(path: PathBuf) -> SharedPath {
+    SharedPath { of_hypervisor: path.clone(), path }
 }
 
 fn is_busy(error: &Error) -> bool {
@@ -698,220 +496,6 @@ impl Vm for DomainVm {
     async fn demands(&self, deadline: Duration) -> Result<Demands, VmError> {
         let (connection, domain) = self.domain(deadline).await?;
         demands::ask(&connection, &domain, deadline).await
-    }
-}
-
-#[async_trait]
-impl SourceVm for DomainVm {
-    async fn begin(&self, transport: Transport, deadline: Duration) -> Result<Parcel, VmError> {
-        self.close_leaving().await;
-        self.is_switched_over.store(false, Ordering::Relaxed);
-        lock(&self.counted).take();
-        files::is_not_suspended(&self.directory)?;
-        let (leaving, parcel) = self.begin_leaving(transport, deadline).await?;
-        *lock(&self.leaving) = Some(Arc::new(leaving));
-        self.prepare_protection(deadline).await?;
-        Ok(parcel)
-    }
-
-    async fn start_transfer(
-        &self,
-        _transport: Transport,
-        address: Address,
-        settings: SourceSettings,
-        parcel: Parcel,
-        deadline: Duration,
-    ) -> Result<(), VmError> {
-        let leaving = self.leaving().ok_or_else(|| VmError::failed("libvirt was not asked to begin"))?;
-        let handed = Handed::of(&parcel)?;
-        let (connection, domain) = self.asked(deadline).await?;
-        // QEMU keeps it until libvirt puts back what it had before the migration.
-        let limit_ms = settings.downtime_limit_ms;
-        connection.migrate_set_max_downtime(&domain, limit_ms, deadline).await.map_err(failed)?;
-        let speed = settings.bandwidth_mbps.map(mib_per_s);
-        *lock(&self.peer) = match &address {
-            Address::Tcp(peer) => Some(*peer),
-            Address::Unix(_) => None,
-        };
-        leaving.perform(&domain, &address, speed, &handed, Arc::clone(&self.events));
-        Ok(())
-    }
-
-    async fn start_post_copy(&self, _deadline: Duration) -> Result<bool, VmError> {
-        Err(VmError::failed("a domain does not move by post-copy yet"))
-    }
-
-    /// libvirt goes on by itself.
-    async fn switch_over(&self, _deadline: Duration) -> Result<(), VmError> {
-        self.is_switched_over.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    async fn sent(&self, deadline: Duration) -> Result<Option<Parcel>, VmError> {
-        let leaving = self.leaving().ok_or_else(|| VmError::failed("libvirt was not asked to begin"))?;
-        let sent = Handed::cookie(leaving.sent(deadline).await?)?;
-        if lock(&self.counted).is_none() {
-            // It has gone so fast that nobody has looked. What is not known then is no reason to go back.
-            drop(timeout(COUNTED_WITHIN, self.migration(deadline)).await);
-        }
-        Ok(Some(Handed { is_suspended: files::is_suspended(&self.directory), ..sent }.parcel(None)))
-    }
-
-    /// libvirt's daemon, ended while it holds the job, lets the guest run by itself when it is started anew.
-    async fn let_go(&self, deadline: Duration) -> Result<(), VmError> {
-        self.close_leaving().await;
-        self.wait_without_job(deadline).await?;
-        self.end_autostart(deadline).await?;
-        let (connection, domain) = self.domain(deadline).await?;
-        self.protect(&domain, deadline).await?;
-        // Not before: somebody may have waited to let it run.
-        if connection.state(&domain, deadline).await.map_err(failed)?.is_paused_by_migration() {
-            return Ok(());
-        }
-        Err(VmError::failed(
-            "the domain does not stand still here any more: somebody has let it run, or ended it",
-        ))
-    }
-
-    /// libvirt lets nobody change the domain as long as it is ready to leave.
-    async fn stay(&self) {
-        self.close_leaving().await;
-    }
-
-    async fn cancel(&self, deadline: Duration) -> Result<MigrationStatus, VmError> {
-        self.unprotect().await;
-        match self.cancel_by_libvirt(deadline).await {
-            Err(error) => {
-                let cancelled = self.orphaned(error, deadline).await?.cancel().await;
-                self.close_leaving().await;
-                cancelled
-            }
-            cancelled => cancelled,
-        }
-    }
-
-    async fn interrupt(&self, _deadline: Duration) -> Result<(), VmError> {
-        Err(VmError::failed("a domain does not move by post-copy yet"))
-    }
-
-    async fn resume_transfer(&self, _address: Address, _deadline: Duration) -> Result<(), VmError> {
-        Err(VmError::failed("a domain does not move by post-copy yet"))
-    }
-
-    async fn set_downtime_limit(&self, downtime_limit_ms: u64, deadline: Duration) -> Result<(), VmError> {
-        let (connection, domain) = self.asked(deadline).await?;
-        connection.migrate_set_max_downtime(&domain, downtime_limit_ms, deadline).await.map_err(failed)
-    }
-
-    async fn set_bandwidth(&self, limit_mbps: Option<u64>, deadline: Duration) -> Result<(), VmError> {
-        let (connection, domain) = self.asked(deadline).await?;
-        let speed = limit_mbps.map_or(UNLIMITED_MIB_PER_S, mib_per_s);
-        connection.migrate_set_max_speed(&domain, speed, deadline).await.map_err(failed)
-    }
-
-    async fn hold(&self, deadline: Duration) -> Result<Hold, VmError> {
-        let (state, job) = match self.look(deadline).await {
-            Err(error) => return self.orphaned(error, deadline).await?.hold().await,
-            looked => looked?,
-        };
-        match (state.is_paused_by_migration(), self.has_job(&job)) {
-            (true, true) => Err(VmError::failed("libvirt's migration has the domain still")),
-            (true, false) => Ok(Hold::LetGo),
-            (false, _) => Ok(Hold::Kept),
-        }
-    }
-
-    fn connections(&self) -> Option<&dyn Connections> {
-        Some(self)
-    }
-
-    fn outgoing_relay(&self) -> SharedPath {
-        if let Err(error) = self.meeting.make() {
-            // Who listens there fails, and says where.
-            tracing::warn!(%error, "no directory for QEMU to meet the agent in");
-        }
-        shared(self.meeting.outgoing())
-    }
-}
-
-/// libvirt's QEMUs see the host's files, except for `/dev`.
-fn shared(path: PathBuf) -> SharedPath {
-    SharedPath { of_hypervisor: path.clone(), path }
-}
-
-fn no_meeting(meeting: &Meeting, error: &io::Error) -> VmError {
-    let socket = meeting.incoming();
-    VmError::failed(format!("cannot make a directory for QEMU to listen at {}: {error}", socket.display()))
-}
-
-/// libvirt knows whole MiB/s, and takes 0 for no limit.
-fn mib_per_s(mbps: u64) -> u64 {
-    ((mbps * 1_000_000 / 8) >> 20).max(1)
-}
-
-#[async_trait]
-impl TargetVm for DomainVm {
-    async fn listen(
-        &self,
-        transport: Transport,
-        address: Address,
-        parcel: &Parcel,
-        deadline: Duration,
-    ) -> Result<Parcel, VmError> {
-        let is_relayed = matches!(address, Address::Unix(_));
-        if is_relayed {
-            self.meeting.open().map_err(|error| no_meeting(&self.meeting, &error))?;
-        }
-        let prepared = Coming::prepare(&self.daemon, &self.spec, transport, &address, parcel, deadline).await;
-        if is_relayed {
-            self.meeting.close().map_err(|error| no_meeting(&self.meeting, &error))?;
-        }
-        let (coming, answer) = prepared?;
-        self.note_coming(|known| (known.is_prepared, known.autostart) = (true, coming.autostart()))?;
-        let process =
-            qemu_process::find_started(self.spec.uuid(), deadline).await.map_err(VmError::failed)?;
-        self.process.send_replace(Some(Arc::new(process)));
-        *lock(&self.coming) = Some(Arc::new(coming));
-        self.prepare_protection(deadline).await?;
-        Ok(answer)
-    }
-
-    async fn complete(&self, parcel: Parcel, deadline: Duration) -> Result<(), VmError> {
-        let coming = self.coming().ok_or_else(|| VmError::failed("nothing was prepared for it here"))?;
-        let finished = match coming.finish(&parcel, deadline).await {
-            Ok(domain) => {
-                if Handed::of(&parcel)?.is_suspended {
-                    files::write_suspended(&self.directory)?;
-                }
-                self.note_coming(|known| known.is_complete = true)?;
-                self.protect(&domain, deadline).await
-            }
-            Err(error) => Err(error),
-        };
-        let status = if finished.is_ok() { MigrationStatus::Completed } else { MigrationStatus::Failed };
-        // Nobody may listen.
-        let happening = drainpipe_hypervisor::Happening::Migration(status);
-        let _unheard = self.events.send(Event { what: happening, at: None });
-        finished
-    }
-
-    async fn recover_listen(&self, _address: Address, _deadline: Duration) -> Result<(), VmError> {
-        Err(VmError::failed("a domain does not move by post-copy yet"))
-    }
-
-    async fn cut_migration(&self, _deadline: Duration) {
-        let coming = lock(&self.coming).clone();
-        if let Some(coming) = coming.filter(|coming| !coming.is_complete()) {
-            coming.close(CLOSED_WITHIN).await;
-        }
-    }
-
-    fn forget_key(&self) -> Result<(), VmError> {
-        Ok(())
-    }
-
-    fn incoming_relay(&self) -> SharedPath {
-        shared(self.meeting.incoming())
     }
 }
 

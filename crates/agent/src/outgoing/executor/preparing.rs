@@ -51,7 +51,6 @@ impl Executor {
         let (meeting, zero_share) = tokio::join!(meeting, looked);
         let mut meeting = meeting?;
         if let Some(vmm) = &self.claimed.vmm {
-            let peer = self.peer()?;
             meeting.plan.disks = disks::to_copy(&self.outgoing, &peer, &self.asked, &meeting, vmm).await?;
         }
         let Meeting { protocol, source, target, plan } = meeting;
@@ -62,8 +61,7 @@ impl Executor {
         let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.running.vm))?;
         let vms = std::slice::from_ref(vmm);
         self.findings =
-            check::before_migration(&self.outgoing.checks, &self.peer()?, &self.running.target, vms, &plan)
-                .await?;
+            check::before_migration(&self.outgoing.checks, &peer, &self.running.target, vms, &plan).await?;
         self.facts = Some((source, target.facts));
         self.plan = Some(plan.clone());
         refusal(&self.findings).map_or(Ok(Event::Established(plan)), Err)

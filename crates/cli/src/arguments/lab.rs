@@ -1,0 +1,132 @@
+//! The lab.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use drainpipe_lab::LinkAddresses;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LabCommand {
+    /// Make hosts, links and a client, and start the agents
+    #[command(after_help = LAB_EXAMPLES)]
+    Up(LabUpArguments),
+    /// End everything in a lab and remove it
+    Down {
+        /// The lab
+        #[arg(default_value = "lab")]
+        name: String,
+    },
+    /// Show a lab, or list all
+    Status {
+        /// The lab
+        name: Option<String>,
+    },
+    /// Run a program on a lab's host or on its client
+    #[command(after_help = "Example:\n  drainpipe lab exec lab a -- ip address")]
+    Exec {
+        /// The lab
+        name: String,
+        /// The host, or `client`
+        node: String,
+        /// The program and its arguments
+        #[arg(required = true, trailing_var_arg = true)]
+        program: Vec<String>,
+    },
+    /// Break something, or mend it
+    #[command(after_help = FAULT_EXAMPLES)]
+    Fault {
+        /// The lab
+        name: String,
+        /// The fault, in words
+        #[arg(required = true)]
+        words: Vec<String>,
+    },
+    /// Print shell commands that make a lab's first host the one that is asked
+    #[command(after_help = "Example:\n  eval \"$(drainpipe lab env lab)\"")]
+    Env {
+        /// The lab
+        #[arg(default_value = "lab")]
+        name: String,
+    },
+}
+
+/// `--link-addresses`.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum LinkAddressesArgument {
+    /// IPv4 only
+    Ipv4,
+    /// The kernel's own IPv6 addresses only
+    LinkLocal,
+    /// IPv4, and the kernel's own IPv6 addresses
+    Both,
+}
+
+impl From<LinkAddressesArgument> for LinkAddresses {
+    fn from(argument: LinkAddressesArgument) -> Self {
+        match argument {
+            LinkAddressesArgument::Ipv4 => Self::Ipv4,
+            LinkAddressesArgument::LinkLocal => Self::LinkLocal,
+            LinkAddressesArgument::Both => Self::Both,
+        }
+    }
+}
+
+const LAB_EXAMPLES: &str = "\
+Examples:
+  drainpipe lab up                                  hosts a and b, two links of 1 Gb/s
+  drainpipe lab up big --hosts a,b,c --link 5000 --link 1000:9000
+  drainpipe lab up virt --libvirt --no-agents       hosts with a libvirt each, for virsh
+  eval \"$(drainpipe lab env lab)\"                   then `drainpipe hosts` asks the lab";
+
+const FAULT_EXAMPLES: &str = "\
+Faults:
+  link-down HOST LINK         pull the cable at that end      link-up HOST LINK puts it back
+  blackhole HOST LINK [receive|send|both]                     link up, nothing passes
+  blackhole-above HOST LINK BYTES [receive|send|both]         link up, only frames of up to so many bytes pass
+  loss HOST LINK PERCENT      so many packets of a hundred are lost, in both directions
+  rate LINK MBPS|unlimited    another rate
+  mtu HOST LINK BYTES         another MTU at that end
+  libvirt-stop HOST           ask libvirtd to end; libvirt-kill kills it, libvirt-start starts it
+  heal HOST LINK              as it was
+
+Example:
+  drainpipe lab fault lab blackhole a e0 receive";
+
+/// What joins the hosts of a lab, and keeps them apart.
+#[derive(Debug, Args)]
+pub(crate) struct LinkArguments {
+    /// A link between all hosts: MBPS or `unlimited`, optionally :MTU; once for each
+    #[arg(long = "link", value_name = "MBPS[:MTU]", default_values = ["1000", "1000"])]
+    pub(crate) links: Vec<String>,
+    /// Which addresses hosts have on these links; with `link-local` agents choose their migration
+    /// addresses
+    #[arg(long, value_enum, default_value = "both")]
+    pub(crate) link_addresses: LinkAddressesArgument,
+    /// Run the programs of each host on a CPU of its own
+    #[arg(long)]
+    pub(crate) own_cpus: bool,
+    /// Let hosts not trust these links: migrations are encrypted
+    #[arg(long)]
+    pub(crate) untrusted: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LabUpArguments {
+    /// The lab's name
+    #[arg(default_value = "lab")]
+    pub(crate) name: String,
+    /// Its hosts
+    #[arg(long, value_delimiter = ',', default_value = "a,b")]
+    pub(crate) hosts: Vec<String>,
+    #[command(flatten)]
+    pub(crate) links: LinkArguments,
+    /// Do not start agents
+    #[arg(long)]
+    pub(crate) no_agents: bool,
+    /// Give each host a libvirt of its own; `lab status` says where it is reached
+    #[arg(long)]
+    pub(crate) libvirt: bool,
+    /// The hypervisor, also of the libvirts
+    #[arg(long, default_value = "qemu-system-x86_64", value_name = "FILE")]
+    pub(crate) qemu: PathBuf,
+}

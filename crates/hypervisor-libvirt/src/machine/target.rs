@@ -1,0 +1,98 @@
+//! A domain that comes.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use drainpipe_hypervisor::{
+    Address, Event, MigrationStatus, Parcel, SharedPath, TargetVm, Transport, VmError,
+};
+
+use super::{CLOSED_WITHIN, DomainVm, lock, shared};
+use crate::coming::Coming;
+use crate::files::ComingHere;
+use crate::meeting::Meeting;
+use crate::phases::Handed;
+use crate::{files, qemu_process};
+
+impl DomainVm {
+    /// What is known of it until it runs.
+    fn note_coming(&self, note: impl FnOnce(&mut ComingHere)) -> Result<(), VmError> {
+        let coming = files::read_coming(&self.directory)?;
+        let mut coming = coming.ok_or_else(|| VmError::failed("it is not on its way here"))?;
+        note(&mut coming);
+        files::write_coming(&self.directory, coming)
+    }
+}
+
+#[async_trait]
+impl TargetVm for DomainVm {
+    async fn listen(
+        &self,
+        transport: Transport,
+        address: Address,
+        parcel: &Parcel,
+        deadline: Duration,
+    ) -> Result<Parcel, VmError> {
+        let is_relayed = matches!(address, Address::Unix(_));
+        if is_relayed {
+            self.meeting.open().map_err(|error| no_meeting(&self.meeting, &error))?;
+        }
+        let prepared = Coming::prepare(&self.daemon, &self.spec, transport, &address, parcel, deadline).await;
+        if is_relayed {
+            self.meeting.close().map_err(|error| no_meeting(&self.meeting, &error))?;
+        }
+        let (coming, answer) = prepared?;
+        self.note_coming(|known| (known.is_prepared, known.autostart) = (true, coming.autostart()))?;
+        let process =
+            qemu_process::find_started(self.spec.uuid(), deadline).await.map_err(VmError::failed)?;
+        self.process.send_replace(Some(Arc::new(process)));
+        *lock(&self.coming) = Some(Arc::new(coming));
+        self.prepare_protection(deadline).await?;
+        Ok(answer)
+    }
+
+    async fn complete(&self, parcel: Parcel, deadline: Duration) -> Result<(), VmError> {
+        let coming = self.coming().ok_or_else(|| VmError::failed("nothing was prepared for it here"))?;
+        let finished = match coming.finish(&parcel, deadline).await {
+            Ok(domain) => {
+                if Handed::of(&parcel)?.is_suspended {
+                    files::write_suspended(&self.directory)?;
+                }
+                self.note_coming(|known| known.is_complete = true)?;
+                self.protect(&domain, deadline).await
+            }
+            Err(error) => Err(error),
+        };
+        let status = if finished.is_ok() { MigrationStatus::Completed } else { MigrationStatus::Failed };
+        // Nobody may listen.
+        let happening = drainpipe_hypervisor::Happening::Migration(status);
+        let _unheard = self.events.send(Event { what: happening, at: None });
+        finished
+    }
+
+    async fn recover_listen(&self, _address: Address, _deadline: Duration) -> Result<(), VmError> {
+        Err(VmError::failed("a domain does not move by post-copy yet"))
+    }
+
+    async fn cut_migration(&self, _deadline: Duration) {
+        let coming = lock(&self.coming).clone();
+        if let Some(coming) = coming.filter(|coming| !coming.is_complete()) {
+            coming.close(CLOSED_WITHIN).await;
+        }
+    }
+
+    fn forget_key(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn incoming_relay(&self) -> SharedPath {
+        shared(self.meeting.incoming())
+    }
+}
+
+fn no_meeting(meeting: &Meeting, error: &io::Error) -> VmError {
+    let socket = meeting.incoming();
+    VmError::failed(format!("cannot make a directory for QEMU to listen at {}: {error}", socket.display()))
+}
