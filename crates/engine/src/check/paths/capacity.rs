@@ -22,6 +22,9 @@ const BYTES_PER_BYTE_OF_DATA: f64 = 2.0;
 
 const SPARE: f64 = 4.0;
 
+/// `tcp_wmem`'s greatest where memory does not bound it (`tcp_init`, Linux 6.1); `tcp_rmem`'s is 6 MiB.
+const KERNEL_DEFAULT_BYTES: u64 = 4 << 20;
+
 pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     let paths = pair.paths;
     let mut findings: Vec<Finding> = paths.iter().filter_map(|path| speeds_of_path(pair, path)).collect();
@@ -159,9 +162,10 @@ fn buffers(pair: Pair<'_>) -> Vec<Finding> {
     too_small.collect()
 }
 
-/// With much to spare: the time there and back is longer when the path is full.
+/// With much to spare: the time there and back is longer when the path is full. And never below what the kernel allows
+/// by itself, about 4 MiB to send (`tcp_wmem`): a time measured while the hosts are idle says little of busy ones.
 fn buffer_goal_bytes(needed_bytes: f64) -> Option<u64> {
-    let powers = (16..u64::BITS).map(|power| 1 << power);
+    let powers = (KERNEL_DEFAULT_BYTES.ilog2()..u64::BITS).map(|power| 1_u64 << power);
     powers
         .take_while(|bytes| *bytes <= TCP_BUFFER_BYTES_MAX)
         .find(|bytes| *bytes as f64 >= needed_bytes * SPARE)

@@ -170,7 +170,7 @@ pub(super) const OF_PATHS: &[Case] = &[
         Warning,
         "tcp-buffers-small",
         &["b e1"],
-        "net.ipv4.tcp_rmem='8192 65536 1048576'",
+        "net.ipv4.tcp_rmem='8192 65536 4194304'",
     ),
 ];
 
