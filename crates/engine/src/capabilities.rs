@@ -10,6 +10,9 @@ use utoipa::ToSchema;
 /// From this one on, QEMU knows a migration's connections by what each says first (`migration_channel_read_peek`).
 const QEMU_TELLS_CONNECTIONS_APART: u32 = 8;
 
+/// From this one on, QEMU may look for zero pages in multifd's threads, and take them there (`zero-page-detection`).
+const QEMU_ZERO_PAGES_IN_PARALLEL: u32 = 9;
+
 /// What a host's hypervisor can do in a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[expect(
@@ -35,6 +38,8 @@ pub struct Capabilities {
     /// Whether memory may go over several connections at once (QEMU's multifd, libvirt's `PARALLEL`). Asked of both for
     /// whatever is not one connection: multichannel, compression, and encryption by several cores.
     pub sends_in_parallel: bool,
+    /// Whether its several connections may carry which pages are zero, too. Asked of both; where not, the main one does.
+    pub zero_pages_in_parallel: bool,
     /// Whether it packs by itself what it sends over several connections. Asked of both for `qemu-zstd-1` and
     /// `qemu-zstd-3`.
     pub packs: bool,
@@ -79,6 +84,7 @@ impl Capabilities {
         connections_are_ours: false,
         tells_connections_apart: false,
         sends_in_parallel: false,
+        zero_pages_in_parallel: false,
         packs: false,
         is_relayed: false,
         keeps_limit: false,
@@ -88,12 +94,14 @@ impl Capabilities {
 
     /// Of a QEMU of this major version that its agent drives; of any that Drainpipe works with where it is not known.
     pub fn of_qemu(major: Option<u32>) -> Self {
+        let is_from = |first| major.is_some_and(|major| major >= first);
         Self {
             commits: Committer::Agents,
             pauses_before_switchover: true,
             connections_are_ours: true,
-            tells_connections_apart: major.is_some_and(|major| major >= QEMU_TELLS_CONNECTIONS_APART),
+            tells_connections_apart: is_from(QEMU_TELLS_CONNECTIONS_APART),
             sends_in_parallel: true,
+            zero_pages_in_parallel: is_from(QEMU_ZERO_PAGES_IN_PARALLEL),
             packs: true,
             is_relayed: true,
             keeps_limit: true,
@@ -108,6 +116,7 @@ impl Capabilities {
     pub fn of_libvirt(qemu_major: Option<u32>) -> Self {
         Self {
             pauses_before_switchover: false,
+            zero_pages_in_parallel: false,
             packs: false,
             keeps_limit: false,
             post_copy: None,
@@ -130,11 +139,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_qemus_only_those_before_8_0_do_not_tell_connections_apart() {
-        for (version, tells) in
-            [("7.2.22", false), ("8.0.0", true), ("10.0.2", true), ("11", true), ("", false), ("new", false)]
-        {
-            let expected = Capabilities { tells_connections_apart: tells, ..Capabilities::of_qemu(None) };
+    fn an_older_qemu_tells_no_connections_apart_and_has_zero_pages_in_the_main_one() {
+        for (version, tells, zero) in [
+            ("7.2.22", false, false),
+            ("8.0.0", true, false),
+            ("9.0.0", true, true),
+            ("10.0.2", true, true),
+            ("11", true, true),
+            ("", false, false),
+            ("new", false, false),
+        ] {
+            let expected = Capabilities {
+                tells_connections_apart: tells,
+                zero_pages_in_parallel: zero,
+                ..Capabilities::of_qemu(None)
+            };
             assert_eq!(Capabilities::of_0_1_0("QEMU", version), expected, "{version}");
         }
         assert_eq!(Capabilities::of_0_1_0("libvirt", "9.0.0"), Capabilities::NONE);

@@ -229,7 +229,8 @@ mod tests {
     use crate::vm::{SourceVm, TargetVm};
 
     const DEADLINE: Duration = Duration::from_secs(1);
-    const SETTINGS: SourceSettings = SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None };
+    const SETTINGS: SourceSettings =
+        SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None, zero_pages: None };
 
     async fn started(hypervisor: &FakeHypervisor, role: Role) -> Arc<FakeVm> {
         let toml = "name = \"web\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-10.0\"\n";

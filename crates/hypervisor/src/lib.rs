@@ -61,5 +61,5 @@ pub use role::Role;
 pub use spec::{Manager, ResolvedSpec, VmSpec};
 pub use state::{Hold, MigrationStatus, RamStatus, RunState, TransferStatus};
 pub use tls_key::{BadTlsKey, TlsKey};
-pub use transport::{Address, Parallel, SourceSettings, Transport, Zstd};
+pub use transport::{Address, Parallel, SourceSettings, Transport, ZeroPages, Zstd};
 pub use vm::{Machine, SourceVm, TargetVm, VcpuThrottle, VcpuTime, Vm};

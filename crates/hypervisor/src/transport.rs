@@ -94,4 +94,15 @@ pub struct SourceSettings {
     /// What it may take of its links at first, in Mb/s; `None` for all that they have. With 0 it connects, and sends no
     /// memory in its first 100 ms. After a switchover to post-copy see [`crate::SourceVm::set_bandwidth`].
     pub bandwidth_mbps: Option<u64>,
+    /// Where it says which pages are zero; absent where it can do so in one way only.
+    pub zero_pages: Option<ZeroPages>,
+}
+
+/// Which connection says which pages are zero, where there are several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ZeroPages {
+    /// The main one, by one thread on either side.
+    InMain,
+    /// Each of the others, by its own threads.
+    InParallel,
 }

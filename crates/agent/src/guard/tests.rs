@@ -39,7 +39,7 @@ impl Guarded {
             let spec = definition("web").resolve(&facts).unwrap();
             host.hypervisor.start(spec, b"{}", Role::Fresh, QMP_DEADLINE).await.unwrap();
             let vm = host.vm("web");
-            let settings = SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None };
+            let settings = SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None, zero_pages: None };
             vm.start_transfer(Transport::Single, peer().into(), settings, Parcel::default(), QMP_DEADLINE)
                 .await
                 .unwrap();

@@ -15,6 +15,7 @@ use drainpipe_engine::protocol::Protocol;
 use drainpipe_engine::queue::unread_limit_bytes;
 use drainpipe_hypervisor::{Machine, Parcel, TlsKey, Transport, VmError, VmErrorKind};
 use ring::rand::{SecureRandom, SystemRandom};
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use tracing::warn;
 
 use super::vm::IncomingVm;
@@ -232,6 +233,7 @@ pub(super) async fn listen(
     let listening = vmm.listen(transport, path.into(), &request.parcel, listens_within(vmm));
     let parcel = listening.await.map_err(Problem::failed)?;
     let (listener, port) = bind_free_port(incoming, request, address).await?;
+    limit_unread_of_relay(&listener, request);
     let token = Uuid::new_v4();
     let other = OtherEnd { identity: &incoming.peers.identity, host: &entry.source, token };
     // The source's route to this address says which its connections have. Where the kernel chooses, it may be any.
@@ -263,6 +265,15 @@ fn limit_unread(vmm: &dyn Machine, request: &ConnectionRequest, listen_at: Socke
     let Some(connections) = vmm.connections() else { return };
     if let Err(error) = connections.limit_received(listen_at, bytes) {
         warn!(%error, "the VM may stand still for longer: much may wait for its QEMU");
+    }
+}
+
+/// The same for a relay, which accepted connections inherit from the one that listens.
+fn limit_unread_of_relay(listener: &TcpListener, request: &ConnectionRequest) {
+    let Some(bytes) = unread_limit(request) else { return };
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    if let Err(error) = set_socket_recv_buffer_size_force(listener, bytes) {
+        warn!(%error, "the VM may stand still for longer: much may wait for its relay");
     }
 }
 

@@ -10,6 +10,7 @@ mod backend;
 mod bad_input;
 mod bad_luck;
 mod bandwidth;
+mod burner;
 mod captured;
 mod chaos;
 mod check;

@@ -3,8 +3,9 @@
 //! `DRAINPIPE_MEASURE_DRAIN=3 cargo test --release -p drainpipe-cli --test end_to_end` makes everything three
 //! times and prints a table. Once takes about seven minutes on two cores. `DRAINPIPE_MEASURE_DRAIN_WAYS=found,2`
 //! makes only these ways, of `loop`, `found`, `auto`, 1, 2, 4 and 8: all by `multichannel`, but for the loop and
-//! `auto`. `DRAINPIPE_MEASURE_DRAIN_MIX=2` takes other guests, of the mixes 1 to 3, and
-//! `DRAINPIPE_MEASURE_LINKS_MBPS=250` links of another speed than 1 Gb/s.
+//! `auto`. `DRAINPIPE_MEASURE_DRAIN_MIX=2` takes other guests, of the mixes 1 to 4, and
+//! `DRAINPIPE_MEASURE_LINKS_MBPS=250` links of another speed than 1 Gb/s. With `DRAINPIPE_MEASURE_DRAIN_BURNING=4` four
+//! other programs want a core meanwhile.
 
 mod table;
 
@@ -18,6 +19,7 @@ use drainpipe_engine::result::MigrationResult;
 use drainpipe_guest::client::{Gap, Heartbeat, Statistics};
 use jiff::Timestamp;
 
+use crate::burner::Burner;
 use crate::guest::{Guest, UNFILLED_MIB};
 use crate::measured_guest::{MeasuredGuest, set_aside};
 use crate::support::{TestLab, eventually, lab_for_measuring, measured_links_mbps};
@@ -60,6 +62,10 @@ const MIXES: [&[Row]; 3] = [
     ],
 ];
 
+/// The fourth mix: many that are small and rest.
+const MANY: usize = 53;
+const OF_MANY_MIB: u64 = 144;
+
 /// Like an operating system's memory.
 const OS_LIKE: &str = "zero:40,text:30,random:30";
 
@@ -85,12 +91,20 @@ pub(crate) fn run(repeats: usize) {
     let ways = env::var("DRAINPIPE_MEASURE_DRAIN_WAYS").unwrap_or_else(|_| "loop,found,auto,1,2,4,8".into());
     let ways: Vec<&str> = ways.split(',').collect();
     let mix = env::var("DRAINPIPE_MEASURE_DRAIN_MIX").map_or(1, |mix| mix.parse().expect("a number"));
-    let rows = MIXES[mix - 1];
-    let huge_pages = set_aside(memory_mib(rows));
+    let burning =
+        env::var("DRAINPIPE_MEASURE_DRAIN_BURNING").map_or(0, |many| many.parse().expect("a number"));
+    let rows = rows(mix);
+    let huge_pages = set_aside(memory_mib(&rows));
     let lab = lab_for_measuring();
-    let guests = start_guests(&lab, rows, huge_pages.is_some());
+    let guests = start_guests(&lab, &rows, huge_pages.is_some());
+    let _burning: Vec<Burner> = (0..burning).map(|_| Burner::start()).collect();
     let rounds: Vec<Round> = (0..repeats).map(|_| Round::measure(&lab, &guests, &ways)).collect();
     table::print(&rounds);
+}
+
+fn rows(mix: usize) -> Vec<Row> {
+    let many = || (1..=MANY).map(|number| (&*format!("vm{number}").leak(), OF_MANY_MIB, 0)).collect();
+    MIXES.get(mix - 1).map_or_else(many, |rows| rows.to_vec())
 }
 
 /// For all guests on both hosts, and for those that end on one while others begin.

@@ -3,13 +3,13 @@
 //! `DRAINPIPE_MEASURE_PAUSE=5 cargo test --release -p drainpipe-cli --test end_to_end` prints a table; with `-- WORD`, of
 //! the links and cores with that word. With `DRAINPIPE_TEST_QEMU` by that QEMU.
 
-use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_report::summary::Spread;
 
+use crate::burner::Burner;
 use crate::guest::Guest;
 use crate::measure_faults::spread;
 use crate::measured_guest::{MeasuredGuest, set_aside};
@@ -131,22 +131,4 @@ fn line(flights: &[Flight], of_tcp_ms: f64) -> String {
         of(|flight| flight.silence_ms),
         of(Flight::state_ms),
     )
-}
-
-/// A program that keeps a core busy, in a session of its own as another user's is; it ends when it is dropped.
-struct Burner(Child);
-
-impl Burner {
-    fn start() -> Self {
-        let mut command = Command::new("setsid");
-        command.args(["sh", "-c", "while :; do :; done"]).stdin(Stdio::null());
-        Self(command.spawn().unwrap())
-    }
-}
-
-impl Drop for Burner {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
 }

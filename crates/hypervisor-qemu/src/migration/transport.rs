@@ -1,6 +1,6 @@
 //! How a migration's bytes travel, as QEMU's capabilities and parameters. Pure.
 
-use drainpipe_hypervisor::{Address, SourceSettings, Transport, Zstd};
+use drainpipe_hypervisor::{Address, SourceSettings, Transport, ZeroPages, Zstd};
 use serde_json::{Value, json};
 
 /// More than any network carries, in bytes per second. QEMU's own default would slow a migration
@@ -66,8 +66,15 @@ pub(super) fn parameters(transport: Transport, side: Side) -> Value {
     if let Some(Zstd { level }) = compression {
         parameters["multifd-zstd-level"] = level.into();
     }
-    if let Side::Source(SourceSettings { downtime_limit_ms, .. }) = side {
+    if let Side::Source(SourceSettings { downtime_limit_ms, zero_pages, .. }) = side {
         parameters["downtime-limit"] = downtime_limit_ms.into();
+        if let Some(zero_pages) = zero_pages {
+            parameters["zero-page-detection"] = match zero_pages {
+                ZeroPages::InMain => "legacy",
+                ZeroPages::InParallel => "multifd",
+            }
+            .into();
+        }
     }
     parameters
 }
@@ -89,7 +96,8 @@ mod tests {
 
     use super::*;
 
-    const SOURCE: Side = Side::Source(SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None });
+    const SOURCE: Side =
+        Side::Source(SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None, zero_pages: None });
 
     fn multifd(compression: Option<Zstd>) -> Transport {
         Transport::Parallel(Parallel { channels: 8, compression })
@@ -105,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_limit_holds_from_the_first_byte() {
-        let limited = SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: Some(1000) };
+        let limited = SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: Some(1000), zero_pages: None };
         for phase in ["max-bandwidth", "max-postcopy-bandwidth"] {
             let of = |side| parameters(Transport::CLEAR_POST_COPY, side)[phase].clone();
             assert_eq!(of(Side::Source(limited)), 116_059_817);
@@ -132,6 +140,17 @@ mod tests {
         assert!(!wants(plain, Side::Target, "pause-before-switchover"));
         assert!(wants(plain, Side::Target, "late-block-activate"));
         assert!(!wants(plain, SOURCE, "late-block-activate"));
+    }
+
+    #[test]
+    fn a_source_that_can_choose_is_told_where_zero_pages_are_said() {
+        let said = |zero_pages| {
+            let settings = SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None, zero_pages };
+            parameters(multifd(None), Side::Source(settings))["zero-page-detection"].clone()
+        };
+        assert_eq!(said(Some(ZeroPages::InParallel)), "multifd");
+        assert_eq!(said(Some(ZeroPages::InMain)), "legacy", "an earlier attempt may have changed it");
+        assert_eq!(said(None), Value::Null, "QEMU 7.2 has no such parameter");
     }
 
     #[test]

@@ -21,7 +21,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::host::{DEADLINE, Host, qemus, small_vm};
 
-pub(crate) const SETTINGS: SourceSettings = SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None };
+pub(crate) const SETTINGS: SourceSettings =
+    SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None, zero_pages: None };
 pub(crate) const CONTENT_BYTES: usize = 32 << 20;
 
 pub(crate) const PLAIN: Transport = Transport::Single;

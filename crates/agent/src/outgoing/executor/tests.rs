@@ -76,7 +76,7 @@ fn runs(host: &TestHost, life: &Life) -> Arc<FakeVm> {
 
 async fn starts(vm: &FakeVm, transport: Transport) {
     let address = std::net::SocketAddr::from(([10, 0, 0, 2], 49152));
-    let settings = SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None };
+    let settings = SourceSettings { downtime_limit_ms: 300, bandwidth_mbps: None, zero_pages: None };
     vm.start_transfer(transport, address.into(), settings, Parcel::default(), QMP_DEADLINE).await.unwrap();
 }
 

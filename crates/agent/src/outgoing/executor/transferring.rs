@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::{Event, Stage, downtime_limit_ms};
 use drainpipe_engine::plan::{LimitKeeper, Plan};
 use drainpipe_engine::problem::Problem;
@@ -12,6 +13,7 @@ use drainpipe_engine::progress::Transferred;
 use drainpipe_engine::queue::unsent_limit_bytes;
 use drainpipe_hypervisor::{
     Address, Event as VmEvent, Happening, Machine, MigrationStatus, SourceSettings, TlsKey, TransferStatus,
+    ZeroPages,
 };
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::time::timeout;
@@ -65,6 +67,7 @@ impl Executor {
         let settings = SourceSettings {
             downtime_limit_ms: self.downtime_limit_ms,
             bandwidth_mbps: share.of_qemu_mbps(),
+            zero_pages: self.facts.as_ref().and_then(zero_pages),
         };
         let parcel = endpoint.parcel.clone();
         vmm.start_transfer(transport, send_to, settings, parcel, QMP_DEADLINE).await.map_err(qemu_failed)?;
@@ -380,6 +383,13 @@ impl Executor {
     fn guard_has_acted(&self) -> bool {
         self.outgoing.journal.is_hand_over_forbidden(&self.running.id).unwrap_or(false)
     }
+}
+
+/// The target's main connection is read by one thread, which has the guest's state to take, too. With half a gibibyte of
+/// zero pages it was 70 ms behind when the VM was paused (decision 88).
+fn zero_pages((source, target): &(HostFacts, HostFacts)) -> Option<ZeroPages> {
+    let [source, target] = [source, target].map(|facts| facts.hypervisor.capabilities.zero_pages_in_parallel);
+    source.then_some(if target { ZeroPages::InParallel } else { ZeroPages::InMain })
 }
 
 /// Who holds its bytes back.

@@ -142,7 +142,7 @@ pub(super) fn any_capabilities() -> impl Strategy<Value = Capabilities> {
     let post_copy =
         (any::<bool>(), can()).prop_map(|(in_parallel, encrypts)| PostCopy { in_parallel, encrypts });
     let commits = prop_oneof![9 => Just(Committer::Agents), 1 => Just(Committer::Hypervisor)];
-    let rest = (can(), can(), can(), can(), can(), can(), can(), can());
+    let rest = (can(), can(), can(), can(), can(), can(), can(), can(), can());
     (commits, prop::option::weighted(0.8, post_copy), rest).prop_map(|(commits, post_copy, rest)| {
         Capabilities {
             commits,
@@ -155,6 +155,7 @@ pub(super) fn any_capabilities() -> impl Strategy<Value = Capabilities> {
             keeps_limit: rest.6,
             post_copy,
             copies_disks: rest.7,
+            zero_pages_in_parallel: rest.8,
         }
     })
 }
