@@ -113,7 +113,7 @@ fn memory_mib(rows: &[Row]) -> u64 {
     2 * all_mib + rows.iter().map(|(_, memory_mib, _)| *memory_mib).max().unwrap_or(0)
 }
 
-/// They boot side by side.
+/// One after the other: of many that boot at once, on cores that are few, some QEMU is not ready in time.
 fn start_guests(lab: &TestLab, rows: &[Row], is_in_huge_pages: bool) -> Vec<Guest> {
     let start = |(name, memory_mib, dirty_mib_per_s): &Row| {
         let guest = MeasuredGuest {
@@ -125,11 +125,11 @@ fn start_guests(lab: &TestLab, rows: &[Row], is_in_huge_pages: bool) -> Vec<Gues
             kernel_parameters: &format!("drainpipe.dirty_mib_per_s={dirty_mib_per_s}"),
             is_in_huge_pages,
         };
-        guest.start(lab)
+        let guest = guest.start(lab);
+        guest.wait_until_ready();
+        guest
     };
-    let guests: Vec<Guest> = rows.iter().map(start).collect();
-    guests.iter().for_each(Guest::wait_until_ready);
-    guests
+    rows.iter().map(start).collect()
 }
 
 /// All guests go from a to b or back, in several ways.
