@@ -3,21 +3,29 @@
 CARGO ?= cargo
 TARGET_DIRECTORY := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: demo test test-libvirt deb test-deb test-storage chaos soak fuzz fuzz-api style bench setup guest
+.PHONY: demo test test-whole test-libvirt deb test-deb test-storage chaos soak fuzz fuzz-api style bench setup guest
 
 demo: setup guest
 	$(CARGO) build --release --package drainpipe-cli
 	scripts/as-root $(TARGET_DIRECTORY)/release/drainpipe demo --output target/demo --qemu "$$(scripts/qemu)"
 	@test -O target/demo/report.html || scripts/as-root chown -R "$$(id -u):$$(id -g)" target/demo
 
-# Labs need root; the tests are built without, and run by way of scripts/as-root. With --all-targets nobody looks for
-# tests in the documentation, of which there are none: it would take 20 s.
+# Each mechanism once: less than 20 minutes on two cores. Labs need root; the tests are built without, and run by way of
+# scripts/as-root. With --all-targets nobody looks for tests in the documentation, of which there are none: it would take
+# 20 s.
 test: setup guest
 	released="$$(CARGO="$(CARGO)" scripts/released)" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
 		DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" DRAINPIPE_TEST_RELEASED="$$released" $(CARGO) test --workspace --all-targets --no-fail-fast
 
-# The tests of Drainpipe's own VMs, with libvirt's domains in their place; `make test` has two of them. Those that cannot be
-# the same say why.
+# The end-to-end tests in full: also the same faults at the other end, by other means and options, and with the
+# distribution's QEMU throughout. Half an hour or more.
+test-whole: setup guest
+	released="$$(CARGO="$(CARGO)" scripts/released)" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
+		DRAINPIPE_TEST_WHOLE=1 DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" DRAINPIPE_TEST_RELEASED="$$released" \
+		$(CARGO) test --package drainpipe-cli --test end_to_end
+
+# The end-to-end tests of Drainpipe's own VMs, with libvirt's domains in their place, in full; `make test` has two of them.
+# Those that cannot be the same say why.
 test-libvirt: setup guest
 	DRAINPIPE_TEST_WITH_LIBVIRT=1 CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
 		DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" $(CARGO) test --package drainpipe-cli --test end_to_end

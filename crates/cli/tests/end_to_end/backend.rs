@@ -15,6 +15,20 @@ pub(crate) enum Backend {
 
 thread_local! {
     static OF_TEST: Cell<Backend> = const { Cell::new(Backend::Qemu) };
+    static HAS_NEWER_QEMU: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a test with a newer QEMU if there is one.
+pub(crate) fn with_newer_qemu(test: fn()) {
+    /// Also when this one fails.
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            HAS_NEWER_QEMU.set(self.0);
+        }
+    }
+    let _before = Before(HAS_NEWER_QEMU.replace(true));
+    test();
 }
 
 impl Backend {
@@ -25,14 +39,17 @@ impl Backend {
 
     /// What a lab with these arguments needs beside them.
     pub(crate) fn lab_arguments(self, given: &[&str]) -> Vec<String> {
+        let newer = || {
+            let qemu = options::other_qemu().filter(|_| !given.contains(&"--qemu"));
+            qemu.into_iter().flat_map(|qemu| ["--qemu".into(), qemu])
+        };
         match self {
+            Self::Qemu if HAS_NEWER_QEMU.get() => newer().collect(),
             Self::Qemu => vec![],
             Self::Libvirt => {
                 // libvirt gives a domain whole MiB, with which QEMU 7.2 loses writes of a guest without KVM
                 // (docs/decisions/0019), so that every fifth or so panics.
-                let newer = options::other_qemu().filter(|_| !given.contains(&"--qemu"));
-                let qemu = newer.into_iter().flat_map(|qemu| ["--qemu".into(), qemu]);
-                ["--libvirt".into()].into_iter().chain(qemu).collect()
+                ["--libvirt".into()].into_iter().chain(newer()).collect()
             }
         }
     }

@@ -11,8 +11,10 @@ use crate::support::{TestLab, eventually};
 pub(crate) const TESTS: &[Test] = &[
     ("a_host_is_drained_serviced_and_resumed", a_host_is_drained_serviced_and_resumed),
     ("nothing_begins_where_nobody_can_be_asked_or_the_input_is_wrong", nothing_begins_on_wrong_input),
-    ("ctrl_c_cancels_and_the_end_is_told", ctrl_c_cancels_and_the_end_is_told),
-    ("a_drain_goes_on_when_the_program_is_killed", a_drain_goes_on_when_the_program_is_killed),
+    (
+        "ctrl_c_cancels_and_a_drain_goes_on_when_the_program_is_killed",
+        ctrl_c_cancels_and_a_drain_goes_on_when_the_program_is_killed,
+    ),
 ];
 
 /// Fails the test unless all VMs that were moved, from this host, were encrypted on their way.
@@ -101,32 +103,36 @@ fn wait_until_in_flight(lab: &TestLab) {
     });
 }
 
-fn ctrl_c_cancels_and_the_end_is_told() {
+fn ctrl_c_cancels_and_a_drain_goes_on_when_the_program_is_killed() {
     let lab = slow_lab();
     let guest = lab.start_guest("web", 160, "");
+    ctrl_c_cancels_and_the_end_is_told(&lab);
+    guest.assert_intact();
+    lab.drainpipe(&["resume", "a"]).done();
+    a_drain_goes_on_when_the_program_is_killed(&lab);
+    guest.assert_intact();
+}
+
+fn ctrl_c_cancels_and_the_end_is_told(lab: &TestLab) {
     let draining = lab.start(&["drain", "a", "--yes", "--json"]);
-    wait_until_in_flight(&lab);
+    wait_until_in_flight(lab);
     draining.signal(Signal::INT);
     let cancelled = draining.wait();
     assert_eq!(cancelled.code, 5, "{cancelled:#?}");
     let view: DrainView = serde_json::from_str(&cancelled.stdout).unwrap();
     assert_eq!(view.status.map(|status| status.state), Some(DrainState::Cancelled));
     assert!(view.cordoned && view.ended_at.is_some());
-    assert_eq!(host_of(&lab, "web"), "a");
-    guest.assert_intact();
+    assert_eq!(host_of(lab, "web"), "a");
 }
 
-fn a_drain_goes_on_when_the_program_is_killed() {
-    let lab = slow_lab();
-    let guest = lab.start_guest("web", 160, "");
+fn a_drain_goes_on_when_the_program_is_killed(lab: &TestLab) {
     let draining = lab.start(&["drain", "a", "--yes"]);
-    wait_until_in_flight(&lab);
+    wait_until_in_flight(lab);
     draining.signal(Signal::KILL);
     draining.wait();
     eventually("it is over all the same", || {
         let view: DrainView = lab.json(&["drain", "status", "a"]);
         view.status.is_some_and(|status| status.state == DrainState::Drained)
     });
-    assert_nowhere_but(&lab, &["web"], &["b", "c"]);
-    guest.assert_intact();
+    assert_nowhere_but(lab, &["web"], &["b", "c"]);
 }

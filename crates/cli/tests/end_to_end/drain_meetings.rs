@@ -55,7 +55,7 @@ fn a_drain_is_cancelled_while_its_journal_is_full() {
     assert_state(&cancelled, DrainState::Cancelled, 0);
     assert_eq!(status(&cancelled).obstacle, None);
     drain(&lab, "a", json!({}));
-    assert_state(&ended(&lab, "a"), DrainState::Drained, 3);
+    assert_state(&ended(&lab, "a"), DrainState::Drained, NAMES.len());
     guests.iter().for_each(Guest::assert_intact);
 }
 
@@ -63,17 +63,17 @@ fn the_way_back_is_cancelled_and_carried_on() {
     let lab = slow_lab();
     let guests = start_guests(&lab);
     drain(&lab, "a", json!({}));
-    assert_state(&ended(&lab, "a"), DrainState::Drained, 3);
+    assert_state(&ended(&lab, "a"), DrainState::Drained, NAMES.len());
     resume(&lab, "a", true);
     wait_until(&lab, "a", "one is on the links", |view| count(view, MoveState::Transferring) > 0);
     ask::<DrainView>(&lab, "a", "/v1/drain/cancel", Some(json!(null))).unwrap();
     let cancelled = ended(&lab, "a");
     let back = count(&cancelled, MoveState::Moved);
     assert_state(&cancelled, DrainState::Cancelled, back);
-    assert!(back < 3 && !cancelled.cordoned, "{cancelled:#?}");
+    assert!(back < NAMES.len() && !cancelled.cordoned, "{cancelled:#?}");
     assert_nowhere_but(&lab, &NAMES, &["a", "b", "c"]);
     resume(&lab, "a", true);
-    assert_state(&ended(&lab, "a"), DrainState::Drained, 3 - back);
+    assert_state(&ended(&lab, "a"), DrainState::Drained, NAMES.len() - back);
     assert_nowhere_but(&lab, &NAMES, &["a"]);
     guests.iter().for_each(Guest::assert_intact);
 }

@@ -11,14 +11,16 @@ use crate::program::{LOST, Output, Running};
 use crate::scene::{Scene, result_of};
 use crate::support::eventually;
 use crate::switch_over_faults::hold_until_all_is_there;
+use crate::whole;
 
 pub(crate) const TESTS: &[Test] = &[("a_qemu_dies_and_that_is_told", a_qemu_dies_and_that_is_told)];
 
 fn a_qemu_dies_and_that_is_told() {
     let scene = Scene::set();
     it_dies_while_nothing_moves_it(&scene);
-    it_dies_in_flight(&scene, Signal::KILL, 9);
-    it_dies_in_flight(&scene, Signal::ABORT, 6);
+    for &(signal, number) in whole::first_or_all(1, &[(Signal::KILL, 9), (Signal::ABORT, 6)]) {
+        it_dies_in_flight(&scene, signal, number);
+    }
     it_dies_while_the_vm_is_paused(&scene);
     scene.assert_moves("b");
 }

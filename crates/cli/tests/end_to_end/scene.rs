@@ -80,14 +80,19 @@ impl Scene {
     #[track_caller]
     pub(crate) fn wait_until_paused(&self, id: &str) {
         let end = Instant::now() + FLIGHT_MAX;
-        let path = format!("/v1/migrations/{id}");
-        let view = || ask::<MigrationView>(&self.lab, "a", &path, None).unwrap();
-        let step = || view().progress.map(|progress| progress.step);
-        while step() != Some(Step::Downtime) {
+        while self.step_of(id) != Some(Step::Downtime) {
             assert!(Instant::now() < end, "the VM is not paused within {FLIGHT_MAX:?}");
             // The pause itself may be over soon.
             thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// The step of a migration that is under way. Asks for nothing that is in the journal.
+    #[track_caller]
+    pub(crate) fn step_of(&self, id: &str) -> Option<Step> {
+        let path = format!("/v1/migrations/{id}");
+        let view = ask::<MigrationView>(&self.lab, "a", &path, None).unwrap();
+        view.progress.map(|progress| progress.step)
     }
 
     pub(crate) fn id(&self) -> String {

@@ -23,13 +23,16 @@ pub(crate) const TESTS: &[Test] = &[
         "one_of_two_is_cancelled_and_a_link_falls_silent_as_they_pass_each_other",
         one_of_two_is_cancelled_and_a_link_falls_silent_as_they_pass_each_other,
     ),
-    ("the_target_agent_is_started_anew_in_flight", the_target_agent_is_started_anew_in_flight),
     ("an_agent_is_started_anew_while_two_vms_come", an_agent_is_started_anew_while_two_vms_come),
     (
         "an_agent_is_started_anew_while_one_vm_comes_and_one_goes",
         an_agent_is_started_anew_while_one_vm_comes_and_one_goes,
     ),
 ];
+
+/// Those that the short form leaves out.
+pub(crate) const WHOLE_TESTS: &[Test] =
+    &[("the_target_agent_is_started_anew_in_flight", the_target_agent_is_started_anew_in_flight)];
 
 /// Of it 16 MiB are filled.
 const MEMORY_MIB: u64 = 128;

@@ -5,7 +5,7 @@
 use libtest_mimic::{Completion, Trial};
 
 use crate::backend::Backend;
-use crate::{MODULES, trial};
+use crate::{trial, with_labs_alone};
 
 /// Has all of them run, and no others but those of domains alone.
 const ALL: &str = "DRAINPIPE_TEST_WITH_LIBVIRT";
@@ -58,9 +58,7 @@ pub(crate) fn is_wanted() -> bool {
 
 /// Those of this run; on a machine that lacks something, all are reported as ignored for it.
 pub(crate) fn trials(missing: Option<&String>) -> Vec<Trial> {
-    let tests = MODULES.iter().flat_map(|(module, tests)| tests.iter().map(move |test| (module, test)));
-    let named = tests.map(|(module, (name, test))| (format!("{module}::{name}"), *test));
-    let wanted = named.filter(|(name, _)| is_wanted() || IN_EVERY_RUN.contains(&name.as_str()));
+    let wanted = with_labs_alone().filter(|(name, _)| is_wanted() || IN_EVERY_RUN.contains(&name.as_str()));
     let made = wanted.map(|(name, test)| match why_not(&name) {
         Some(why) => Trial::ignorable_test(with_libvirt(&name), move || Ok(Completion::ignored_with(why))),
         None => trial(with_libvirt(&name), move || Backend::Libvirt.run(test), missing.cloned()),
