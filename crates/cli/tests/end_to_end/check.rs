@@ -14,15 +14,11 @@ use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
     ("healthy_hosts", healthy_hosts),
-    ("an_mtu_that_differs", an_mtu_that_differs),
+    ("what_paths_and_kernels_have_wrong", what_paths_and_kernels_have_wrong),
     ("jumbo_frames_that_a_switch_drops", jumbo_frames_that_a_switch_drops),
-    ("silent_and_one_way_paths", silent_and_one_way_paths),
     ("links_that_are_down_or_elsewhere", links_that_are_down_or_elsewhere),
     ("paths_by_ipv6", paths_by_ipv6),
     ("the_management_network", the_management_network),
-    ("firewalls", firewalls),
-    ("loss", loss),
-    ("kernel_settings", kernel_settings),
     ("an_agent_that_does_not_answer", an_agent_that_does_not_answer),
 ];
 
@@ -133,21 +129,28 @@ fn healthy_hosts() {
     drainpipe(&["check", "a"]).refused(BAD_INPUT, &["<TARGET>"]);
 }
 
-fn an_mtu_that_differs() {
+/// One thing after the other; of each nothing is found any more once it is mended.
+fn what_paths_and_kernels_have_wrong() {
     let lab = TestLab::fast();
+    for goes_wrong in [an_mtu_that_differs, silent_and_one_way_paths, firewalls, loss, kernel_settings] {
+        goes_wrong(&lab);
+        assert_silent(&lab);
+    }
+}
+
+fn an_mtu_that_differs(lab: &TestLab) {
     lab.fault("mtu b e1 9000");
-    assert_found(&lab, WARNED, "mtu-differs", &["a e1", "b e1"], "TCP keeps to the smaller size");
+    assert_found(lab, WARNED, "mtu-differs", &["a e1", "b e1"], "TCP keeps to the smaller size");
     let told = lab.drainpipe(&["check", "a", "b"]);
     for words in ["warning", "b e1", "MTU of e1 is 1500 on a", "on b: ip link set dev e1 mtu 1500"] {
         assert!(told.stdout.contains(words), "`{words}` is missing: {told:#?}");
     }
-    let (_, findings) = check(&lab, "a", "b");
-    mend(&lab, &findings[0], "b");
-    assert_silent(&lab);
+    let (_, findings) = check(lab, "a", "b");
+    mend(lab, &findings[0], "b");
+    assert_silent(lab);
     lab.fault("mtu b e1 1280");
-    assert_found(&lab, REFUSED, "mtu-differs", &["a e1", "b e1"], "on a: ip link set dev e1 mtu 1280");
+    assert_found(lab, REFUSED, "mtu-differs", &["a e1", "b e1"], "on a: ip link set dev e1 mtu 1280");
     lab.fault("heal b e1");
-    assert_silent(&lab);
 }
 
 fn jumbo_frames_that_a_switch_drops() {
@@ -170,8 +173,7 @@ fn jumbo_frames_that_a_switch_drops() {
     assert_silent(&lab);
 }
 
-fn silent_and_one_way_paths() {
-    let lab = TestLab::fast();
+fn silent_and_one_way_paths(lab: &TestLab) {
     let ends = ["a e1", "b e1"];
     for (fault, code, part) in [
         ("blackhole a e1", "path-silent", "nothing passes between 10.77.2.11 and 10.77.2.12"),
@@ -179,15 +181,17 @@ fn silent_and_one_way_paths() {
         ("blackhole a e1 send", "path-one-way", "nothing from e1 of a reaches it"),
     ] {
         lab.fault(fault);
-        assert_found(&lab, WARNED, code, &ends, part);
+        assert_found(lab, WARNED, code, &ends, part);
         lab.fault("heal a e1");
-        assert_silent(&lab);
+        assert_silent(lab);
     }
     lab.fault("blackhole a e0");
     lab.fault("blackhole b e1");
-    let (exited, findings) = check(&lab, "a", "b");
+    let (exited, findings) = check(lab, "a", "b");
     assert_eq!((exited, findings.len()), (REFUSED, 2), "{findings:#?}");
     assert!(findings.iter().all(|finding| finding.severity == Severity::Error), "{findings:#?}");
+    lab.fault("heal a e0");
+    lab.fault("heal b e1");
 }
 
 fn links_that_are_down_or_elsewhere() {
@@ -282,22 +286,21 @@ fn plans_tell_of_the_management_network(lab: &TestLab) {
     }
 }
 
-fn firewalls() {
-    let lab = TestLab::fast();
+fn firewalls(lab: &TestLab) {
     for (protocol, code) in [("tcp", "tcp-blocked"), ("udp", "udp-blocked")] {
         let filter = format!(
             "nft 'add table inet filter; \
              add chain inet filter input {{ type filter hook input priority 0; policy accept; }}; \
              add rule inet filter input iifname e1 meta l4proto {protocol} drop'"
         );
-        on(&lab, "b", &filter);
+        on(lab, "b", &filter);
         let part = format!("iifname \"e1\" {protocol} dport 49152-49215 accept");
-        assert_found(&lab, WARNED, code, &["a e1", "b e1"], &part);
-        let (_, findings) = check(&lab, "a", "b");
-        mend(&lab, &findings[0], "b");
-        assert_silent(&lab);
-        on(&lab, "b", "nft delete table inet filter");
-        assert_silent(&lab);
+        assert_found(lab, WARNED, code, &["a e1", "b e1"], &part);
+        let (_, findings) = check(lab, "a", "b");
+        mend(lab, &findings[0], "b");
+        assert_silent(lab);
+        on(lab, "b", "nft delete table inet filter");
+        assert_silent(lab);
     }
     // As most firewalls are: what was not asked for from within is dropped.
     let closed = "nft 'add table inet filter; \
@@ -305,38 +308,36 @@ fn firewalls() {
         add rule inet filter input ct state established,related accept; \
         add rule inet filter input iifname { lo, mgmt, e0 } accept; \
         add rule inet filter input meta l4proto icmpv6 accept'";
-    on(&lab, "b", closed);
+    on(lab, "b", closed);
     let part = "on b: nft insert rule inet filter input 'iifname \"e1\" meta l4proto { tcp, udp } th dport";
-    assert_found(&lab, WARNED, "path-one-way", &["a e1", "b e1"], part);
-    let (_, findings) = check(&lab, "a", "b");
-    mend(&lab, &findings[0], "b");
-    assert_silent(&lab);
+    assert_found(lab, WARNED, "path-one-way", &["a e1", "b e1"], part);
+    let (_, findings) = check(lab, "a", "b");
+    mend(lab, &findings[0], "b");
+    assert_silent(lab);
+    on(lab, "b", "nft delete table inet filter");
 }
 
-fn loss() {
-    let lab = TestLab::fast();
+fn loss(lab: &TestLab) {
     let lossy = "nft 'add table netdev lossy; \
         add chain netdev lossy port { type filter hook ingress device e0 priority 0; }; \
         add rule netdev lossy port meta l4proto udp numgen inc mod 7 0 drop'";
-    on(&lab, "b", lossy);
-    assert_found(&lab, WARNED, "path-loses-packets", &["a e0", "b e0"], "from a to b");
-    on(&lab, "b", "nft delete table netdev lossy");
-    assert_silent(&lab);
+    on(lab, "b", lossy);
+    assert_found(lab, WARNED, "path-loses-packets", &["a e0", "b e0"], "from a to b");
+    on(lab, "b", "nft delete table netdev lossy");
 }
 
-fn kernel_settings() {
-    let lab = TestLab::fast();
-    on(&lab, "b", "sysctl -qw net.ipv4.conf.e0.rp_filter=1");
-    assert_found(&lab, WARNED, "reverse-path-filter", &["b e0"], "net/ipv4/conf/e0/rp_filter=2");
-    on(&lab, "b", "sysctl -qw net.ipv4.conf.e0.rp_filter=2");
-    assert_silent(&lab);
+fn kernel_settings(lab: &TestLab) {
+    on(lab, "b", "sysctl -qw net.ipv4.conf.e0.rp_filter=1");
+    assert_found(lab, WARNED, "reverse-path-filter", &["b e0"], "net/ipv4/conf/e0/rp_filter=2");
+    on(lab, "b", "sysctl -qw net.ipv4.conf.e0.rp_filter=2");
+    assert_silent(lab);
 
-    on(&lab, "b", "sysctl -qw net.ipv4.tcp_rmem='4096 8192 4000'");
-    let (exited, findings) = check(&lab, "a", "b");
+    on(lab, "b", "sysctl -qw net.ipv4.tcp_rmem='4096 8192 4000'");
+    let (exited, findings) = check(lab, "a", "b");
     let [finding] = findings.as_slice() else { panic!("{findings:#?}") };
     assert_eq!((exited, finding.code.as_str()), (WARNED, "tcp-buffers-small"), "{finding:#?}");
     assert!(finding.remedy.contains("net.ipv4.tcp_rmem='4096 8192 "), "{finding:#?}");
-    mend(&lab, finding, "b");
+    mend(lab, finding, "b");
 }
 
 fn an_agent_that_does_not_answer() {

@@ -11,9 +11,10 @@ use crate::support::TestLab;
 
 pub(crate) const TESTS: &[Test] = &[
     ("mended_until_it_is_put_back", mended_until_it_is_put_back),
-    ("it_asks_first", it_asks_first),
-    ("a_host_mends_itself_alone", a_host_mends_itself_alone),
-    ("what_another_changed_since_is_left_alone", what_another_changed_since_is_left_alone),
+    (
+        "it_asks_first_and_leaves_alone_what_is_not_its_own",
+        it_asks_first_and_leaves_alone_what_is_not_its_own,
+    ),
 ];
 
 const FILTER: &str = "net.ipv4.conf.e0.rp_filter";
@@ -80,9 +81,16 @@ fn mended_until_it_is_put_back() {
     assert!(again.code == 0 && again.stderr.contains("nothing was changed"), "{again:#?}");
 }
 
-fn it_asks_first() {
+fn it_asks_first_and_leaves_alone_what_is_not_its_own() {
     let lab = TestLab::fast();
-    set(&lab, "a", FILTER, "1");
+    what_another_changed_since_is_left_alone(&lab);
+    it_asks_first(&lab);
+    lab.drainpipe(&["check", "a", "b", "--undo"]).done();
+    a_host_mends_itself_alone(&lab);
+}
+
+fn it_asks_first(lab: &TestLab) {
+    set(lab, "a", FILTER, "1");
     lab.drainpipe(&["check", "a", "b", "--fix"]).refused(BAD_INPUT, &["no terminal", "--yes"]);
     lab.drainpipe(&["check", "a", "b", "--yes"]).refused(BAD_INPUT, &["--fix"]);
     lab.drainpipe(&["check", "a", "b", "--fix", "--undo"]).refused(BAD_INPUT, &["--undo"]);
@@ -95,16 +103,15 @@ fn it_asks_first() {
     };
     let shown = answered("n");
     assert!(shown.contains("[y/N]") && shown.contains("nothing is changed"), "{shown}");
-    assert_eq!(get(&lab, "a", FILTER), "1");
+    assert_eq!(get(lab, "a", FILTER), "1");
     answered("y");
-    assert_eq!(get(&lab, "a", FILTER), "2");
-    assert_silent(&lab);
+    assert_eq!(get(lab, "a", FILTER), "2");
+    assert_silent(lab);
 }
 
-fn a_host_mends_itself_alone() {
-    let lab = TestLab::fast();
-    set(&lab, "a", FILTER, "1");
-    set(&lab, "b", FILTER, "1");
+fn a_host_mends_itself_alone(lab: &TestLab) {
+    set(lab, "a", FILTER, "1");
+    set(lab, "b", FILTER, "1");
     // Root on host `a`.
     lab.drainpipe(&["check", "a", "b", "--fix", "--yes"]).refused(
         REFUSED,
@@ -115,25 +122,24 @@ fn a_host_mends_itself_alone() {
             "operator",
         ],
     );
-    assert_eq!((get(&lab, "a", FILTER), get(&lab, "b", FILTER)), ("2".into(), "1".into()));
-    assert_found(&lab, WARNED, "reverse-path-filter", &["b e0"], "rp_filter=2");
+    assert_eq!((get(lab, "a", FILTER), get(lab, "b", FILTER)), ("2".into(), "1".into()));
+    assert_found(lab, WARNED, "reverse-path-filter", &["b e0"], "rp_filter=2");
     let own = lab.drainpipe(&["check", "b", "a", "--fix", "--yes", "--agent", &lab.agent_socket("b")]);
     assert!(is_no_error(&own), "{own:#?}");
-    assert_silent(&lab);
+    assert_silent(lab);
     lab.drainpipe(&["check", "a", "b", "--undo"]).refused(REFUSED, &["not all could be put back on b"]);
-    assert_eq!((get(&lab, "a", FILTER), get(&lab, "b", FILTER)), ("1".into(), "2".into()));
+    assert_eq!((get(lab, "a", FILTER), get(lab, "b", FILTER)), ("1".into(), "2".into()));
 }
 
-fn what_another_changed_since_is_left_alone() {
-    let lab = TestLab::fast();
-    set(&lab, "a", FILTER, "1");
+fn what_another_changed_since_is_left_alone(lab: &TestLab) {
+    set(lab, "a", FILTER, "1");
     let fixed = lab.drainpipe(&["check", "a", "b", "--fix", "--yes"]);
     assert!(is_no_error(&fixed), "{fixed:#?}");
-    set(&lab, "a", FILTER, "0");
+    set(lab, "a", FILTER, "0");
     let undone = lab.drainpipe(&["check", "a", "b", "--undo"]);
     assert_eq!(undone.code, 0, "{undone:#?}");
     assert!(undone.stderr.contains("left as it is: 0; before --fix it was 1"), "{undone:#?}");
-    assert_eq!(get(&lab, "a", FILTER), "0");
+    assert_eq!(get(lab, "a", FILTER), "0");
 
     // With nothing to mend, nothing is asked and nothing is written.
     let idle = lab.drainpipe(&["check", "a", "b", "--fix", "--yes"]);

@@ -17,14 +17,9 @@ use crate::program::{BAD_INPUT, DRAINPIPE, REFUSED, WARNED};
 use crate::support::TestLab;
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_vm_that_can_go", a_vm_that_can_go),
-    ("a_name_that_is_taken", a_name_that_is_taken),
-    ("a_bridge_that_the_target_does_not_have", a_bridge_that_the_target_does_not_have),
-    ("a_disk_that_the_target_does_not_see", a_disk_that_the_target_does_not_see),
-    ("a_disk_that_is_another_one", a_disk_that_is_another_one),
+    ("a_vm_that_can_go_and_what_keeps_it", a_vm_that_can_go_and_what_keeps_it),
     ("what_vms_may_not_use_on_the_target", what_vms_may_not_use_on_the_target),
     ("a_qemu_that_is_replaced", a_qemu_that_is_replaced),
-    ("warnings_before_a_migration", warnings_before_a_migration),
 ];
 
 /// A VM on host `a` that runs firmware alone, with a disk of the test's own.
@@ -62,56 +57,62 @@ fn assert_refused(lab: &TestLab, vm: &str, said: &[&str]) {
     lab.assert_runs_on(vm, "a");
 }
 
-fn a_vm_that_can_go() {
+fn a_vm_that_can_go_and_what_keeps_it() {
     let lab = TestLab::fast();
-    start_vm(&lab, "web", "pc-q35-7.2", "");
-    assert_silent(&lab);
-    let report = report(&lab, "a", "b", &["--vm", "web"]);
+    let disk = start_vm(&lab, "web", "pc-q35-7.2", "");
+    a_vm_that_can_go(&lab);
+    warnings_before_a_migration(&lab);
+    a_name_that_is_taken(&lab);
+    a_disk_that_the_target_does_not_see(&lab, &disk);
+    a_disk_that_is_another_one(&lab, &disk);
+    lab.drainpipe(&["vm", "stop", "web", "--force"]).done();
+    a_bridge_that_the_target_does_not_have(&lab);
+}
+
+fn a_vm_that_can_go(lab: &TestLab) {
+    assert_silent(lab);
+    let report = report(lab, "a", "b", &["--vm", "web"]);
     let is_said = |finding: &Finding| finding.code == "vm-machine-old";
     assert!(report.findings.iter().any(is_said), "its machine type is older than 8.1: {report:#?}");
     lab.drainpipe(&["check", "a", "b", "--vm", "wbe"]).refused(BAD_INPUT, &["no VM wbe on a"]);
     lab.drainpipe(&["check", "b", "a", "--vm", "web"]).refused(BAD_INPUT, &["no VM web on b"]);
     let result = lab.migrate("web", "b", &[]);
     assert_eq!(result.findings, [], "nothing is said of healthy hosts");
+    lab.migrate("web", "a", &[]);
 }
 
-fn a_name_that_is_taken() {
-    let lab = TestLab::fast();
-    start_vm(&lab, "web", "pc-q35-7.2", "");
+fn a_name_that_is_taken(lab: &TestLab) {
     let other =
         lab.write("other.toml", "name = \"web\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-7.2\"\n");
-    lab.drainpipe(&["vm", "create", &other, "--agent", &lab.agent_socket("b")]).done();
-    assert_found(&lab, REFUSED, "vm-name-taken", &["b VM web"], "b has a VM web already");
+    let agent_of_b = lab.agent_socket("b");
+    lab.drainpipe(&["vm", "create", &other, "--agent", &agent_of_b]).done();
+    assert_found(lab, REFUSED, "vm-name-taken", &["b VM web"], "b has a VM web already");
+    lab.drainpipe(&["vm", "rm", "web", "--agent", &agent_of_b]).done();
 }
 
-fn a_bridge_that_the_target_does_not_have() {
-    let lab = TestLab::fast();
-    on(&lab, "a", "ip link add only-a type bridge && ip link set only-a up");
-    start_vm(&lab, "web", "pc-q35-7.2", "[[nic]]\nbridge = \"only-a\"\n");
-    assert_found(&lab, REFUSED, "vm-bridge-missing", &["b VM web"], "b has no bridge only-a");
-    assert_refused(&lab, "web", &["b has no bridge only-a", "ip link add only-a type bridge"]);
-    on(&lab, "b", "ip link add only-a type bridge && ip link set only-a up");
-    lab.migrate("web", "b", &[]);
+fn a_bridge_that_the_target_does_not_have(lab: &TestLab) {
+    on(lab, "a", "ip link add only-a type bridge && ip link set only-a up");
+    start_vm(lab, "bridged", "pc-q35-7.2", "[[nic]]\nbridge = \"only-a\"\n");
+    assert_found(lab, REFUSED, "vm-bridge-missing", &["b VM bridged"], "b has no bridge only-a");
+    assert_refused(lab, "bridged", &["b has no bridge only-a", "ip link add only-a type bridge"]);
+    on(lab, "b", "ip link add only-a type bridge && ip link set only-a up");
+    lab.migrate("bridged", "b", &[]);
 }
 
-fn a_disk_that_the_target_does_not_see() {
-    let lab = TestLab::fast();
-    let disk = start_vm(&lab, "web", "pc-q35-7.2", "");
-    let directory = Path::new(&disk).parent().unwrap().display().to_string();
-    restart_agent_with_mounts(&lab, "b", &format!("mount -t tmpfs none {directory}"));
-    assert_found(&lab, REFUSED, "vm-file-missing", &["b VM web"], &disk);
-    assert_refused(&lab, "web", &["b does not see", &disk, "both hosts must see it under the same path"]);
+fn a_disk_that_the_target_does_not_see(lab: &TestLab, disk: &str) {
+    let directory = Path::new(disk).parent().unwrap().display().to_string();
+    restart_agent_with_mounts(lab, "b", &format!("mount -t tmpfs none {directory}"));
+    assert_found(lab, REFUSED, "vm-file-missing", &["b VM web"], disk);
+    assert_refused(lab, "web", &["b does not see", disk, "both hosts must see it under the same path"]);
 }
 
-fn a_disk_that_is_another_one() {
-    let lab = TestLab::fast();
-    let disk = start_vm(&lab, "web", "pc-q35-7.2", "");
+fn a_disk_that_is_another_one(lab: &TestLab, disk: &str) {
     let copy = lab.files().join("copy.raw").display().to_string();
-    fs::copy(&disk, &copy).unwrap();
-    assert_ne!(fs::metadata(&disk).unwrap().ino(), fs::metadata(&copy).unwrap().ino());
-    restart_agent_with_mounts(&lab, "b", &format!("mount --bind {copy} {disk}"));
-    assert_found(&lab, REFUSED, "vm-disk-differs", &["b VM web"], "is not the same on a and b");
-    assert_refused(&lab, "web", &["is not the same on a and b"]);
+    fs::copy(disk, &copy).unwrap();
+    assert_ne!(fs::metadata(disk).unwrap().ino(), fs::metadata(&copy).unwrap().ino());
+    restart_agent_with_mounts(lab, "b", &format!("mount --bind {copy} {disk}"));
+    assert_found(lab, REFUSED, "vm-disk-differs", &["b VM web"], "is not the same on a and b");
+    assert_refused(lab, "web", &["is not the same on a and b"]);
 }
 
 fn what_vms_may_not_use_on_the_target() {
@@ -161,10 +162,8 @@ fn a_qemu_that_is_replaced() {
     assert_silent(&lab);
 }
 
-fn warnings_before_a_migration() {
-    let lab = TestLab::fast();
-    start_vm(&lab, "web", "pc-q35-7.2", "");
-    on(&lab, "b", "sysctl -qw net.ipv4.conf.e0.rp_filter=1");
+fn warnings_before_a_migration(lab: &TestLab) {
+    on(lab, "b", "sysctl -qw net.ipv4.conf.e0.rp_filter=1");
     let plan: PlanView = lab.json(&["migrate", "web", "b", "--dry-run"]);
     let [planned] = plan.findings.as_slice() else { panic!("{plan:#?}") };
     assert_eq!(planned.code, "reverse-path-filter");
@@ -175,6 +174,7 @@ fn warnings_before_a_migration() {
     let told = lab.drainpipe(&["migrate", "web", "a"]);
     assert_eq!(told.code, 0, "{told:#?}");
     assert!(told.stderr.contains("warning: e0 of b filters strictly"), "{told:#?}");
+    on(lab, "b", "sysctl -qw net.ipv4.conf.e0.rp_filter=2");
 }
 
 /// What a newer QEMU has and the target's has not.

@@ -24,12 +24,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("ipv4_only", ipv4_only),
     ("both", both),
     ("one_segment", one_segment),
-    ("a_link_local_path_is_lost_and_returns", a_link_local_path_is_lost_and_returns),
-    (
-        "a_link_local_path_returns_when_its_link_is_made_again",
-        a_link_local_path_returns_when_its_link_is_made_again,
-    ),
-    ("all_link_local_paths_are_lost_for_a_while", all_link_local_paths_are_lost_for_a_while),
+    ("link_local_paths_are_lost_and_return", link_local_paths_are_lost_and_return),
     ("agents_are_started_anew_in_flight", agents_are_started_anew_in_flight),
     ("what_is_removed_in_flight_is_made_again", what_is_removed_in_flight_is_made_again),
 ];
@@ -185,9 +180,12 @@ fn both() {
     assert!(reason.contains("on b the address fd") && reason.contains("belongs to fc00::/7"), "{reason}");
 }
 
+/// Of each link of [`slow_lab`].
+const SLOW_MBPS: &str = "20";
+
 #[track_caller]
 fn slow_lab() -> TestLab {
-    TestLab::up(&["--link-addresses", "link-local", "--link", "20", "--link", "20"])
+    TestLab::up(&["--link-addresses", "link-local", "--link", SLOW_MBPS, "--link", SLOW_MBPS])
 }
 
 #[track_caller]
@@ -195,9 +193,25 @@ fn slow_scene() -> Scene {
     Scene::in_lab(slow_lab())
 }
 
-/// A link that is switched off loses its link-local address, and gets it back with the link.
-fn a_link_local_path_is_lost_and_returns() {
+fn link_local_paths_are_lost_and_return() {
     let scene = slow_scene();
+    a_link_local_path_is_lost_and_returns(&scene);
+    take_back(&scene);
+    all_link_local_paths_are_lost_for_a_while(&scene);
+    take_back(&scene);
+    // The address is the same then, and the number of the link that belongs to it another.
+    makes_e1_again(&scene);
+}
+
+#[track_caller]
+fn take_back(scene: &Scene) {
+    scene.set_rates("unlimited");
+    scene.assert_moves("a");
+    scene.set_rates(SLOW_MBPS);
+}
+
+/// A link that is switched off loses its link-local address, and gets it back with the link.
+fn a_link_local_path_is_lost_and_returns(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     scene.lab.fault("link-down b e1");
     thread::sleep(Duration::from_secs(2));
@@ -208,13 +222,7 @@ fn a_link_local_path_is_lost_and_returns() {
     scene.assert_settled("b");
 }
 
-/// The address is the same then, and the number of the link that belongs to it another.
-fn a_link_local_path_returns_when_its_link_is_made_again() {
-    makes_e1_again(&slow_scene());
-}
-
-fn all_link_local_paths_are_lost_for_a_while() {
-    let scene = slow_scene();
+fn all_link_local_paths_are_lost_for_a_while(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     for link in ["e0", "e1"] {
         scene.lab.fault(&format!("link-down a {link}"));
