@@ -30,6 +30,11 @@ pub(crate) const TESTS: &[Test] = &[
 const STRANGERS: usize = 1_500;
 const IDLE: usize = 300;
 
+/// As fast as it grows, and as what is closed is made anew: what is silent is closed after 3 s, so that all of the agent's
+/// places are taken all the time.
+const STRANGERS_EVERY: Duration = Duration::from_millis(1);
+const IDLE_EVERY: Duration = Duration::from_millis(10);
+
 /// In which a flood is waited for.
 const PARTS: usize = 10;
 
@@ -39,7 +44,8 @@ const PROMPT: Duration = Duration::from_millis(2_500);
 fn silent_connections_keep_nobody_out() {
     let scene = scene();
     let address = scene.lab.agent_address("a");
-    let flood = Flood::start(&scene.lab, STRANGERS, move || TcpStream::connect(address).ok());
+    let flood =
+        Flood::start(&scene.lab, STRANGERS, STRANGERS_EVERY, move || TcpStream::connect(address).ok());
     assert_unharmed(&scene, flood);
 }
 
@@ -49,7 +55,7 @@ fn idle_connections_of_one_host_keep_nobody_out() {
     let pki = scene.lab.directory("c").join("pki");
     let identity = Identity::load(&pki.join("host.pem"), &pki.join("host.key"), &pki.join("ca.pem")).unwrap();
     let config = Arc::new(identity.client_config());
-    let flood = Flood::start(&scene.lab, IDLE, move || {
+    let flood = Flood::start(&scene.lab, IDLE, IDLE_EVERY, move || {
         let socket = TcpStream::connect(address).ok()?;
         socket.set_read_timeout(Some(PATIENCE)).ok()?;
         let client = ClientConnection::new(Arc::clone(&config), "a".try_into().ok()?).ok()?;
@@ -106,6 +112,7 @@ impl Flood {
     fn start<S: Silent + 'static>(
         lab: &TestLab,
         count: usize,
+        every: Duration,
         connect: impl Fn() -> Option<S> + Send + 'static,
     ) -> Self {
         let namespace = File::open(lab.namespace("c")).unwrap();
@@ -117,6 +124,7 @@ impl Flood {
             let mut made = 0;
             while keeps_going.load(Ordering::Relaxed) {
                 held.extend(connect());
+                thread::sleep(every);
                 made += 1;
                 counted.store(made, Ordering::Relaxed);
                 if held.len() > count {

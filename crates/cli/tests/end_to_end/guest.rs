@@ -20,8 +20,8 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A guest without KVM that answers each millisecond is busy with that alone.
-const BEAT: Duration = Duration::from_millis(10);
+/// A guest without KVM that answers each millisecond is busy with that alone; of silences, seconds matter.
+const BEAT: Duration = Duration::from_millis(50);
 
 /// Memory that is not filled: of a guest with less, the kernel and its file system leave too little,
 /// and it powers off.

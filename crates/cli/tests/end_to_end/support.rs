@@ -399,9 +399,11 @@ impl HostNetwork {
     }
 }
 
-const NETWORK: &str = "for link in lo mgmt e0 e1; do \
-    ip -oneline address show $link | cut -d: -f2-; ip -6 route show table all dev $link; done; \
-    ip -4 rule; ip -6 rule; ip -4 route show table all; ip -6 route show table all proto 215; \
+/// By as few programs as can be: many tests wait until it is what it was.
+const NETWORK: &str = "of_links() { for link in lo mgmt e0 e1; do echo $1 dev $link; done; }; \
+    of_links 'address show' | ip -oneline -force -batch - | cut -d: -f2-; \
+    { of_links 'route show table all'; echo rule; echo route show table all proto 215; } | ip -6 -force -batch -; \
+    { echo rule; echo route show table all; } | ip -4 -force -batch -; \
     grep . /proc/sys/net/ipv[46]/fib_multipath_hash_policy \
     /proc/sys/net/ipv[46]/conf/{all,default,e0,e1}/ignore_routes_with_linkdown";
 

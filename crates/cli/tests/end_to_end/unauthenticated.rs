@@ -45,7 +45,7 @@ fn who_connects_before_the_source_is_not_let_in() {
         })
         .collect();
     eventually("the stranger is there", || rounds.load(Ordering::Relaxed) > 4);
-    for target in ["b", "a", "b", "a"] {
+    for target in ["b", "a"] {
         let result = lab.migrate("web", target, &["--option", "tcp"]);
         assert!(!result.encryption.is_some_and(|used| used.is_encrypted), "it was to go in the clear");
     }
@@ -68,5 +68,5 @@ fn connect_to_all(address: IpAddr, held: &mut VecDeque<TcpStream>) {
             held.truncate(64);
         }
     }
-    thread::sleep(Duration::from_millis(1));
+    thread::sleep(Duration::from_millis(5));
 }

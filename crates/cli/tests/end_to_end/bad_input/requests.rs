@@ -81,10 +81,10 @@ fn one_migration_of_a_vm_at_a_time(lab: &TestLab, guest: &Guest) {
 
 pub(super) fn a_target_short_of_memory() {
     let lab = TestLab::fast();
-    restart_agent_with_memory(&lab, "b", 1_500);
+    restart_agent_with_memory(&lab, "b", 600);
     for name in ["big", "second"] {
         let specification = format!(
-            "name = \"{name}\"\nmemory_mib = 1024\nvcpus = 1\nmachine = \"pc-q35-7.2\"\naccelerator = \"tcg\"\n"
+            "name = \"{name}\"\nmemory_mib = 256\nvcpus = 1\nmachine = \"pc-q35-7.2\"\naccelerator = \"tcg\"\n"
         );
         lab.create(&specification, name);
         lab.drainpipe(&["vm", "start", name]).done();
@@ -92,7 +92,7 @@ pub(super) fn a_target_short_of_memory() {
     lab.drainpipe(&["migrate", "big", "b"]).done();
     // Firmware without a disk touches little of it: what is promised to the first one is free still.
     lab.drainpipe(&["migrate", "second", "b"])
-        .refused(REFUSED, &["b is short of memory for VM second", "1152 MiB needed", "MiB available"]);
+        .refused(REFUSED, &["b is short of memory for VM second", "384 MiB needed", "MiB available"]);
     lab.assert_runs_on("big", "b");
     lab.assert_runs_on("second", "a");
 }
