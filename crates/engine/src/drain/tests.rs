@@ -607,7 +607,7 @@ fn plant(plan: &mut DrainPlan, view: &DrainView, fault: usize, at: Index) -> Opt
 const FAULTS: usize = 14;
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1_000))]
+    #![proptest_config(ProptestConfig::with_cases(250))]
 
     #[test]
     fn no_plan_fails_lint(view in some_view(), transfers: Option<u8>) {
