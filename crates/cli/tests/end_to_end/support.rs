@@ -26,9 +26,6 @@ use crate::program::{DRAINPIPE, FAILED, Output, Running, command, command_of, dr
 /// Long enough for anything that should happen at once, on a very busy machine. It tells a hang, not a promise.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Many conditions ask agents, which are not optimised: a drain that is looked at twice as often costs a tenth more.
-pub(crate) const ASK_EVERY: Duration = Duration::from_millis(100);
-
 /// A name that no other test, and no other run, uses.
 pub(crate) fn unique_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -376,7 +373,8 @@ pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
-        thread::sleep(ASK_EVERY);
+        // Many conditions ask agents, which are not optimised.
+        thread::sleep(Duration::from_millis(50));
     }
 }
 
