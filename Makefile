@@ -10,7 +10,7 @@ demo: setup guest
 	scripts/as-root $(TARGET_DIRECTORY)/release/drainpipe demo --output target/demo --qemu "$$(scripts/qemu)"
 	@test -O target/demo/report.html || scripts/as-root chown -R "$$(id -u):$$(id -g)" target/demo
 
-# Each mechanism once: less than 20 minutes on two cores. Labs need root; the tests are built without, and run by way of
+# Each mechanism once; 20 minutes on two cores are the aim. Labs need root; the tests are built without, and run by way of
 # scripts/as-root. With --all-targets nobody looks for tests in the documentation, of which there are none: it would take
 # 20 s.
 test: setup guest
