@@ -5,7 +5,7 @@ mod fleet;
 
 use std::collections::BTreeMap;
 
-use drainpipe_engine::bandwidth::{BandwidthSetting, LimitChange};
+use drainpipe_engine::bandwidth::{BandwidthSetting, LimitChange, Limited};
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::fix::Fix;
 use drainpipe_engine::facts::HostFacts;
@@ -293,6 +293,21 @@ pub struct BandwidthView {
     /// What holds later, within a day, the first first.
     #[serde(default)]
     pub later: Vec<LimitChange>,
+    /// What disks may take of that.
+    #[serde(default)]
+    pub storage: StorageLimitView,
+}
+
+/// How much of a host's links disks may take, in each direction.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StorageLimitView {
+    /// What was set while the agent ran.
+    pub setting: BandwidthSetting,
+    /// Mb/s that hold now, beside the limit for all; absent for no limit of their own.
+    pub limit_mbps: Option<u64>,
+    /// What holds later, within a day, the first first.
+    #[serde(default)]
+    pub later: Vec<LimitChange>,
 }
 
 /// A request to limit it otherwise.
@@ -301,6 +316,9 @@ pub struct BandwidthView {
 pub struct BandwidthRequest {
     /// What holds from now on, until it is set anew.
     pub setting: BandwidthSetting,
+    /// For what; all that migrations send, if absent.
+    #[serde(default, skip_serializing_if = "Limited::is_all")]
+    pub limited: Limited,
 }
 
 /// Between agents: what the target grants one migration.

@@ -1,21 +1,25 @@
-//! Limits of what migrations take of the links: of what leaves this host, and of what comes to it.
+//! Limits of what migrations take of the links, with their memory and with their disks: of what leaves this host, and of
+//! what comes to it.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::bandwidth::{BandwidthSetting, grant};
+use drainpipe_engine::bandwidth::classes::{Limits, Taker, TrafficClass, grant, guest_writes_mbps};
+use drainpipe_engine::bandwidth::{BandwidthSetting, Limited};
 use drainpipe_engine::pacing::{BYTES_PER_S_OF_MBPS, for_relay};
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::Problem;
+use drainpipe_nbd::Pace;
 use drainpipe_relay::Limiter;
 use jiff::Zoned;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing::warn;
 
-use crate::api_types::{BandwidthShare, BandwidthView};
+use crate::api_types::{BandwidthShare, BandwidthView, StorageLimitView};
 use crate::host::Host;
 use crate::journal::{Journal, JournalError};
 use crate::lock::lock;
@@ -46,19 +50,33 @@ pub(crate) struct Bandwidth {
     host: Arc<Host>,
     peers: Arc<Peers>,
     journal: Arc<Journal>,
-    setting: Mutex<BandwidthSetting>,
-    // By migration that sends.
-    leaving: Mutex<BTreeMap<String, Share>>,
+    settings: Mutex<Settings>,
+    leaving: Mutex<BTreeMap<Sent, Taker>>,
     // And when its source has last asked.
-    coming: Mutex<BTreeMap<String, (Share, Instant)>>,
+    coming: Mutex<BTreeMap<Sent, (Taker, Instant)>>,
 }
 
-/// One migration's part of a limit.
 #[derive(Debug, Clone, Copy)]
-struct Share {
-    could_use_mbps: u64,
-    // Without a limit nothing: what it takes then says nothing of a limit that is set later.
-    granted_mbps: u64,
+struct Settings {
+    all: BandwidthSetting,
+    storage: BandwidthSetting,
+}
+
+/// What is sent.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Sent {
+    /// The migration's identifier.
+    pub(crate) migration: String,
+    /// What of its VM.
+    pub(crate) class: TrafficClass,
+}
+
+impl Sent {
+    /// Without a limit it holds nothing: what it takes then says nothing of a limit that is set later.
+    fn taker(&self, paths_mbps: u64) -> Taker {
+        let wanted_mbps = paths_mbps;
+        Taker { class: self.class, guest_waits: false, paths_mbps, wanted_mbps, held_mbps: 0 }
+    }
 }
 
 impl Bandwidth {
@@ -68,10 +86,14 @@ impl Bandwidth {
         peers: &Arc<Peers>,
         journal: &Arc<Journal>,
     ) -> Result<Self, JournalError> {
+        let settings = Settings {
+            all: journal.bandwidth_setting(Limited::All)?,
+            storage: journal.bandwidth_setting(Limited::Storage)?,
+        };
         Ok(Self {
             host: Arc::clone(host),
             peers: Arc::clone(peers),
-            setting: Mutex::new(journal.bandwidth_setting()?),
+            settings: Mutex::new(settings),
             journal: Arc::clone(journal),
             leaving: Mutex::default(),
             coming: Mutex::default(),
@@ -80,87 +102,111 @@ impl Bandwidth {
 
     /// What holds now.
     pub(crate) fn view(&self) -> BandwidthView {
-        let setting = *lock(&self.setting);
-        let later = setting.changes(&self.host.config.bandwidth, Zoned::now().datetime());
-        BandwidthView { host: self.host.name().into(), setting, limit_mbps: self.limit_by(setting), later }
+        let Settings { all, storage } = *lock(&self.settings);
+        let (configured, now) = (&self.host.config.bandwidth, Zoned::now().datetime());
+        let of_storage = configured.of_storage();
+        BandwidthView {
+            host: self.host.name().into(),
+            setting: all,
+            limit_mbps: all.limit_mbps(configured, now),
+            later: all.changes(configured, now),
+            storage: StorageLimitView {
+                setting: storage,
+                limit_mbps: storage.limit_mbps(&of_storage, now),
+                later: storage.changes(&of_storage, now),
+            },
+        }
     }
 
-    /// Mb/s that hold now, in each direction; absent for no limit.
+    /// Mb/s that hold now for all that is sent, in each direction; absent for no limit.
     pub(crate) fn limit_mbps(&self) -> Option<u64> {
-        self.limit_by(*lock(&self.setting))
+        self.limits().all_mbps
     }
 
-    fn limit_by(&self, setting: BandwidthSetting) -> Option<u64> {
-        setting.limit_mbps(&self.host.config.bandwidth, Zoned::now().datetime())
+    fn limits(&self) -> Limits {
+        let Settings { all, storage } = *lock(&self.settings);
+        let (configured, now) = (&self.host.config.bandwidth, Zoned::now().datetime());
+        Limits {
+            all_mbps: all.limit_mbps(configured, now),
+            storage_mbps: storage.limit_mbps(&configured.of_storage(), now),
+        }
     }
 
-    /// Sets the limit until it is set anew, also for migrations in flight.
-    pub(crate) fn set(&self, setting: BandwidthSetting) -> Result<BandwidthView, Problem> {
+    /// Sets a limit until it is set anew, also for migrations in flight.
+    pub(crate) fn set(&self, limited: Limited, setting: BandwidthSetting) -> Result<BandwidthView, Problem> {
         if setting == BandwidthSetting::Mbps(0) {
             return Err(Problem::bad_input(
                 "a limit of 0 Mb/s would keep migrations from ever ending: 1 is the least",
             ));
         }
-        let mut held = lock(&self.setting);
-        self.journal.set_bandwidth_setting(setting)?;
-        *held = setting;
+        let mut held = lock(&self.settings);
+        self.journal.set_bandwidth_setting(limited, setting)?;
+        match limited {
+            Limited::All => held.all = setting,
+            Limited::Storage => held.storage = setting,
+        }
         drop(held);
         Ok(self.view())
     }
 
-    /// The share of a migration that comes here and could use so much. Its source asks again and again.
-    pub(crate) fn share_of_coming(&self, migration: &str, wanted_mbps: Option<u64>) -> BandwidthShare {
+    /// The share of what comes here and could use so much. Its source asks again and again.
+    pub(crate) fn share_of_coming(
+        &self,
+        sent: &Sent,
+        wanted_mbps: Option<u64>,
+        guest_waits: bool,
+    ) -> BandwidthShare {
         let wanted_mbps = wanted_mbps.unwrap_or(SPEED_UNKNOWN_MBPS).max(1);
         let mut coming = lock(&self.coming);
         coming.retain(|_, (_, asked)| asked.elapsed() < ASKED_WITHIN);
-        let new = Share { could_use_mbps: wanted_mbps, granted_mbps: 0 };
-        let (share, asked) = coming.entry(migration.into()).or_insert((new, Instant::now()));
-        (share.could_use_mbps, *asked) = (wanted_mbps, Instant::now());
-        let shares = coming.iter_mut().map(|(id, (share, _))| (id.as_str(), share));
-        BandwidthShare { mbps: granted(self.limit_mbps(), migration, shares) }
+        let new = (sent.taker(wanted_mbps), Instant::now());
+        let (taker, asked) = coming.entry(sent.clone()).or_insert(new);
+        (taker.paths_mbps, taker.wanted_mbps) = (wanted_mbps, wanted_mbps);
+        (taker.guest_waits, *asked) = (guest_waits, Instant::now());
+        let takers = coming.iter_mut().map(|(sent, (taker, _))| (sent, taker));
+        BandwidthShare { mbps: granted(self.limits(), sent, takers) }
     }
 
-    /// The share of one that is on its way and could use so much.
-    fn share_of_leaving(&self, migration: &str, wanted_mbps: u64) -> Option<u64> {
+    /// The share of what is on its way and could use so much.
+    fn share_of_leaving(&self, sent: &Sent, wanted_mbps: u64, guest_waits: bool) -> Option<u64> {
         let mut leaving = lock(&self.leaving);
-        leaving.get_mut(migration)?.could_use_mbps = wanted_mbps;
-        granted(self.limit_mbps(), migration, leaving.iter_mut().map(|(id, share)| (id.as_str(), share)))
+        let taker = leaving.get_mut(sent)?;
+        (taker.wanted_mbps, taker.guest_waits) = (wanted_mbps, guest_waits);
+        granted(self.limits(), sent, leaving.iter_mut())
     }
 }
 
 /// What this one gets now, which is noted.
 fn granted<'a>(
-    limit_mbps: Option<u64>,
-    migration: &str,
-    shares: impl Iterator<Item = (&'a str, &'a mut Share)>,
+    limits: Limits,
+    sent: &Sent,
+    takers: impl Iterator<Item = (&'a Sent, &'a mut Taker)>,
 ) -> Option<u64> {
-    let (ids, mut shares): (Vec<_>, Vec<_>) = shares.unzip();
-    let own = ids.iter().position(|id| *id == migration)?;
-    let wanted_mbps: Vec<u64> = shares.iter().map(|share| share.could_use_mbps).collect();
-    let held_mbps: Vec<u64> = shares.iter().map(|share| share.granted_mbps).collect();
-    let mbps = limit_mbps.and_then(|limit_mbps| grant(limit_mbps, &wanted_mbps, &held_mbps, own));
-    shares[own].granted_mbps = mbps.unwrap_or(0);
+    let (all, mut takers): (Vec<_>, Vec<_>) = takers.unzip();
+    let own = all.iter().position(|other| *other == sent)?;
+    let known: Vec<Taker> = takers.iter().map(|taker| **taker).collect();
+    let mbps = grant(limits, &known, own);
+    takers[own].held_mbps = mbps.unwrap_or(0);
     mbps
 }
 
-/// One migration from here, among those that share this host's limit; dropped, no more.
+/// What leaves, among all that share this host's limits; dropped, no more.
 #[derive(Debug)]
 struct Leaving {
     bandwidth: Arc<Bandwidth>,
-    migration: String,
+    sent: Sent,
 }
 
 impl Leaving {
-    fn enter(bandwidth: &Arc<Bandwidth>, migration: &str, could_use_mbps: u64) -> Self {
-        let share = Share { could_use_mbps, granted_mbps: 0 };
-        lock(&bandwidth.leaving).insert(migration.into(), share);
-        Self { bandwidth: Arc::clone(bandwidth), migration: migration.into() }
+    fn enter(bandwidth: &Arc<Bandwidth>, sent: &Sent, could_use_mbps: u64) -> Self {
+        lock(&bandwidth.leaving).insert(sent.clone(), sent.taker(could_use_mbps));
+        Self { bandwidth: Arc::clone(bandwidth), sent: sent.clone() }
     }
 }
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        lock(&self.bandwidth.leaving).remove(&self.migration);
+        lock(&self.bandwidth.leaving).remove(&self.sent);
     }
 }
 
@@ -191,23 +237,26 @@ impl FirstShare {
         valve: Valve,
     ) -> Self {
         let could_use_mbps = plan.carried_mbps().map_or(SPEED_UNKNOWN_MBPS, |mbps| mbps.max(1));
-        let leaving = Leaving::enter(bandwidth, sending.migration, could_use_mbps);
+        let sent = Sent { migration: sending.migration.into(), class: valve.class() };
+        let leaving = Leaving::enter(bandwidth, &sent, could_use_mbps);
         let (tell, limit_mbps) = watch::channel(None);
         let mut flight = Flight {
             bandwidth: Arc::clone(bandwidth),
-            migration: sending.migration.into(),
+            sent,
             target: sending.target.into(),
             way_given: sending.way_given,
             gives_way_until: None,
             could_use_mbps,
             valve,
+            disks_seen: (0, Instant::now()),
             granted_mbps: None,
             limit_mbps: None,
             set_mbps: None,
             tell,
         };
-        let answer = flight.ask_target().await;
-        flight.is_granted(&answer);
+        let wish = flight.wish();
+        let answer = flight.ask_target(wish).await;
+        flight.is_granted(wish, &answer);
         flight.keep_to_limit();
         Self { flight, leaving, limit_mbps }
     }
@@ -216,7 +265,7 @@ impl FirstShare {
     pub(crate) fn of_qemu_mbps(&self) -> Option<u64> {
         match &self.flight.valve {
             Valve::Qemu(pacer) => pacer.qemu_begins_with_mbps(),
-            Valve::Relay(_) | Valve::Nobody => None,
+            Valve::Relay(_) | Valve::Splitters(_) | Valve::Nobody => None,
         }
     }
 
@@ -231,7 +280,7 @@ impl FirstShare {
         let valve = flight.valve.clone();
         let pacing = match &valve {
             Valve::Qemu(pacer) => Some(pacer.begin()),
-            Valve::Relay(_) | Valve::Nobody => None,
+            Valve::Relay(_) | Valve::Splitters(_) | Valve::Nobody => None,
         };
         Throttle {
             following: tokio::spawn(flight.follow()),
@@ -243,8 +292,8 @@ impl FirstShare {
     }
 }
 
-/// Keeps one migration from here within its share while its memory is sent; dropped, no more. What QEMU has given to the
-/// kernel by then goes as it was to go.
+/// Keeps one migration from here within its share while its memory, or its disks, are sent; dropped, no more. What the
+/// kernel has by then goes as it was to go.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     following: JoinHandle<()>,
@@ -264,15 +313,6 @@ impl Throttle {
         }
     }
 
-    /// Whether the limit has changed since this was last asked.
-    pub(crate) fn has_news(&mut self) -> bool {
-        let has_changed = self.limit_mbps.has_changed().unwrap_or(false);
-        if has_changed {
-            self.limit_mbps.mark_unchanged();
-        }
-        has_changed
-    }
-
     /// In Mb/s; absent for no limit.
     pub(crate) fn limit_mbps(&self) -> Option<u64> {
         *self.limit_mbps.borrow()
@@ -282,24 +322,28 @@ impl Throttle {
 impl Drop for Throttle {
     fn drop(&mut self) {
         self.following.abort();
-        // First of all: another thread may be in the midst of following, and sets a relay's limit only of one that is
-        // found here.
+        // First of all: another thread may be in the midst of following, and sets a relay's or a splitter's limit only of
+        // one that is found here.
         self.leaving = None;
-        if let Valve::Relay(limiter) = &self.valve {
-            limiter.set(None);
+        match &self.valve {
+            Valve::Relay(limiter) => limiter.set(None),
+            Valve::Splitters(disks) => disks.pace.set(None),
+            Valve::Qemu(_) | Valve::Nobody => {}
         }
     }
 }
 
 struct Flight {
     bandwidth: Arc<Bandwidth>,
-    migration: String,
+    sent: Sent,
     target: String,
     way_given: watch::Receiver<bool>,
     // Absent while it uses what it may.
     gives_way_until: Option<Instant>,
     could_use_mbps: u64,
     valve: Valve,
+    // What its disks had sent when somebody looked last.
+    disks_seen: (u64, Instant),
     // By the target, which holds until it says something else.
     granted_mbps: Option<u64>,
     // Its share, and what was set, which is less while it gives way.
@@ -315,8 +359,41 @@ pub(crate) enum Valve {
     Qemu(Pacer),
     /// In the relay, where it is known what they are once they are packed.
     Relay(Limiter),
+    /// In the splitters of its disks.
+    Splitters(DiskPace),
     /// Nowhere: a limit that is set meanwhile does not hold.
     Nobody,
+}
+
+impl Valve {
+    fn class(&self) -> TrafficClass {
+        match self {
+            Self::Qemu(_) | Self::Relay(_) | Self::Nobody => TrafficClass::Memory,
+            Self::Splitters(_) => TrafficClass::Storage,
+        }
+    }
+}
+
+/// How fast the disks of one migration may go.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DiskPace {
+    /// Of all of its splitters.
+    pub(crate) pace: Pace,
+    guest_waits: Arc<AtomicBool>,
+}
+
+impl DiskPace {
+    /// From now on all that goes is what the guest writes, and waits for.
+    pub(crate) fn guest_waits(&self) {
+        self.guest_waits.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What a migration could use now.
+#[derive(Debug, Clone, Copy)]
+struct Wish {
+    mbps: u64,
+    guest_waits: bool,
 }
 
 impl Flight {
@@ -325,20 +402,33 @@ impl Flight {
             if self.keep_to_limit_until(tokio::time::sleep(LOOK_EVERY)).await.is_none() {
                 return;
             }
+            let wish = self.wish();
             // It is asked by a migration that keeps to what it was told.
-            let answer = self.ask_target();
+            let answer = self.ask_target(wish);
             let Some(answer) = self.keep_to_limit_until(answer).await else { return };
-            self.is_granted(&answer);
+            self.is_granted(wish, &answer);
         }
     }
 
-    fn is_granted(&mut self, answer: &Result<BandwidthShare, Problem>) {
+    fn wish(&mut self) -> Wish {
+        let of_paths = Wish { mbps: self.could_use_mbps, guest_waits: false };
+        let Valve::Splitters(disks) = &self.valve else { return of_paths };
+        let (sent_bytes, now) = (disks.pace.sent_bytes(), Instant::now());
+        let (before_bytes, before) = std::mem::replace(&mut self.disks_seen, (sent_bytes, now));
+        if !disks.guest_waits.load(Ordering::Relaxed) {
+            return of_paths;
+        }
+        let mbps = guest_writes_mbps(sent_bytes - before_bytes, now - before, self.could_use_mbps);
+        Wish { mbps, guest_waits: true }
+    }
+
+    fn is_granted(&mut self, wish: Wish, answer: &Result<BandwidthShare, Problem>) {
         if let Ok(share) = answer {
             self.granted_mbps = share.mbps;
         }
         // What the target does not grant, others may have of this host's links.
-        let wanted_mbps = self.granted_mbps.map_or(self.could_use_mbps, |mbps| mbps.min(self.could_use_mbps));
-        let own_mbps = self.bandwidth.share_of_leaving(&self.migration, wanted_mbps);
+        let wanted_mbps = self.granted_mbps.map_or(wish.mbps, |mbps| mbps.min(wish.mbps));
+        let own_mbps = self.bandwidth.share_of_leaving(&self.sent, wanted_mbps, wish.guest_waits);
         self.limit_mbps = own_mbps.into_iter().chain(self.granted_mbps).min();
     }
 
@@ -377,24 +467,33 @@ impl Flight {
         }
         match &self.valve {
             Valve::Qemu(pacer) => pacer.set(limit_mbps),
-            Valve::Relay(limiter) => {
-                let leaving = lock(&self.bandwidth.leaving);
-                if leaving.contains_key(&self.migration) {
-                    let bytes_per_s = |mbps: u64| mbps.saturating_mul(BYTES_PER_S_OF_MBPS);
-                    limiter.set(limit_mbps.map(|mbps| for_relay(bytes_per_s(mbps))));
-                }
-            }
+            Valve::Relay(limiter) => self.set_agents_own(limit_mbps, |bytes| limiter.set(bytes)),
+            Valve::Splitters(disks) => self.set_agents_own(limit_mbps, |bytes| disks.pace.set(bytes)),
             Valve::Nobody if self.limit_mbps.is_none() => {}
             Valve::Nobody => {
-                let migration = self.migration.as_str();
+                let migration = self.sent.migration.as_str();
                 warn!(migration, "nobody can keep its hypervisor to the bandwidth limit that holds now");
             }
         }
         self.set_mbps = limit_mbps;
     }
 
-    fn ask_target(&self) -> impl Future<Output = Result<BandwidthShare, Problem>> + use<> {
-        let path = format!("/v1/incoming/{}/bandwidth?wanted_mbps={}", self.migration, self.could_use_mbps);
+    /// Of what the agent itself sends, unless it is over.
+    fn set_agents_own(&self, limit_mbps: Option<u64>, set: impl FnOnce(Option<u64>)) {
+        let leaving = lock(&self.bandwidth.leaving);
+        if leaving.contains_key(&self.sent) {
+            set(limit_mbps.map(|mbps| for_relay(mbps.saturating_mul(BYTES_PER_S_OF_MBPS))));
+        }
+    }
+
+    fn ask_target(&self, wish: Wish) -> impl Future<Output = Result<BandwidthShare, Problem>> + use<> {
+        let Wish { mbps, guest_waits } = wish;
+        // 0.1.0 takes no more of memory, and copies no disks.
+        let class = match self.sent.class {
+            TrafficClass::Memory => String::new(),
+            TrafficClass::Storage => format!("&class=storage&guest_waits={guest_waits}"),
+        };
+        let path = format!("/v1/incoming/{}/bandwidth?wanted_mbps={mbps}{class}", self.sent.migration);
         let (peers, target) = (Arc::clone(&self.bandwidth.peers), self.target.clone());
         async move {
             let peer = peers.get(&target).ok_or_else(|| Problem::failed("no such peer"))?;
@@ -402,3 +501,6 @@ impl Flight {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,7 +21,7 @@ use drainpipe_engine::storage::DiskCopy;
 use drainpipe_hypervisor::export_name;
 use drainpipe_identity::{Identity, explain};
 use drainpipe_nbd::{
-    DiskServer, Export, ServerAddress, Session, SourceSplitter, SourceWatch, TargetSplitter,
+    DiskServer, Export, Pace, ServerAddress, Session, SourceSplitter, SourceWatch, TargetSplitter,
 };
 use drainpipe_relay::Token;
 use rustix::fs::{Mode, OFlags, open};
@@ -143,8 +143,12 @@ pub(crate) struct SentDisk {
 }
 
 impl DiskSender {
-    /// Serves each of the disks to QEMU.
-    pub(crate) async fn start(disks: &[DiskCopy], connector: &Connector) -> Result<Self, Problem> {
+    /// Serves each of the disks to QEMU, all within one limit.
+    pub(crate) async fn start(
+        disks: &[DiskCopy],
+        connector: &Connector,
+        pace: &Pace,
+    ) -> Result<Self, Problem> {
         let (mut serving, mut bringing) = (JoinSet::new(), JoinSet::new());
         let (problem, mut sent) = (Arc::default(), vec![]);
         for disk in disks {
@@ -153,6 +157,7 @@ impl DiskSender {
                 size_bytes: disk.size_bytes,
                 finds_zeroes: true,
                 is_thin: true,
+                pace: pace.clone(),
             };
             let splitter = SourceSplitter::listen(export).await.map_err(Problem::failed)?;
             let (address, name, watch) =

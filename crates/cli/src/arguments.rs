@@ -638,6 +638,9 @@ pub(crate) struct LimitArguments {
     /// Mb/s, `off`, or `configured` for what its agent.toml says; shows what holds if absent
     #[arg(value_parser = bandwidth_setting)]
     pub(crate) limit: Option<BandwidthSetting>,
+    /// Limit what copies of disks may take of it, and leave the limit for all as it is
+    #[arg(long, requires = "limit")]
+    pub(crate) storage: bool,
 }
 
 const LIMIT_EXAMPLES: &str = "\
@@ -646,6 +649,8 @@ Examples:
   drainpipe limit a 2000         not above 2 Gb/s from a, nor to a
   drainpipe limit a off          as fast as the links are
   drainpipe limit a configured   as [bandwidth] in a's agent.toml says, by the time of the day
+  drainpipe limit a 500 --storage
+                                 of that, not above 500 Mb/s for disks that are copied
 
 Migrations in flight follow within a second, and share the limit. It holds until it is set anew.";
 

@@ -1,6 +1,9 @@
-//! How much of a host's links migrations may take: a limit by the clock, shared among those in flight.
+//! How much of a host's links migrations may take: limits by the clock, shared among those in flight.
 //!
-//! What leaves a host and what comes to it are limited each by itself: links carry both at once.
+//! What leaves a host and what comes to it are limited each by itself: links carry both at once. One limit holds for all
+//! that migrations send, another one for disks alone; [`classes`] says who of both gets what.
+
+pub mod classes;
 
 use std::collections::BTreeSet;
 
@@ -8,23 +11,47 @@ use jiff::civil::{DateTime, Time, Weekday};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The limit of a host, as its configuration has it.
+/// What a limit holds for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Limited {
+    /// All that migrations send.
+    #[default]
+    All,
+    /// Disks alone.
+    Storage,
+}
+
+impl Limited {
+    /// Whether it is the one that 0.1.0 has.
+    pub fn is_all(&self) -> bool {
+        *self == Self::All
+    }
+}
+
+/// The limits of a host, as its configuration has them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BandwidthSchedule {
     /// Mb/s where no window says otherwise; absent for no limit.
     pub mbps: Option<u64>,
+    /// The same, of disks alone.
+    pub storage_mbps: Option<u64>,
     /// Times at which another limit holds.
     #[serde(rename = "window")]
     pub windows: Vec<BandwidthWindow>,
 }
 
-/// A time of the day at which a limit holds, by the host's clock.
+/// A time of the day at which other limits hold, by the host's clock.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BandwidthWindow {
-    /// Mb/s.
-    pub mbps: u64,
+    /// Mb/s; absent where it says nothing of that limit.
+    #[serde(default)]
+    pub mbps: Option<u64>,
+    /// The same, of disks alone.
+    #[serde(default)]
+    pub storage_mbps: Option<u64>,
     /// From this time on.
     pub from: Time,
     /// Up to this time; of the next day where that is not after `from`.
@@ -82,11 +109,22 @@ impl BandwidthWindow {
 }
 
 impl BandwidthSchedule {
+    /// What it says of disks alone, as a schedule of its own.
+    pub fn of_storage(&self) -> Self {
+        let of_storage = |window: &BandwidthWindow| BandwidthWindow {
+            mbps: window.storage_mbps,
+            storage_mbps: None,
+            ..window.clone()
+        };
+        let windows = self.windows.iter().map(of_storage).collect();
+        Self { mbps: self.storage_mbps, storage_mbps: None, windows }
+    }
+
     /// Mb/s that hold at this time of the host's clock: the least of the windows that apply, or else the
     /// general limit.
     pub fn limit_mbps(&self, now: DateTime) -> Option<u64> {
         let windows = self.windows.iter().filter(|window| window.holds_at(now));
-        windows.map(|window| window.mbps).min().or(self.mbps)
+        windows.filter_map(|window| window.mbps).min().or(self.mbps)
     }
 
     /// The limits that hold later, within a day, the first first.
@@ -166,16 +204,6 @@ pub fn fair_shares(limit_mbps: u64, wanted_mbps: &[u64]) -> Vec<u64> {
     shares
 }
 
-/// What a migration may take now, of a limit that it shares with others, each of which could use `wanted_mbps` and takes
-/// `held_mbps` until it asks again: its fair share, if the others leave it that much already. A newcomer waits until they
-/// have made room, so that all together never take more than the limit, but for 1 Mb/s.
-pub fn grant(limit_mbps: u64, wanted_mbps: &[u64], held_mbps: &[u64], own: usize) -> Option<u64> {
-    let fair_mbps = *fair_shares(limit_mbps, wanted_mbps).get(own)?;
-    let others = held_mbps.iter().enumerate().filter(|(index, _)| *index != own);
-    let left_mbps = limit_mbps.saturating_sub(others.map(|(_, mbps)| mbps).sum());
-    Some(fair_mbps.min(left_mbps).max(1))
-}
-
 #[cfg(test)]
 mod tests {
     use jiff::civil::{date, time};
@@ -184,7 +212,7 @@ mod tests {
     use super::*;
 
     fn window(mbps: u64, from: Time, until: Time, days: Option<Vec<Day>>) -> BandwidthWindow {
-        BandwidthWindow { mbps, from, until, days }
+        BandwidthWindow { mbps: Some(mbps), storage_mbps: None, from, until, days }
     }
 
     // 21 November 2026 is a Saturday.
@@ -196,6 +224,7 @@ mod tests {
     fn the_least_window_that_applies_holds_or_else_the_general_limit() {
         let schedule = BandwidthSchedule {
             mbps: Some(5000),
+            storage_mbps: None,
             windows: vec![
                 window(2000, time(8, 0, 0, 0), time(20, 0, 0, 0), None),
                 window(500, time(12, 0, 0, 0), time(13, 0, 0, 0), None),
@@ -222,13 +251,13 @@ mod tests {
 
     #[test]
     fn what_was_set_goes_before_the_configuration() {
-        let configured = BandwidthSchedule { mbps: Some(10), windows: vec![] };
+        let configured = BandwidthSchedule { mbps: Some(10), ..Default::default() };
         let limit = |setting: BandwidthSetting| setting.limit_mbps(&configured, saturday(1, 0));
         assert_eq!(limit(BandwidthSetting::Configured), Some(10));
         assert_eq!(limit(BandwidthSetting::Unlimited), None);
         assert_eq!(limit(BandwidthSetting::Mbps(3)), Some(3));
         let nights = window(5, time(22, 0, 0, 0), time(6, 0, 0, 0), None);
-        let configured = BandwidthSchedule { mbps: None, windows: vec![nights] };
+        let configured = BandwidthSchedule { windows: vec![nights], ..Default::default() };
         let changes = |setting: BandwidthSetting| setting.changes(&configured, saturday(1, 0)).len();
         assert_eq!(changes(BandwidthSetting::Configured), 2);
         assert_eq!((changes(BandwidthSetting::Unlimited), changes(BandwidthSetting::Mbps(3))), (0, 0));
@@ -238,6 +267,7 @@ mod tests {
     fn what_holds_later_within_a_day_is_told_in_its_order() {
         let schedule = BandwidthSchedule {
             mbps: Some(8_000),
+            storage_mbps: None,
             windows: vec![
                 window(2_000, time(8, 0, 0, 0), time(20, 0, 0, 0), None),
                 window(500, time(19, 0, 0, 0), time(20, 0, 0, 0), None),
@@ -257,7 +287,7 @@ mod tests {
                 ("2026-11-22T08:00:00".to_owned(), Some(2_000)),
             ]
         );
-        let fixed = BandwidthSchedule { mbps: Some(8_000), windows: vec![] };
+        let fixed = BandwidthSchedule { mbps: Some(8_000), ..Default::default() };
         assert_eq!(fixed.changes(saturday(10, 30)), []);
     }
 
@@ -269,34 +299,32 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_waits_until_the_others_make_room() {
-        assert_eq!(grant(100, &[1000], &[0], 0), Some(100));
-        let wanted = [1000, 1000];
-        assert_eq!(grant(100, &wanted, &[100, 0], 1), Some(1), "the first has all of it");
-        assert_eq!(grant(100, &wanted, &[100, 1], 0), Some(50), "and gives way when it asks again");
-        assert_eq!(grant(100, &wanted, &[50, 1], 1), Some(50));
-        assert_eq!(grant(100, &wanted, &[50, 50], 2), None);
-        assert_eq!(grant(40, &wanted, &[50, 50], 0), Some(1), "a limit that was lowered");
+    fn disks_have_a_schedule_of_their_own() {
+        let nights = BandwidthWindow {
+            storage_mbps: Some(900),
+            ..window(70, time(22, 0, 0, 0), time(6, 0, 0, 0), None)
+        };
+        let of_memory_alone = window(80, time(10, 0, 0, 0), time(14, 0, 0, 0), None);
+        let of_disks_alone = BandwidthWindow {
+            mbps: None,
+            storage_mbps: Some(5),
+            ..window(0, time(12, 0, 0, 0), time(13, 0, 0, 0), None)
+        };
+        let windows = vec![nights, of_memory_alone, of_disks_alone];
+        let schedule = BandwidthSchedule { mbps: Some(100), storage_mbps: Some(40), windows };
+        let of_storage = schedule.of_storage();
+        for (hour, all, disks) in [(23, 70, 900), (9, 100, 40), (11, 80, 40), (12, 80, 5), (20, 100, 40)] {
+            let now = saturday(hour, 0);
+            assert_eq!(
+                (schedule.limit_mbps(now), of_storage.limit_mbps(now)),
+                (Some(all), Some(disks)),
+                "{hour}"
+            );
+        }
+        assert_eq!(of_storage.changes(saturday(9, 0)).len(), 4);
     }
 
     proptest! {
-        #[test]
-        fn what_is_granted_never_adds_up_to_more_than_the_limit_and_becomes_fair(
-            limit in 20_u64..100_000,
-            wanted in prop::collection::vec(1_u64..50_000, 1..10),
-            asking in prop::collection::vec(0_usize..10, 1..40),
-        ) {
-            let mut held = vec![0; wanted.len()];
-            let rounds = (0..3).flat_map(|_| 0..wanted.len());
-            for own in asking.into_iter().map(|index| index % wanted.len()).chain(rounds) {
-                held[own] = grant(limit, &wanted, &held, own).unwrap();
-                prop_assert!(held.iter().sum::<u64>() <= limit + wanted.len() as u64, "{held:?}");
-            }
-            let all: u64 = held.iter().sum();
-            let fair: u64 = fair_shares(limit, &wanted).iter().sum();
-            prop_assert!(all + 2 * wanted.len() as u64 >= fair, "{held:?}");
-        }
-
         #[test]
         fn between_two_changes_one_limit_holds(
             mbps in prop::option::of(1..4_u64),
@@ -304,7 +332,7 @@ mod tests {
             now in (0..24_i8, 0..60_i8),
             then in (0..24_i8, 0..60_i8),
         ) {
-            let schedule = BandwidthSchedule { mbps, windows };
+            let schedule = BandwidthSchedule { mbps, storage_mbps: None, windows };
             let now = saturday(now.0, now.1);
             let today = saturday(then.0, then.1);
             let then = if today >= now { today } else { date(2026, 11, 22).at(then.0, then.1, 0, 0) };

@@ -14,6 +14,7 @@
 //! - [`SourceSplitter::listen`] serves a disk on loopback, to one client that knows its name;
 //!   [`run`](SourceSplitter::run) takes streams as they come, until the client disconnects.
 //! - [`TargetSplitter::serve`] takes the other end of each of these streams to the disk.
+//! - [`Pace`] holds what the source sends within a limit.
 //! - [`Counters`] say how far it is, and which streams live: who brings the streams brings new ones, too.
 //!
 //! Who calls has connected, and encrypted, the streams; they are any bytes that go both ways. Memory is bounded at both
@@ -31,6 +32,7 @@ mod greeting;
 mod held;
 mod limits;
 mod nbd;
+mod pace;
 mod scheduler;
 mod source;
 mod target;
@@ -41,5 +43,6 @@ pub use counters::{Counters, StreamCounters};
 pub use error::{Malformed, Refusal, SplitterError};
 pub use greeting::{SESSION_BYTES, Session};
 pub use limits::{DATA_BYTES_MAX, STREAMS_MAX};
+pub use pace::Pace;
 pub use source::{Export, SourceSplitter, SourceWatch};
 pub use target::{DiskServer, ServerAddress, TargetSplitter};

@@ -23,6 +23,7 @@ use crate::error::{Refusal, SplitterError};
 use crate::frame::StreamNumber;
 use crate::greeting::Session;
 use crate::limits::{DISK_ANSWERS, STREAMS_MAX};
+use crate::pace::Pace;
 
 /// A disk as it is served.
 #[derive(Debug, Clone)]
@@ -36,6 +37,8 @@ pub struct Export {
     /// Zeroes may become holes, whatever QEMU asks for: its mirror asks to keep them allocated where the source's node
     /// does not unmap.
     pub is_thin: bool,
+    /// Within which limit it goes; other disks may share it.
+    pub pace: Pace,
 }
 
 /// The source's end of one disk.

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::net::IpAddr;
 
+use drainpipe_engine::bandwidth::BandwidthWindow;
 use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
 use toml::de::DeTable;
 
@@ -119,13 +120,18 @@ impl Config {
 
     fn in_bandwidth(&self) -> Option<Contradiction> {
         let schedule = &self.bandwidth;
-        let key = if schedule.mbps == Some(0) {
-            "bandwidth.mbps".into()
-        } else {
-            let index = schedule.windows.iter().position(|window| window.mbps == 0)?;
-            format!("bandwidth.window.{index}.mbps")
+        let of_window = |(index, window): (usize, &BandwidthWindow)| {
+            let table = format!("bandwidth.window.{index}");
+            if window.mbps.is_none() && window.storage_mbps.is_none() {
+                return Some(at(
+                    table,
+                    "[[bandwidth.window]]: it limits nothing: give it mbps or storage_mbps",
+                ));
+            }
+            in_limits_of(&table, window.mbps, window.storage_mbps)
         };
-        Some(at(key, "[bandwidth]: mbps = 0 would keep migrations from ever ending: 1 is the least"))
+        in_limits_of("bandwidth", schedule.mbps, schedule.storage_mbps)
+            .or_else(|| schedule.windows.iter().enumerate().find_map(of_window))
     }
 
     fn in_compression(&self) -> Option<Contradiction> {
@@ -142,6 +148,13 @@ impl Config {
         let (key, message) = self.vms.contradiction()?;
         Some(at(format!("vms.{key}"), message))
     }
+}
+
+fn in_limits_of(table: &str, mbps: Option<u64>, storage_mbps: Option<u64>) -> Option<Contradiction> {
+    let limits = [("mbps", mbps), ("storage_mbps", storage_mbps)];
+    let (key, _) = limits.into_iter().find(|(_, limit)| *limit == Some(0))?;
+    let message = format!("[bandwidth]: {key} = 0 would keep migrations from ever ending: 1 is the least");
+    Some(at(format!("{table}.{key}"), message))
 }
 
 /// The first name that came before, and which one it is.
@@ -174,6 +187,8 @@ mod tests {
             ("[drain]\ninbound = 0", 4, "inbound may be 1 to 8"),
             ("[drain]\noutbound = 9", 4, "outbound may be 1 to 8"),
             ("[bandwidth]\nmbps = 0", 4, "[bandwidth]: mbps = 0"),
+            ("[bandwidth]\nmbps = 1\nstorage_mbps = 0", 5, "[bandwidth]: storage_mbps = 0"),
+            ("[[bandwidth.window]]\nfrom = \"08:00\"\nuntil = \"20:00\"", 3, "it limits nothing"),
             (
                 "[bandwidth]\nwindow = [{ mbps = 0, from = \"08:00\", until = \"20:00\" }]",
                 4,

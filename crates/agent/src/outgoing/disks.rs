@@ -61,21 +61,8 @@ pub(super) async fn to_copy(
     let copied = copies(&request.vm, target, &disks, &request.disks).map_err(Problem::refused)?;
     if !copied.is_empty() {
         hypervisor.check().map_err(Problem::refused)?;
-        refuse_limit(outgoing.host.name(), outgoing.transfer.bandwidth.limit_mbps())?;
-        refuse_limit(target, meeting.target.facts.bandwidth_limit_mbps)?;
     }
     Ok(copied)
-}
-
-/// A limit that holds for memory alone would be none.
-fn refuse_limit(host: &str, limit_mbps: Option<u64>) -> Result<(), Problem> {
-    match limit_mbps {
-        None => Ok(()),
-        Some(mbps) => Err(Problem::refused(format!(
-            "a bandwidth limit of {mbps} Mb/s holds on {host}, and copies of disks are not limited yet: lift it \
-             (`drainpipe limit`) for as long as they take"
-        ))),
-    }
 }
 
 /// Gives the disks that a VM has left here names that no VM has.

@@ -35,7 +35,7 @@ use super::standstill::StandstillWatch;
 use super::target_watch::TargetWatch;
 use super::{Outgoing, Running, Turn, asked_for};
 use crate::api_types::{Endpoint, MigrateRequest, TargetUse};
-use crate::bandwidth::Throttle;
+use crate::bandwidth::{DiskPace, Throttle};
 use crate::beside::Beside;
 use crate::client::ApiClient;
 use crate::disk_streams::DiskSender;
@@ -66,8 +66,10 @@ pub(super) struct Executor {
     asked: MigrateRequest,
     // While disks are copied.
     disks: Option<DiskSender>,
-    // Which their copies keep.
-    disk_limit_mbps: Option<u64>,
+    disk_pace: DiskPace,
+    // While they are copied.
+    disk_throttle: Option<Throttle>,
+    told_limit_mbps: Option<u64>,
     reconnects: usize,
     // The connection of what the VM needs to run.
     broken_since: Option<Instant>,
@@ -130,7 +132,9 @@ impl Executor {
             request: asked_for(request),
             asked: request.clone(),
             disks: None,
-            disk_limit_mbps: None,
+            disk_pace: DiskPace::default(),
+            disk_throttle: None,
+            told_limit_mbps: None,
             reconnects: 0,
             broken_since: None,
             started_at,

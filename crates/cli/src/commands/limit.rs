@@ -1,7 +1,7 @@
 //! `drainpipe limit`.
 
 use drainpipe_agent::api_types::{BandwidthRequest, BandwidthView};
-use drainpipe_engine::bandwidth::BandwidthSetting;
+use drainpipe_engine::bandwidth::{BandwidthSetting, Limited};
 use drainpipe_engine::problem::Problem;
 
 use crate::arguments::LimitArguments;
@@ -17,7 +17,10 @@ pub(crate) async fn run(
     let host = connection.fleet()?.host(&arguments.host).await?;
     let path = host.path("/v1/bandwidth");
     let view: BandwidthView = match arguments.limit {
-        Some(setting) => host.client().post(&path, &BandwidthRequest { setting }).await?,
+        Some(setting) => {
+            let limited = if arguments.storage { Limited::Storage } else { Limited::All };
+            host.client().post(&path, &BandwidthRequest { setting, limited }).await?
+        }
         None => host.client().get(&path).await?,
     };
     if json {
@@ -29,14 +32,24 @@ pub(crate) async fn run(
 }
 
 fn describe(view: &BandwidthView) -> String {
-    let limit = view
-        .limit_mbps
-        .map_or("as fast as the links are".into(), |mbps| format!("not above {mbps} Mb/s in each direction"));
-    let why = match view.setting {
+    let limit = limit_or(view.limit_mbps, "as fast as the links are");
+    let of_storage = limit_or(view.storage.limit_mbps, "no limit of their own");
+    let (why, why_storage) = (why(view.setting), why(view.storage.setting));
+    format!(
+        "migrations from and to {}: {limit} ({why})\ndisks among that: {of_storage} ({why_storage})",
+        view.host
+    )
+}
+
+fn limit_or(limit_mbps: Option<u64>, none: &str) -> String {
+    limit_mbps.map_or(none.into(), |mbps| format!("not above {mbps} Mb/s in each direction"))
+}
+
+fn why(setting: BandwidthSetting) -> &'static str {
+    match setting {
         BandwidthSetting::Configured => "by its agent.toml",
         BandwidthSetting::Unlimited | BandwidthSetting::Mbps(_) => {
             "set with `drainpipe limit`, until it is set anew"
         }
-    };
-    format!("migrations from and to {}: {limit} ({why})", view.host)
+    }
 }

@@ -110,6 +110,7 @@ fn no_second_has_more_than_the_limit() {
         lab.migrate("web", "a", &["--option", "tcp"]);
     }
     a_limit_in_flight_holds_too(&lab);
+    a_limit_of_disks_leaves_memory_alone(&lab);
     guest.assert_intact();
 }
 
@@ -141,8 +142,17 @@ fn a_limit_in_flight_holds_too(lab: &TestLab) {
     assert_eq!(packet_size(), packet_size_before, "it is put back");
 }
 
+fn a_limit_of_disks_leaves_memory_alone(lab: &TestLab) {
+    // By it the memory would take 20 minutes.
+    lab.drainpipe(&["limit", "b", "1", "--storage", "--agent", &lab.agent_socket("b")]).done();
+    let view: BandwidthView = lab.json(&["limit", "b", "--agent", &lab.agent_socket("b")]);
+    assert_eq!((view.limit_mbps, view.storage.limit_mbps), (None, Some(1)));
+    let result = lab.migrate("web", "a", &["--option", "multichannel"]);
+    assert!(!says(&result, "limited to"), "{result:#?}");
+}
+
 #[track_caller]
-fn assert_keeps_to(limit_mbps: u64, rate: &LinkRate, what: &str) {
+pub(crate) fn assert_keeps_to(limit_mbps: u64, rate: &LinkRate, what: &str) {
     let most_mbps = rate.most_in_a_second_mbps();
     assert!(most_mbps > 0.0, "{what}: it was in flight for a second at least");
     assert!(most_mbps <= limit_mbps as f64 * 1.05, "{what}: {most_mbps:.1} Mb/s of {limit_mbps}");
@@ -155,15 +165,22 @@ fn a_limit_outlives_the_agent_and_makes_sense() {
     lab.drainpipe(&["limit", "a", "500"]).done();
     lab.stop_agent("a", Signal::KILL);
     lab.start_agent("a");
+    lab.drainpipe(&["limit", "a", "20", "--storage"]).done();
     let view: BandwidthView = lab.json(&["limit", "a"]);
     assert_eq!((view.setting, view.limit_mbps), (BandwidthSetting::Mbps(500), Some(500)));
+    assert_eq!((view.storage.setting, view.storage.limit_mbps), (BandwidthSetting::Mbps(20), Some(20)));
+    let shown = lab.drainpipe(&["limit", "a"]).done();
+    assert!(
+        shown.contains("not above 500 Mb/s") && shown.contains("disks among that: not above 20"),
+        "{shown}"
+    );
     for wrong in ["0", "fast", "1.5"] {
         lab.drainpipe(&["limit", "a", wrong]).refused(BAD_INPUT, &["a number of Mb/s above 0"]);
     }
     let view: BandwidthView = lab.json(&["limit", "a", "configured"]);
-    assert_eq!(view.limit_mbps, None);
+    assert_eq!((view.limit_mbps, view.storage.limit_mbps), (None, Some(20)), "each by itself");
 }
 
-fn says(result: &MigrationResult, words: &str) -> bool {
+pub(crate) fn says(result: &MigrationResult, words: &str) -> bool {
     result.events.iter().any(|event| event.what.contains(words))
 }

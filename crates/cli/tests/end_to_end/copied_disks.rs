@@ -39,8 +39,8 @@ fn lab() -> TestLab {
 }
 
 /// Two hosts, each with a directory of its own, and a VM on `a` with two disks there.
-struct Apart {
-    lab: TestLab,
+pub(crate) struct Apart {
+    pub(crate) lab: TestLab,
     directories: [PathBuf; 2],
     // Under one path; otherwise each host sees both.
     is_mounted: bool,
@@ -58,13 +58,19 @@ impl Apart {
         Self::with_vm(lab, [directory.clone(), directory], true)
     }
 
-    /// Under two.
+    /// Under two, and slow.
     #[track_caller]
     fn slow() -> Self {
         let lab = lab();
         for link in ["e0", "e1"] {
             lab.fault(&format!("rate {link} {SLOW_MBPS}"));
         }
+        Self::under_two_paths(lab)
+    }
+
+    /// Under two.
+    #[track_caller]
+    pub(crate) fn under_two_paths(lab: TestLab) -> Self {
         let directories = ["a", "b"].map(|host| lab.files().join("disks").join(host));
         for directory in &directories {
             fs::create_dir_all(directory).unwrap();
@@ -135,7 +141,7 @@ impl Apart {
 
     /// Fails the test unless a host has both disks, whole. Nobody may have them open.
     #[track_caller]
-    fn assert_whole(&self, host: &str, names: [&str; 2]) {
+    pub(crate) fn assert_whole(&self, host: &str, names: [&str; 2]) {
         assert!(fs::read(self.on(host, names[0])).unwrap() == content(7), "the raw disk differs");
         let (image, raw) = (self.on(host, names[1]), self.lab.files().join("read"));
         let check = Command::new("qemu-img").args(["check", "-f", "qcow2"]).arg(&image).output().unwrap();
@@ -160,15 +166,15 @@ impl Apart {
 
     /// Begins to move it. Back when disks are being copied.
     #[track_caller]
-    fn begin(&self) -> crate::program::Running {
+    pub(crate) fn begin(&self) -> crate::program::Running {
         let copies = self.copies();
         let copies = copies.iter().map(String::as_str);
         let arguments: Vec<&str> = ["migrate", "web", "b", "--json"].into_iter().chain(copies).collect();
         let migrating = self.lab.start(&arguments);
         let is_copying = || {
             let views = self.lab.migrations("a");
-            let progress = views.first().and_then(|view| view.progress.as_ref());
-            progress.is_some_and(|progress| progress.disks.iter().any(|disk| disk.copied_bytes > 0))
+            let mut disks = views.iter().filter_map(|view| view.progress.as_ref()).flat_map(|now| &now.disks);
+            disks.any(|disk| disk.copied_bytes > 0)
         };
         eventually("disks are copied", is_copying);
         migrating

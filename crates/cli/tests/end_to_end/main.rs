@@ -42,6 +42,7 @@ mod libvirt_kills;
 mod libvirt_lab;
 mod libvirt_moves;
 mod libvirt_relayed;
+mod limited_disks;
 mod link_addresses;
 mod link_rate;
 mod lost;
@@ -230,6 +231,9 @@ fn main() -> ExitCode {
     let stalled = later_rounds::with_another_qemu;
     // It takes longest: begun last, it would be alone at the end.
     trials.insert(0, trial("later_rounds::with_another_qemu".into(), stalled, no_other_qemu.clone()));
+    for (name, test) in limited_disks::WITH_NEWER_QEMU {
+        trials.push(trial(format!("limited_disks::{name}"), *test, no_other_qemu.clone()));
+    }
     for (name, test) in copied_disks::WITH_NEWER_QEMU {
         trials.push(trial(format!("copied_disks::{name}"), *test, no_other_qemu.clone()));
     }

@@ -16,8 +16,8 @@ pub(super) const LOOK: Duration = Duration::from_secs(1);
 pub(super) struct Sight {
     pub(super) is_idle: bool,
     pub(super) live_streams: usize,
-    /// How many answers came, ever.
-    pub(super) answers: u64,
+    /// How often anything was answered, ever, or went on within a limit.
+    pub(super) advances: u64,
     /// The first of the lost streams that is not confirmed to have ended.
     pub(super) awaits_fence: Option<StreamNumber>,
 }
@@ -26,7 +26,7 @@ pub(super) struct Sight {
 #[derive(Debug, Default)]
 pub(super) struct Patience {
     without_stream: Option<Instant>,
-    // With how many answers.
+    // With how many advances.
     unanswered: Option<(u64, Instant)>,
     fence: Option<(StreamNumber, Instant)>,
 }
@@ -36,9 +36,9 @@ impl Patience {
     pub(super) fn look(&mut self, sight: Sight, now: Instant) -> Result<(), SplitterError> {
         let is_stuck = !sight.is_idle && sight.live_streams == 0;
         self.without_stream = is_stuck.then(|| self.without_stream.unwrap_or(now));
-        let waits = (!sight.is_idle && sight.live_streams > 0).then_some(sight.answers);
-        let still = self.unanswered.filter(|(answers, _)| Some(*answers) == waits);
-        self.unanswered = still.or(waits.map(|answers| (answers, now)));
+        let waits = (!sight.is_idle && sight.live_streams > 0).then_some(sight.advances);
+        let still = self.unanswered.filter(|(advances, _)| Some(*advances) == waits);
+        self.unanswered = still.or(waits.map(|advances| (advances, now)));
         // Who has no stream has none for a fence either.
         let awaited = sight.awaits_fence.filter(|_| sight.live_streams > 0);
         let same = self.fence.filter(|(number, _)| Some(*number) == awaited);
@@ -60,7 +60,7 @@ impl Patience {
 mod tests {
     use super::*;
 
-    const GOOD: Sight = Sight { is_idle: false, live_streams: 1, answers: 0, awaits_fence: None };
+    const GOOD: Sight = Sight { is_idle: false, live_streams: 1, advances: 0, awaits_fence: None };
     const ALONE: Sight = Sight { live_streams: 0, ..GOOD };
 
     #[test]
@@ -90,7 +90,7 @@ mod tests {
     fn a_disk_that_answers_nothing_is_given_up() {
         let begin = Instant::now();
         let mut patience = Patience::default();
-        let answered = |answers| Sight { answers, ..GOOD };
+        let answered = |advances| Sight { advances, ..GOOD };
         patience.look(GOOD, begin).unwrap();
         patience.look(answered(1), begin + UNANSWERED).unwrap();
         patience.look(Sight { is_idle: true, ..answered(1) }, begin + 2 * UNANSWERED).unwrap();

@@ -74,7 +74,7 @@ pub(super) struct Shared {
     room: Room,
     live_streams: watch::Sender<usize>,
     is_ending: AtomicBool,
-    answers: AtomicU64,
+    advances: AtomicU64,
     pub(super) counting: Counting,
     pub(super) buffers: Buffers,
 }
@@ -92,7 +92,7 @@ impl Shared {
             room,
             live_streams: watch::Sender::new(0),
             is_ending: AtomicBool::new(false),
-            answers: AtomicU64::new(0),
+            advances: AtomicU64::new(0),
             counting: Counting::default(),
             buffers: Buffers::default(),
         };
@@ -195,12 +195,12 @@ impl Shared {
         handle: u64,
         result: Result<Option<Payload>, ErrorCode>,
     ) -> Result<(), SplitterError> {
-        self.answers.fetch_add(1, Ordering::Relaxed);
+        self.advances();
         Ok(self.with(|scheduler| scheduler.answered(number, handle, result))?)
     }
 
     pub(super) fn fenced(&self, via: StreamNumber, number: StreamNumber) -> Result<(), SplitterError> {
-        self.answers.fetch_add(1, Ordering::Relaxed);
+        self.advances();
         Ok(self.with(|scheduler| scheduler.fenced(via, number))?)
     }
 
@@ -233,11 +233,16 @@ impl Shared {
         self.is_ending.load(Ordering::Acquire)
     }
 
+    /// Something is answered, or goes on within a limit: the disk is not to blame for what is not.
+    pub(super) fn advances(&self) {
+        self.advances.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(super) fn sight(&self) -> Sight {
         self.with(|scheduler| Sight {
             is_idle: scheduler.is_idle(),
             live_streams: scheduler.live_streams(),
-            answers: self.answers.load(Ordering::Relaxed),
+            advances: self.advances.load(Ordering::Relaxed),
             awaits_fence: scheduler.awaits_fence(),
         })
     }

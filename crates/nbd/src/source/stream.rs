@@ -3,6 +3,7 @@
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::Notify;
@@ -11,10 +12,15 @@ use tokio::time::timeout;
 use super::shared::{Payload, Shared};
 use crate::command::Operation;
 use crate::error::{Malformed, SplitterError};
-use crate::frame::{ANSWER_BYTES, Answer, QUESTION_BYTES, Question, StreamNumber};
+use crate::frame::{ANSWER_BYTES, Answer, Question, StreamNumber};
 use crate::greeting::{Greeting, WELCOME_BYTES, decode_welcome};
 use crate::limits::{GREETING, HEARTBEAT, LINGER, SILENCE};
+use crate::pace::Turn;
+use crate::scheduler::Outgoing;
 use crate::wire::{read_full, write_both};
+
+/// How long others wait for the turn of a stream that takes nothing.
+const OTHERS_WAIT: Duration = Duration::from_millis(2);
 
 /// Carries requests until the disk is done with, or the stream is lost.
 pub(super) async fn carry<S>(
@@ -62,19 +68,73 @@ async fn ask(
 ) -> Result<(), SplitterError> {
     loop {
         while let Some(outgoing) = shared.next(number) {
-            let payload = outgoing.payload.as_ref().map_or(&[][..], Payload::bytes);
-            let question = outgoing.question.encode();
-            write_both(writer, &question, payload, SILENCE).await.map_err(SplitterError::stream)?;
-            shared.counting.has_sent(number, QUESTION_BYTES + payload.len());
+            send(shared, number, &outgoing, writer).await?;
         }
         if shared.is_ending() {
             return end(writer).await.map_err(SplitterError::stream);
         }
         // Nothing within this time is the usual case, and no error.
         if timeout(HEARTBEAT, waker.notified()).await.is_err() {
-            let alive = Question::Alive.encode();
-            write_both(writer, &alive, &[], SILENCE).await.map_err(SplitterError::stream)?;
+            say_alive(writer).await?;
         }
+    }
+}
+
+async fn say_alive(writer: &mut (impl AsyncWrite + Unpin)) -> Result<(), SplitterError> {
+    let alive = Question::Alive.encode();
+    write_both(writer, &alive, &[], SILENCE).await.map_err(SplitterError::stream)
+}
+
+/// Within the limit, if there is one: in its turn, and in parts.
+async fn send(
+    shared: &Shared,
+    number: StreamNumber,
+    outgoing: &Outgoing<Payload>,
+    writer: &mut (impl AsyncWrite + Unpin),
+) -> Result<(), SplitterError> {
+    let pace = &shared.export().pace;
+    let mut turn = None;
+    if pace.is_limited() {
+        turn = Some(wait_for_turn(shared, writer).await?);
+    }
+    let question = outgoing.question.encode();
+    let mut header = &question[..];
+    let mut left = outgoing.payload.as_ref().map_or(&[][..], Payload::bytes);
+    loop {
+        let (part, rest) = left.split_at(left.len().min(pace.part_bytes()));
+        pace.take(header.len() + part.len()).await;
+        let mut writing = pin!(write_both(writer, header, part, SILENCE));
+        let wrote = match timeout(OTHERS_WAIT, &mut writing).await {
+            Ok(wrote) => wrote,
+            Err(_) => {
+                turn = None;
+                writing.await
+            }
+        };
+        wrote.map_err(SplitterError::stream)?;
+        shared.counting.has_sent(number, header.len() + part.len());
+        if turn.is_some() {
+            shared.advances();
+        }
+        if rest.is_empty() {
+            return Ok(());
+        }
+        (header, left) = (&[], rest);
+    }
+}
+
+/// Says meanwhile that somebody is there.
+async fn wait_for_turn<'shared>(
+    shared: &'shared Shared,
+    writer: &mut (impl AsyncWrite + Unpin),
+) -> Result<Turn<'shared>, SplitterError> {
+    let mut turn = pin!(shared.export().pace.turn());
+    loop {
+        if let Ok(turn) = timeout(HEARTBEAT, &mut turn).await {
+            return Ok(turn);
+        }
+        shared.advances();
+        say_alive(writer).await?;
     }
 }
 

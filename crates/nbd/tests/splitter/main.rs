@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "clippy.toml allows it in test functions; these are their helpers")]
 
 mod copies;
+mod limited;
 mod losses;
 mod measure;
 mod mirror;

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drainpipe_nbd::{
-    DiskServer, Export, ServerAddress, Session, SourceSplitter, SourceWatch, SplitterError, TargetSplitter,
+    DiskServer, Export, Pace, ServerAddress, Session, SourceSplitter, SourceWatch, SplitterError,
+    TargetSplitter,
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional, duplex};
@@ -114,6 +115,8 @@ pub(crate) struct Bench {
     server: Child,
     pub(crate) target: TargetSplitter,
     pub(crate) watch: SourceWatch,
+    /// Within which limit the source sends.
+    pub(crate) pace: Pace,
     pub(crate) server_address: ServerAddress,
     address: String,
     streams: mpsc::Sender<Stream>,
@@ -174,8 +177,9 @@ impl Bench {
             size_bytes,
         });
         let Settings { is_thin, finds_zeroes, .. } = settings;
-        let source =
-            SourceSplitter::listen(Export { session, size_bytes, finds_zeroes, is_thin }).await.unwrap();
+        let pace = Pace::default();
+        let export = Export { session, size_bytes, finds_zeroes, is_thin, pace: pace.clone() };
+        let source = SourceSplitter::listen(export).await.unwrap();
         let (watch, address) =
             (source.watch(), format!("nbd://{}/{}", source.address(), source.export_name()));
         let (streams, to_carry) = mpsc::channel(8);
@@ -192,6 +196,7 @@ impl Bench {
             server,
             target,
             watch,
+            pace,
             server_address,
             address,
             streams,

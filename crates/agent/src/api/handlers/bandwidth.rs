@@ -31,7 +31,7 @@ async fn limit(State(transfer): State<Arc<Transfer>>) -> Answer<BandwidthView> {
 ///
 /// Holds within a second, for migrations in flight too, and until it is set anew, also when the agent is
 /// started anew. What leaves the host and what comes to it are limited each by itself; migrations in flight
-/// share the limit fairly.
+/// share the limit fairly. Disks may have a lower limit beside the one for all.
 #[utoipa::path(post, path = "/v1/bandwidth", tag = openapi::HOSTS, request_body = BandwidthRequest, responses(
     (status = 200, description = "What holds now.", body = BandwidthView),
     (status = 400, description = "A limit of 0.", body = Problem),
@@ -42,5 +42,5 @@ async fn set_limit(
     Body(request): Body<BandwidthRequest>,
 ) -> Answer<BandwidthView> {
     authorise(&caller, Operation::ChangeHost)?;
-    Ok(Json(transfer.bandwidth.set(request.setting)?))
+    Ok(Json(transfer.bandwidth.set(request.limited, request.setting)?))
 }

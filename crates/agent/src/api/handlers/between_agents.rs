@@ -8,6 +8,7 @@ use axum::Json;
 use axum::extract::{Extension, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
+use drainpipe_engine::bandwidth::classes::TrafficClass;
 use drainpipe_engine::facts::MigrationLink;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::problem::Problem;
@@ -27,6 +28,7 @@ use crate::api_types::{
     BandwidthShare, ConnectionRequest, Endpoint, HandOverView, IncomingPermit, IncomingRequest, IncomingView,
     TargetUse, WatchEnd, WatchRequest,
 };
+use crate::bandwidth::Sent;
 use crate::discovery::{self, DiscoveryPorts, DiscoveryRequest};
 use crate::host::Host;
 use crate::incoming::{self, Incoming};
@@ -302,9 +304,15 @@ async fn watch_again(
 struct WantedQuery {
     /// What the migration could use, in Mb/s; all that there is, if absent.
     wanted_mbps: Option<u64>,
+    /// What it sends; its memory, if absent.
+    #[serde(default)]
+    class: TrafficClass,
+    /// Whether these are writes for which the guest waits; no, if absent.
+    #[serde(default)]
+    guest_waits: bool,
 }
 
-/// Steps 6 and 7: how much of this host's links may it take?
+/// From the copies of its disks to step 7: how much of this host's links may it take?
 ///
 /// Asked again and again; a source that has not asked for 4 s has no share.
 #[utoipa::path(get, path = "/v1/incoming/{id}/bandwidth", tag = openapi::BETWEEN_AGENTS, params(
@@ -320,7 +328,9 @@ async fn bandwidth_share(
     Query(query): Query<WantedQuery>,
 ) -> Answer<BandwidthShare> {
     check_source(&incoming, &caller, &id)?;
-    Ok(Json(incoming.transfer.bandwidth.share_of_coming(&id, query.wanted_mbps)))
+    let WantedQuery { wanted_mbps, class, guest_waits } = query;
+    let sent = Sent { migration: id, class };
+    Ok(Json(incoming.transfer.bandwidth.share_of_coming(&sent, wanted_mbps, guest_waits)))
 }
 
 /// Step 8: nobody writes to the disks any more that were copied

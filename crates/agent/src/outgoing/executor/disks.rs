@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use drainpipe_engine::migration::Event;
-use drainpipe_engine::pacing::BYTES_PER_S_OF_MBPS;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskName, DiskState};
 use drainpipe_hypervisor::spec::VmSpec;
@@ -15,6 +14,7 @@ use tracing::warn;
 
 use super::transferring::disks_at;
 use super::{Executor, LOOK_EVERY, qemu_failed};
+use crate::bandwidth::{FirstShare, Valve};
 use crate::disk_streams::{Connector, DiskSender, SentDisk};
 use crate::journal::Unrenamed;
 use crate::outgoing::Running;
@@ -70,9 +70,12 @@ impl Executor {
             let file = self.outgoing.incoming.files.identify(&disk.from).await?;
             self.outgoing.journal.disk_leaves(&self.running.id, &file)?;
         }
-        let sender = DiskSender::start(&plan.disks, &connector).await?;
+        let pace = &self.disk_pace;
+        let valve = Valve::Splitters(pace.clone());
+        let share = FirstShare::of(&self.outgoing.transfer.bandwidth, self.sending(), plan, valve).await;
+        let sender = DiskSender::start(&plan.disks, &connector, &pace.pace).await?;
         let started = self.start_each(&sender).await;
-        self.disks = Some(sender);
+        (self.disks, self.disk_throttle) = (Some(sender), Some(share.follow()));
         self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
         started
     }
@@ -97,7 +100,6 @@ impl Executor {
             () = self.running.cancel.notified() => return Event::Tick,
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }
-        self.follow_disk_limit().await;
         match self.look_at_disks().await {
             Some(event) => event,
             None => match self.disk_states().await {
@@ -106,25 +108,6 @@ impl Executor {
                 Err(problem) => Event::TransferFailed(problem),
             },
         }
-    }
-
-    /// One that is set while disks are copied.
-    async fn follow_disk_limit(&mut self) {
-        let limit_mbps = self.outgoing.transfer.bandwidth.limit_mbps();
-        if limit_mbps == self.disk_limit_mbps {
-            return;
-        }
-        match self.limit_disks(limit_mbps).await {
-            Ok(()) => self.disk_limit_mbps = limit_mbps,
-            Err(problem) => warn!(%problem, "copies of disks do not keep the bandwidth limit yet"),
-        }
-    }
-
-    async fn limit_disks(&self, limit_mbps: Option<u64>) -> Result<(), Problem> {
-        let count = self.copied_disks().len().max(1) as u64;
-        let each = limit_mbps.map(|mbps| mbps.saturating_mul(BYTES_PER_S_OF_MBPS) / count);
-        let limited = self.disk_copies()?.limit(CopySettings { bytes_per_s: each }, QMP_DEADLINE).await;
-        limited.map_err(qemu_failed)
     }
 
     /// That a copy has failed, if one has.
@@ -157,6 +140,7 @@ impl Executor {
     pub(super) async fn synchronise_disks(&mut self) -> Result<(), Problem> {
         // From now on the guest's writes wait for this agent.
         self.guard = Some(self.post_guard().await?);
+        self.disk_pace.guest_waits();
         let copies = self.disk_copies()?;
         tokio::select! {
             done = copies.synchronise(SYNCHRONISED_WITHIN) => done.map_err(qemu_failed),
@@ -172,6 +156,8 @@ impl Executor {
     }
 
     pub(super) async fn end_disk_copies(&mut self) -> Result<(), Problem> {
+        // The VM stands still: what is left of its writes is little, and waits for no limit.
+        self.disk_throttle = None;
         let disks = self.copied_disks();
         self.disk_copies()?.end(&disks, ENDED_WITHIN).await.map_err(qemu_failed)?;
         if let Some(sender) = self.disks.take() {

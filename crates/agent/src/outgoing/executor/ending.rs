@@ -240,7 +240,7 @@ impl Executor {
         self.wait_while_stopped().await;
         let has_disk_copies = self.has_disk_copies();
         // First: QEMU would wait for what is on its way.
-        self.disks = None;
+        (self.disks, self.disk_throttle) = (None, None);
         self.on_own_connections(
             |of_vm, peer| of_vm.discard_unsent(peer),
             "the kernel goes on trying to send what QEMU has left",

@@ -11,12 +11,14 @@ use super::Executor;
 use crate::transport::connections;
 
 impl Executor {
-    /// The news, if the limit has changed.
+    /// The news, if the limit of its memory has changed, or that of its disks while they go alone.
     pub(super) async fn follow_bandwidth_limit(&mut self) -> Option<Event> {
-        let throttle = self.throttle.as_mut()?;
-        let limit_mbps = throttle.has_news().then(|| throttle.limit_mbps())?;
+        let limit_mbps = self.throttle.as_ref().or(self.disk_throttle.as_ref())?.limit_mbps();
+        if limit_mbps == std::mem::replace(&mut self.told_limit_mbps, limit_mbps) {
+            return None;
+        }
         // Not in the moments in which the VM stands still: others may hold the network's lock.
-        if *self.running.stage.borrow() == Stage::Sending {
+        if self.throttle.is_some() && *self.running.stage.borrow() == Stage::Sending {
             self.keep_packets_small(limit_mbps).await;
         }
         Some(Event::BandwidthLimited(limit_mbps))

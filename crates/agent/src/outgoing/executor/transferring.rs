@@ -86,7 +86,7 @@ impl Executor {
     }
 
     /// What those must know who hold its bytes back.
-    fn sending(&self) -> Sending<'_> {
+    pub(super) fn sending(&self) -> Sending<'_> {
         let running = &self.running;
         Sending { migration: running.id(), target: running.target(), way_given: running.way_given() }
     }
