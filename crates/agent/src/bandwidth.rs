@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -379,13 +378,25 @@ impl Valve {
 pub(crate) struct DiskPace {
     /// Of all of its splitters.
     pub(crate) pace: Pace,
-    guest_waits: Arc<AtomicBool>,
+    phase: Arc<Mutex<DiskPhase>>,
+}
+
+/// For whom disks go.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum DiskPhase {
+    /// The copies begin. The guest waits: with each disk more, its QEMU does nothing until all that is under way is there.
+    #[default]
+    Starting,
+    /// Nobody waits.
+    Copying,
+    /// All that goes is what the guest writes, and waits for.
+    Mirrored,
 }
 
 impl DiskPace {
-    /// From now on all that goes is what the guest writes, and waits for.
-    pub(crate) fn guest_waits(&self) {
-        self.guest_waits.store(true, Ordering::Relaxed);
+    /// From now on.
+    pub(crate) fn is(&self, phase: DiskPhase) {
+        *lock(&self.phase) = phase;
     }
 }
 
@@ -411,15 +422,16 @@ impl Flight {
     }
 
     fn wish(&mut self) -> Wish {
-        let of_paths = Wish { mbps: self.could_use_mbps, guest_waits: false };
-        let Valve::Splitters(disks) = &self.valve else { return of_paths };
+        let mbps = self.could_use_mbps;
+        let Valve::Splitters(disks) = &self.valve else { return Wish { mbps, guest_waits: false } };
         let (sent_bytes, now) = (disks.pace.sent_bytes(), Instant::now());
         let (before_bytes, before) = std::mem::replace(&mut self.disks_seen, (sent_bytes, now));
-        if !disks.guest_waits.load(Ordering::Relaxed) {
-            return of_paths;
-        }
-        let mbps = guest_writes_mbps(sent_bytes - before_bytes, now - before, self.could_use_mbps);
-        Wish { mbps, guest_waits: true }
+        let phase = *lock(&disks.phase);
+        let mbps = match phase {
+            DiskPhase::Starting | DiskPhase::Copying => mbps,
+            DiskPhase::Mirrored => guest_writes_mbps(sent_bytes - before_bytes, now - before, mbps),
+        };
+        Wish { mbps, guest_waits: phase != DiskPhase::Copying }
     }
 
     fn is_granted(&mut self, wish: Wish, answer: &Result<BandwidthShare, Problem>) {

@@ -14,7 +14,7 @@ use tracing::warn;
 
 use super::transferring::disks_at;
 use super::{Executor, LOOK_EVERY, qemu_failed};
-use crate::bandwidth::{FirstShare, Valve};
+use crate::bandwidth::{DiskPhase, FirstShare, Valve};
 use crate::disk_streams::{Connector, DiskSender, SentDisk};
 use crate::journal::Unrenamed;
 use crate::outgoing::Running;
@@ -75,6 +75,7 @@ impl Executor {
         let share = FirstShare::of(&self.outgoing.transfer.bandwidth, self.sending(), plan, valve).await;
         let sender = DiskSender::start(&plan.disks, &connector, &pace.pace).await?;
         let started = self.start_each(&sender).await;
+        pace.is(DiskPhase::Copying);
         (self.disks, self.disk_throttle) = (Some(sender), Some(share.follow()));
         self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
         started
@@ -140,7 +141,7 @@ impl Executor {
     pub(super) async fn synchronise_disks(&mut self) -> Result<(), Problem> {
         // From now on the guest's writes wait for this agent.
         self.guard = Some(self.post_guard().await?);
-        self.disk_pace.guest_waits();
+        self.disk_pace.is(DiskPhase::Mirrored);
         let copies = self.disk_copies()?;
         tokio::select! {
             done = copies.synchronise(SYNCHRONISED_WITHIN) => done.map_err(qemu_failed),
