@@ -306,6 +306,7 @@ struct WantedQuery {
     wanted_mbps: Option<u64>,
     /// What it sends; its memory, if absent.
     #[serde(default)]
+    #[param(inline, required = false)]
     class: TrafficClass,
     /// Whether these are writes for which the guest waits; no, if absent.
     #[serde(default)]
