@@ -104,12 +104,11 @@ async fn send(
         let (part, rest) = left.split_at(left.len().min(pace.part_bytes()));
         pace.take(header.len() + part.len()).await;
         let mut writing = pin!(write_both(writer, header, part, SILENCE));
-        let wrote = match timeout(OTHERS_WAIT, &mut writing).await {
-            Ok(wrote) => wrote,
-            Err(_) => {
-                turn = None;
-                writing.await
-            }
+        let wrote = if let Ok(wrote) = timeout(OTHERS_WAIT, &mut writing).await {
+            wrote
+        } else {
+            turn = None;
+            writing.await
         };
         wrote.map_err(SplitterError::stream)?;
         shared.counting.has_sent(number, header.len() + part.len());
