@@ -172,7 +172,7 @@ async fn wait_until_believed(
     answering: &Answering,
     stop: &mut watch::Receiver<bool>,
 ) -> Result<bool, Problem> {
-    let hypervisor: Arc<dyn Hypervisor> = Arc::new(Qemu::to_find(config.runtime_directory.clone()));
+    let hypervisor = with_managers(config, Arc::new(Qemu::to_find(config.runtime_directory.clone())));
     loop {
         let judged = proof::judge(config, &*hypervisor, identity, false).await?;
         if judged.doubts.is_empty() {
@@ -249,12 +249,20 @@ fn qemu(config: &Config) -> Result<Arc<dyn Hypervisor>, Problem> {
 
 /// What runs VMs on this host.
 fn hypervisors(config: &Config) -> Result<Arc<dyn Hypervisor>, Problem> {
-    let own = qemu(config)?;
+    Ok(with_managers(config, qemu(config)?))
+}
+
+/// These VMs, and those of another manager if there is one.
+fn with_managers(config: &Config, own: Arc<dyn Hypervisor>) -> Arc<dyn Hypervisor> {
     if !config.libvirt.enabled {
-        return Ok(own);
+        return own;
     }
-    let libvirt = Libvirt::new(config.runtime_directory.clone(), config.libvirt.socket());
-    Ok(Arc::new(Hypervisors::new(own, Arc::new(libvirt))))
+    let libvirt = Libvirt::new(
+        config.runtime_directory.clone(),
+        config.state_directory.clone(),
+        config.libvirt.socket(),
+    );
+    Arc::new(Hypervisors::new(own, Arc::new(libvirt)))
 }
 
 /// Makes the parts, each of those that it uses.

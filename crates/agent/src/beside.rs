@@ -39,6 +39,11 @@ impl Beside {
         Self { definition, arrival: None, has_run: false, departure: None }
     }
 
+    /// Whether it is on its way, from here or to here.
+    pub(crate) fn is_on_its_way(&self) -> bool {
+        self.departure.is_some() || self.arrival.is_some() && !self.has_run
+    }
+
     /// It has run here since it came.
     pub(crate) fn note_run(definition: &VmSpec, directory: &VmDirectory) {
         Self { has_run: true, ..Self::read_or(definition, directory) }.write(directory);

@@ -70,9 +70,12 @@ impl Hypervisor for Hypervisors {
         self.of(vm).directory(vm)
     }
 
-    /// Of VMs of Drainpipe's alone: what the others are, their manager says.
     fn with_files(&self) -> io::Result<Vec<VmName>> {
-        self.own.with_files()
+        let mut names = self.own.with_files()?;
+        names.extend(self.manager.with_files()?);
+        names.sort();
+        names.dedup();
+        Ok(names)
     }
 
     async fn start(

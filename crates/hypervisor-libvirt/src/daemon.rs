@@ -1,5 +1,6 @@
 //! A libvirt daemon of this host, and the connection that all its domains share.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,10 +9,12 @@ use std::time::Duration;
 use drainpipe_hypervisor::ResolvedSpec;
 use drainpipe_libvirt::{Connection, DomainEvent, Error};
 use tokio::net::UnixStream;
-use tokio::sync::{Mutex, Notify, broadcast};
+use tokio::sync::{Mutex, MutexGuard, Notify, broadcast};
 use tokio::time::timeout;
+use uuid::Uuid;
 
 use crate::meeting::Meeting;
+use crate::snapshots::SnapshotFile;
 
 /// QEMU's domains of the whole host.
 const URI: &str = "qemu:///system";
@@ -23,16 +26,37 @@ const EVENTS_KEPT: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Daemon {
     socket: PathBuf,
+    state_directory: PathBuf,
+    // Until it is known whether they stay.
+    leaving: Mutex<BTreeSet<Uuid>>,
     shared: Mutex<Option<Connection>>,
     events: broadcast::Sender<DomainEvent>,
     changed: Arc<Notify>,
 }
 
 impl Daemon {
-    /// The one that answers at `socket`. Nothing is asked yet.
-    pub(crate) fn at(socket: PathBuf) -> Self {
+    /// The one that answers at `socket`. Nothing is asked yet. What is not to be lost is kept below `state_directory`.
+    pub(crate) fn at(socket: PathBuf, state_directory: PathBuf) -> Self {
         let events = broadcast::channel(EVENTS_KEPT).0;
-        Self { socket, shared: Mutex::default(), events, changed: Arc::default() }
+        Self {
+            socket,
+            state_directory,
+            leaving: Mutex::default(),
+            shared: Mutex::default(),
+            events,
+            changed: Arc::default(),
+        }
+    }
+
+    /// For what is known of a domain's snapshots.
+    pub(crate) fn snapshot_file(&self, uuid: Uuid) -> SnapshotFile {
+        SnapshotFile::of_domain(&self.state_directory, uuid)
+    }
+
+    /// Those that begin to leave, and do not stay yet: their own migrations see to their snapshots. Nobody else's are
+    /// touched without holding this.
+    pub(crate) async fn leaving(&self) -> MutexGuard<'_, BTreeSet<Uuid>> {
+        self.leaving.lock().await
     }
 
     /// For a domain of this daemon's to meet the agent.

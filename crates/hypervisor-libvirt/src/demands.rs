@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use drainpipe_engine::check::vm::Told;
+use drainpipe_hypervisor::spec::VmSpec;
 use drainpipe_hypervisor::{Demands, VmError};
 use drainpipe_libvirt::{Connection, Domain, XmlFlags};
 
 use crate::domain::{DomainDescription, Doubt, Inexpressible, Obstacle};
 use crate::errors::failed;
+use crate::snapshots::{self, KnownSnapshot};
 
 /// Of a domain that is active.
 pub(crate) async fn ask(
@@ -22,9 +24,9 @@ pub(crate) async fn ask(
 }
 
 /// What libvirt keeps of a domain on its host, and says in no XML.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Kept {
-    snapshots: u32,
+    snapshots: Vec<KnownSnapshot>,
     checkpoints: usize,
     has_managed_save: bool,
 }
@@ -36,15 +38,15 @@ impl Kept {
         deadline: Duration,
     ) -> Result<Self, VmError> {
         Ok(Self {
-            snapshots: connection.snapshot_count(domain, deadline).await.map_err(failed)?,
+            snapshots: snapshots::known(connection, domain, deadline).await?,
             checkpoints: connection.checkpoints(domain, deadline).await.map_err(failed)?.len(),
             has_managed_save: connection.has_managed_save(domain, deadline).await.map_err(failed)?,
         })
     }
 
-    fn obstacles(&self) -> impl Iterator<Item = Told> {
-        let snapshots = (self.snapshots > 0).then(|| Told {
-            what: format!("libvirt refuses it: cannot migrate domain with {} snapshots", self.snapshots),
+    fn obstacles(&self, spec: Option<&VmSpec>) -> impl Iterator<Item = Told> {
+        let snapshots = spec.and_then(|spec| snapshots::refusal(&self.snapshots, spec)).map(|what| Told {
+            what,
             remedy: "virsh snapshot-list DOMAIN shows them; virsh snapshot-delete DOMAIN NAME merges one, and with \
                      --metadata only forgets it"
                 .into(),
@@ -69,10 +71,12 @@ impl Kept {
 /// Of a domain as it is described, of which that is kept; pure.
 pub(crate) fn of(description: &DomainDescription, kept: &Kept) -> Demands {
     let doubts = description.doubts();
-    let inexpressible = description.vm_spec().err().unwrap_or_default();
+    let spec = description.vm_spec();
+    let kept_obstacles = kept.obstacles(spec.as_ref().ok());
+    let inexpressible = spec.as_ref().err().map_or(&[][..], Vec::as_slice);
     Demands {
         obstacles: (description.obstacles().iter().map(obstacle))
-            .chain(kept.obstacles())
+            .chain(kept_obstacles)
             .chain(inexpressible.iter().map(unclear))
             .collect(),
         doubts: doubts.iter().map(doubt).chain(kept.doubts()).collect(),
@@ -125,12 +129,18 @@ mod tests {
 
     #[test]
     fn what_libvirt_keeps_beside_a_domain_is_told() {
-        let kept = Kept { snapshots: 2, checkpoints: 1, has_managed_save: true };
+        let snapshot = |xml: &str| KnownSnapshot { xml: xml.into(), is_current: false };
+        let external = snapshot(
+            "<domainsnapshot><name>before</name><memory snapshot='external' file='/x'/></domainsnapshot>",
+        );
+        let kept = Kept { snapshots: vec![external], checkpoints: 1, has_managed_save: true };
         let demands = of(&domain(""), &kept);
         let what: Vec<&str> = demands.obstacles.iter().map(|told| told.what.as_str()).collect();
-        assert!(what[0].contains("cannot migrate domain with 2 snapshots"), "{what:?}");
+        assert!(what[0].contains("the snapshot before has data outside of the domain's disks"), "{what:?}");
         assert!(what[1].contains("managed save"), "{what:?}");
         assert_eq!((demands.doubts.len(), demands.needs), (1, vec![]));
         assert_eq!(of(&domain(""), &Kept::default()), Demands::default());
+        let inside = snapshot("<domainsnapshot><name>before</name></domainsnapshot>");
+        assert_eq!(of(&domain(""), &Kept { snapshots: vec![inside], ..Kept::default() }), Demands::default());
     }
 }

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use crate::daemon::Daemon;
 use crate::errors::failed;
 use crate::phases::{Handed, Terms, terms};
+use crate::snapshots::KnownSnapshot;
 
 /// `Perform` is one call, which takes as long as the engine lets a migration take.
 const PERFORM_MAX: Duration = Duration::from_hours(30 * 24);
@@ -49,6 +50,7 @@ impl Leaving {
         daemon: &Daemon,
         domain: &Domain,
         transport: Transport,
+        snapshots: &[KnownSnapshot],
         deadline: Duration,
     ) -> Result<(Self, Parcel), VmError> {
         let connection = daemon.own(deadline).await.map_err(failed)?;
@@ -57,7 +59,8 @@ impl Leaving {
         let terms = terms(transport, is_persistent)?;
         let begun = connection.migrate_begin(domain, &terms.parameters, terms.flags, deadline).await;
         let begun = begun.map_err(failed)?;
-        let handed = Handed { is_persistent, autostart, ..Handed::cookie(begun.cookie)? };
+        let snapshots = snapshots.to_vec();
+        let handed = Handed { is_persistent, autostart, snapshots, ..Handed::cookie(begun.cookie)? };
         let leaving = Self { connection, terms, phase: watch::Sender::new(Phase::Begun) };
         Ok((leaving, handed.parcel(Some(begun.xml))))
     }

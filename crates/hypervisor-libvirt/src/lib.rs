@@ -9,6 +9,7 @@
 //! protection   a domain that nobody else may let run
 //! monitor      QEMU's own control socket, for when libvirt has ended
 //! demands      what speaks against moving a domain, and what its target must have
+//! snapshots    what libvirt knows of a domain's snapshots, while the domain is on its way
 //! needs        which of that this host's libvirt does not have
 //! files        what the agent keeps of a domain
 //! meeting      where a domain's QEMU and the agent meet, if a migration goes through the agent
@@ -39,6 +40,7 @@ mod needs;
 mod phases;
 mod protection;
 mod qemu_process;
+mod snapshots;
 mod states;
 
 pub use libvirt::Libvirt;

@@ -16,7 +16,7 @@ use drainpipe_hypervisor::{
     ResolvedSpec, Role, RunState, Unmanaged, Version, Vm, VmDirectory, VmError, VmErrorKind, VmSpec,
 };
 use drainpipe_hypervisor_qemu::{Process, lift_throttle_of};
-use drainpipe_libvirt::{Connection, Domain, Error, XmlFlags};
+use drainpipe_libvirt::{Connection, Domain, Error, JobKind, JobStatsOf, XmlFlags};
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
@@ -25,7 +25,7 @@ use crate::domain::{DomainDescription, DomainXmlError, Inexpressible};
 use crate::errors::{failed, is_libvirts};
 use crate::files::{self, ComingHere};
 use crate::machine::DomainVm;
-use crate::{needs, qemu_process, states};
+use crate::{needs, qemu_process, snapshots, states};
 
 /// What is told of a domain that libvirt was to end here, and did not before somebody resumed it.
 const RUNS_TWICE: &str = "it has moved to another host, and somebody has let it run here too: destroy one of the two with `virsh destroy`";
@@ -44,9 +44,10 @@ pub struct Libvirt {
 }
 
 impl Libvirt {
-    /// The one that answers at `socket`. What is kept of its domains is in `runtime_directory`.
-    pub fn new(runtime_directory: PathBuf, socket: PathBuf) -> Self {
-        Self { runtime_directory, daemon: Arc::new(Daemon::at(socket)) }
+    /// The one that answers at `socket`. What is kept of its domains is in `runtime_directory`, and what a boot of the host
+    /// is not to take below `state_directory`.
+    pub fn new(runtime_directory: PathBuf, state_directory: PathBuf, socket: PathBuf) -> Self {
+        Self { runtime_directory, daemon: Arc::new(Daemon::at(socket, state_directory)) }
     }
 
     async fn connection(&self, deadline: Duration) -> Result<Connection, VmError> {
@@ -94,6 +95,48 @@ impl Libvirt {
         Ok(None)
     }
 
+    /// Tells libvirt of the snapshots of a domain that stays here, if that could not be done when it was known, or an agent
+    /// that has ended had not come to it.
+    async fn return_snapshots(
+        &self,
+        connection: &Connection,
+        domain: &Domain,
+        definition: &VmSpec,
+        deadline: Duration,
+    ) {
+        if let Err(error) = self.try_return_snapshots(connection, domain, definition, deadline).await {
+            tracing::warn!(vm = %definition.name, %error, "libvirt does not know its snapshots yet");
+        }
+    }
+
+    async fn try_return_snapshots(
+        &self,
+        connection: &Connection,
+        domain: &Domain,
+        definition: &VmSpec,
+        deadline: Duration,
+    ) -> Result<(), VmError> {
+        let uuid = Uuid::from_bytes(domain.uuid);
+        let file = self.daemon.snapshot_file(uuid);
+        if !file.exists() || files::read_coming(&self.found_directory(&definition.name)?)?.is_some() {
+            return Ok(());
+        }
+        // Held, so that it does not begin to leave meanwhile.
+        let leaving = self.daemon.leaving().await;
+        if leaving.contains(&uuid) {
+            return Ok(());
+        }
+        if domain.id.is_some() {
+            let job = connection.job_stats(domain, JobStatsOf::UnderWay, deadline).await.map_err(failed)?;
+            if job.kind != JobKind::None {
+                // Whoever has it ends it first.
+                return Ok(());
+            }
+        }
+        snapshots::tell(connection, domain, &file.read()?, deadline).await.map_err(failed)?;
+        file.remove()
+    }
+
     /// A domain, as one that may move or as one that stays.
     async fn find(
         &self,
@@ -134,6 +177,15 @@ impl Libvirt {
         Ok(DomainVm::new(&self.daemon, spec, directory, role, UNKNOWN, Some(process)))
     }
 
+    async fn take_hold_of(&self, vm: &VmName, deadline: Duration) -> Result<DomainVm, VmError> {
+        match self.take_hold(vm, deadline).await {
+            Err(error) if error.kind == VmErrorKind::Gone && self.daemon.has_ended().await => {
+                self.orphaned(vm)
+            }
+            taken => taken,
+        }
+    }
+
     async fn take_hold(&self, vm: &VmName, deadline: Duration) -> Result<DomainVm, VmError> {
         let connection = self.connection(deadline).await?;
         let domain = connection.domain_by_name(vm.as_str(), deadline).await.map_err(failed)?;
@@ -172,6 +224,22 @@ fn unmanaged(
         vcpus: description.map_or(0, |described| described.cpus.most),
         manager: Manager::Libvirt,
         why,
+    }
+}
+
+/// libvirt protects no domain that has snapshots, and those of the one that comes may be others.
+async fn check_without_snapshots(
+    connection: &Connection,
+    domain: &Domain,
+    deadline: Duration,
+) -> Result<(), VmError> {
+    match connection.snapshot_count(domain, deadline).await.map_err(failed)? {
+        0 => Ok(()),
+        count => Err(VmError::failed(format!(
+            "libvirt has a domain of this name and UUID here already, with {count} snapshots: have it forget them with \
+             `virsh snapshot-delete {} NAME --metadata`",
+            domain.name
+        ))),
     }
 }
 
@@ -238,7 +306,10 @@ impl Hypervisor for Libvirt {
                         managed.unmanaged.push(unmanaged(&domain, None, Some(run_state), RUNS_TWICE.into()));
                     }
                 }
-                Ok(Ok(found)) => managed.found.push(found),
+                Ok(Ok(found)) => {
+                    self.return_snapshots(&connection, &domain, &found.definition, deadline).await;
+                    managed.found.push(found);
+                }
                 Ok(Err(one)) => managed.unmanaged.push(one),
                 // It has gone meanwhile.
                 Err(error) if error.kind == VmErrorKind::NotRunning => {}
@@ -280,7 +351,10 @@ impl Hypervisor for Libvirt {
     }
 
     fn with_files(&self) -> io::Result<Vec<VmName>> {
-        VmDirectory::list(&self.runtime_directory.join("libvirt"))
+        let mut names = VmDirectory::list(&self.runtime_directory.join("libvirt"))?;
+        // An agent may have ended as it made one.
+        names.retain(|name| self.specification(name).is_ok());
+        Ok(names)
     }
 
     async fn start(
@@ -299,7 +373,10 @@ impl Hypervisor for Libvirt {
         let by_uuid = connection.domain_by_uuid(*spec.uuid().as_bytes(), deadline).await;
         let was_defined = match (known(by_name)?, known(by_uuid)?) {
             (None, None) => false,
-            (Some(named), Some(domain)) if named == domain && domain.id.is_none() => true,
+            (Some(named), Some(domain)) if named == domain && domain.id.is_none() => {
+                check_without_snapshots(&connection, &domain, deadline).await?;
+                true
+            }
             (Some(other), _) => return Err(is_taken(&format!("another domain {}", other.name), spec.uuid())),
             (None, Some(other)) => {
                 let what = format!("the domain {} of the same UUID", other.name);
@@ -316,13 +393,7 @@ impl Hypervisor for Libvirt {
     }
 
     async fn attach(&self, vm: &VmName, deadline: Duration) -> Result<Arc<dyn Machine>, VmError> {
-        let machine = match self.take_hold(vm, deadline).await {
-            Err(error) if error.kind == VmErrorKind::Gone && self.daemon.has_ended().await => {
-                self.orphaned(vm)?
-            }
-            taken => taken?,
-        };
-        Ok(Arc::new(machine))
+        Ok(Arc::new(self.take_hold_of(vm, deadline).await?))
     }
 
     async fn attach_beside_agent(
@@ -330,7 +401,9 @@ impl Hypervisor for Libvirt {
         vm: &VmName,
         deadline: Duration,
     ) -> Result<Arc<dyn Machine>, VmError> {
-        self.attach(vm, deadline).await
+        let mut machine = self.take_hold_of(vm, deadline).await?;
+        machine.leave_snapshots();
+        Ok(Arc::new(machine))
     }
 
     fn specification(&self, vm: &VmName) -> Result<ResolvedSpec, VmError> {

@@ -1,6 +1,7 @@
 //! A domain as every hypervisor's VM.
 
 mod ending;
+mod snapshots;
 mod source;
 mod target;
 
@@ -32,6 +33,7 @@ use crate::leaving::Leaving;
 use crate::meeting::Meeting;
 use crate::monitor::Monitor;
 use crate::protection::Protection;
+use crate::snapshots::SnapshotFile;
 use crate::{demands, files, states};
 
 /// Events that wait for whoever is slow to read them.
@@ -50,6 +52,7 @@ pub struct DomainVm {
     spec: ResolvedSpec,
     directory: VmDirectory,
     meeting: Meeting,
+    snapshot_file: SnapshotFile,
     role: Role,
     version: Version,
     // None until libvirt has started one for a domain that is to come.
@@ -71,6 +74,7 @@ pub struct DomainVm {
     protection: Mutex<Option<Protection>>,
     is_switched_over: AtomicBool,
     is_ending: AtomicBool,
+    leaves_snapshots: bool,
 }
 
 impl Drop for DomainVm {
@@ -94,6 +98,7 @@ impl DomainVm {
         Self {
             daemon: Arc::clone(daemon),
             meeting: daemon.meeting(&spec),
+            snapshot_file: daemon.snapshot_file(spec.uuid()),
             spec,
             directory,
             role,
@@ -110,7 +115,13 @@ impl DomainVm {
             protection: Mutex::default(),
             is_switched_over: AtomicBool::default(),
             is_ending: AtomicBool::default(),
+            leaves_snapshots: false,
         }
+    }
+
+    /// Of a guard: the agent's next life sees to them.
+    pub(crate) fn leave_snapshots(&mut self) {
+        self.leaves_snapshots = true;
     }
 
     fn process(&self) -> Option<Arc<Process>> {
@@ -429,6 +440,7 @@ impl Vm for DomainVm {
         if let Err(error) = self.begin_autostart(deadline).await {
             tracing::warn!(vm = %self.spec.spec().name, %error, "runs, and is not started when its host has booted");
         }
+        self.return_snapshots().await;
         Ok(())
     }
 
@@ -447,6 +459,8 @@ impl Vm for DomainVm {
         }
         // Not before: others might have let it run meanwhile.
         self.unprotect().await;
+        self.snapshot_file.remove()?;
+        self.daemon.leaving().await.remove(&self.spec.uuid());
         files::remove(&self.directory)
     }
 
@@ -454,7 +468,9 @@ impl Vm for DomainVm {
         self.close_leaving().await;
         self.end_domain(true, deadline).await?;
         self.unprotect().await;
-        self.begin_autostart(deadline).await
+        let begun = self.begin_autostart(deadline).await;
+        self.return_snapshots().await;
+        begun
     }
 
     async fn destroy_unrun(&self, deadline: Duration) -> Result<(), VmError> {

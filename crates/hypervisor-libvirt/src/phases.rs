@@ -6,6 +6,8 @@ use drainpipe_hypervisor::{Address, Parcel, Transport, VmError};
 use drainpipe_libvirt::{Parameter, migrate_flags as flags, migrate_parameters as names};
 use serde::{Deserialize, Serialize};
 
+use crate::snapshots::KnownSnapshot;
+
 /// What a source says of a domain beside what libvirt says, and what belongs to libvirt alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -21,6 +23,9 @@ pub(crate) struct Handed {
     /// Whether its owner has suspended it: it stays so.
     #[serde(default)]
     pub(crate) is_suspended: bool,
+    /// What libvirt is to know of its snapshots. An earlier release takes no domain that has any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) snapshots: Vec<KnownSnapshot>,
 }
 
 impl Handed {
@@ -29,12 +34,12 @@ impl Handed {
         let cookie = String::from_utf8(cookie).map_err(|_| {
             VmError::failed("libvirt hands over a cookie that is no text, as it is in no release known")
         })?;
-        Ok(Self { cookie, is_persistent: false, autostart: false, is_suspended: false })
+        Ok(Self { cookie, is_persistent: false, autostart: false, is_suspended: false, snapshots: vec![] })
     }
 
     /// As the agents carry it.
     pub(crate) fn parcel(&self, description: Option<String>) -> Parcel {
-        let cookie = serde_json::to_string(self).expect("a text and three truths can be written");
+        let cookie = serde_json::to_string(self).expect("texts and truths can be written");
         Parcel { description, cookie }
     }
 

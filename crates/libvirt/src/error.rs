@@ -117,6 +117,11 @@ impl Error {
         self.code() == Some(78)
     }
 
+    /// There is no such snapshot, or no more.
+    pub fn is_no_snapshot(&self) -> bool {
+        self.code() == Some(72)
+    }
+
     /// The domain has no such metadata.
     pub fn is_no_metadata(&self) -> bool {
         self.code() == Some(80)

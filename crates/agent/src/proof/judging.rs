@@ -8,6 +8,7 @@ use drainpipe_identity::Identity;
 use futures_util::future::join_all;
 
 use super::telling::hear;
+use crate::beside::Beside;
 use crate::client::ApiClient;
 use crate::config::Config;
 use crate::fleet::known_peers;
@@ -63,18 +64,27 @@ fn recorded(config: &Config) -> Result<Vec<String>, Problem> {
     Ok(Journal::open(&config.state_directory, &config.runtime_directory)?.recorded_vms()?)
 }
 
-/// The VMs whose QEMUs live here.
+/// The VMs whose QEMUs live here. Of another manager's, those that are on their way: what the others are, it says itself.
 fn living(config: &Config, hypervisor: &dyn Hypervisor) -> Result<Vec<VmName>, Problem> {
     let failed = |error: &dyn std::fmt::Display| {
         Problem::failed(format!("cannot look at {}: {error}", config.runtime_directory.display()))
     };
     let mut lives = vec![];
     for name in hypervisor.with_files().map_err(|error| failed(&error))? {
-        if hypervisor.living(&name).map_err(|error| failed(&error))?.is_some() {
+        if hypervisor.living(&name).map_err(|error| failed(&error))?.is_some() && is_ours(hypervisor, &name) {
             lives.push(name);
         }
     }
     Ok(lives)
+}
+
+/// Whether the journal alone says whose a VM is.
+fn is_ours(hypervisor: &dyn Hypervisor, vm: &VmName) -> bool {
+    if !hypervisor.specification(vm).is_ok_and(|spec| spec.spec().manager.is_some()) {
+        return true;
+    }
+    let beside = hypervisor.directory(vm).ok().and_then(|directory| Beside::read(&directory));
+    beside.is_some_and(|beside| beside.is_on_its_way())
 }
 
 async fn ask_all(config: &Config, identity: &Identity) -> Result<Vec<Testimony>, Problem> {

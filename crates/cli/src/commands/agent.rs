@@ -46,9 +46,10 @@ pub(crate) async fn guard(arguments: GuardArguments) -> Result<Exit, Problem> {
         state_directory: arguments.state_directory,
         runtime_directory: arguments.runtime_directory,
     };
-    let runtime_directory = orders.runtime_directory.clone();
+    let (runtime_directory, state_directory) =
+        (orders.runtime_directory.clone(), orders.state_directory.clone());
     let hypervisor: Arc<dyn Hypervisor> = match arguments.libvirt {
-        Some(socket) => Arc::new(Libvirt::new(runtime_directory, socket)),
+        Some(socket) => Arc::new(Libvirt::new(runtime_directory, state_directory, socket)),
         None => Arc::new(Qemu::to_find(runtime_directory)),
     };
     guard::stand(&orders, hypervisor).await?;

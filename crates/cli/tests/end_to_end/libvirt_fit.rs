@@ -17,15 +17,15 @@ pub(crate) const TESTS: &[Test] = &[
     ("what_cannot_move_is_told_before_anything_is_sent", what_cannot_move_is_told_before_anything_is_sent),
 ];
 
-/// Tells libvirt of a snapshot of a domain, which has no data.
+/// Tells libvirt of a snapshot of a domain, of which the memory is in a file that only its host has.
 #[track_caller]
 fn note_snapshot(lab: &TestLab, host: &str, domain: &str) {
     let xml = lab.virsh(host, &["dumpxml", domain]).done();
     let snapshot = lab.write(
         "snapshot.xml",
         &format!(
-            "<domainsnapshot><name>before-update</name><state>shutoff</state>\
-             <creationTime>1700000000</creationTime>{xml}</domainsnapshot>"
+            "<domainsnapshot><name>before-update</name><state>running</state>\
+             <memory snapshot='external' file='/var/lib/libvirt/before-update'/><creationTime>1700000000</creationTime>{xml}</domainsnapshot>"
         ),
     );
     lab.virsh(host, &["snapshot-create", domain, &snapshot, "--redefine"]).done();
@@ -92,7 +92,7 @@ fn what_cannot_move_is_told_before_anything_is_sent() {
     note_snapshot(&lab, "a", "web");
     wait_until_listed(&lab, &["web", "my vm"]);
 
-    let why = "cannot migrate domain with 1 snapshots";
+    let why = "the snapshot before-update has data outside of the domain's disks";
     lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["VM web", why, "virsh snapshot-delete"]);
     lab.drainpipe(&["migrate", "web", "b", "--dry-run"]).refused(REFUSED, &[why]);
     let checked = lab.drainpipe(&["check", "a", "b"]);

@@ -43,6 +43,7 @@ mod libvirt_lab;
 mod libvirt_moves;
 mod libvirt_relayed;
 mod limited_disks;
+mod libvirt_snapshots;
 mod link_addresses;
 mod link_rate;
 mod lost;
@@ -339,6 +340,7 @@ fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
         ("libvirt_lab", libvirt_lab::TESTS),
         ("libvirt_moves", libvirt_moves::TESTS),
         ("libvirt_relayed", libvirt_relayed::TESTS),
+        ("libvirt_snapshots", libvirt_snapshots::TESTS),
     ];
     let tests = modules.iter().flat_map(|(module, tests)| tests.iter().map(move |test| (module, test)));
     let mut trials: Vec<Trial> = tests

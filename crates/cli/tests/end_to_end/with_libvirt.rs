@@ -30,13 +30,21 @@ const NOT_THE_SAME: &[(&str, &str)] = &[
     ("completion", "it completes what `drainpipe vm` takes"),
     ("confined", "libvirt confines its QEMUs, as its configuration says"),
     ("lab_cli", "it is about labs"),
-    (
-        "later_rounds::a_throttled_vm_is_let_go_of_whatever_ends_its_migration",
-        "to be mended: libvirt has a job still for a while where agent and guard were killed",
-    ),
     ("link_addresses::agents_are_started_anew_in_flight", ENDS_WITH_ITS_AGENT),
     ("lost", "how a QEMU of libvirt's has ended, its host does not learn"),
-    ("lost_journal", "an agent that does not believe its journal says nothing of domains, which libvirt has"),
+    (
+        "lost_journal::a_dead_host_keeps_no_vm_from_starting",
+        "`virsh start` starts a domain, wherever its definition is",
+    ),
+    (
+        "lost_journal::a_journal_that_proves_nothing_is_not_believed_and_its_vm_runs_on",
+        "what domains there are, libvirt says, and not the journal",
+    ),
+    ("lost_journal::a_target_that_loses_its_journal_as_the_qemu_starts", ENDS_WITH_ITS_AGENT),
+    (
+        "lost_journal::an_older_journal_on_the_source_starts_no_second_copy",
+        "`virsh start` starts a domain, wherever its definition is",
+    ),
     ("mute_qemu", "libvirt is mute with it, and has its control sockets"),
     ("options::auto_and_bench", "a domain does not say where its guest is asked"),
     ("outpaced", "the memory of domains is not looked at, so that it is not foreseen"),

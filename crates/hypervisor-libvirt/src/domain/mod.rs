@@ -14,6 +14,7 @@
 //! needs       what a target must have that a specification does not say
 //! trust       what of XML that another host has sent is let in
 //! vm_spec     the specification that stands for it
+//! snapshot    what is known of a snapshot, and whether it goes along
 //! ```
 //!
 //! Drainpipe skips what it does not ask for, and keeps unknown words of libvirt's fixed lists as text: each libvirt adds some.
@@ -30,6 +31,7 @@ mod memory;
 mod needs;
 mod obstacles;
 mod placement;
+mod snapshot;
 mod trust;
 mod vm_spec;
 
@@ -49,6 +51,7 @@ pub use interfaces::{Interface, InterfaceKind};
 pub use memory::{HugePages, Memory, MemoryDevice, MemorySource};
 pub use obstacles::{Doubt, Obstacle};
 pub use placement::{NAMESPACE as PLACEMENT_NAMESPACE, PlacementError};
+pub use snapshot::{Left, Snapshot, are_in_order, snapshot};
 pub use trust::{Untrusted, refusal};
 pub use vm_spec::Inexpressible;
 

@@ -180,7 +180,8 @@ pub fn refusal(xml: &str, spec: &VmSpec) -> Option<Untrusted> {
     }
 }
 
-fn check(domain: Element<'_>, spec: &VmSpec) -> Result<(), Untrusted> {
+/// As [`refusal`], of a domain in other XML.
+pub(super) fn check(domain: Element<'_>, spec: &VmSpec) -> Result<(), Untrusted> {
     check_own(domain)?;
     check_once(domain, OF_DOMAIN.iter().filter(|name| **name != "seclabel"))?;
     for element in domain.elements() {
@@ -196,17 +197,17 @@ fn check(domain: Element<'_>, spec: &VmSpec) -> Result<(), Untrusted> {
     Ok(())
 }
 
-fn check_known(element: Element<'_>, known: &[&str]) -> Result<(), Untrusted> {
+pub(super) fn check_known(element: Element<'_>, known: &[&str]) -> Result<(), Untrusted> {
     if known.contains(&element.name()) { Ok(()) } else { Err(Untrusted::Element(tag(element, &[]))) }
 }
 
 /// libvirt takes elements and attributes of other namespaces for its own in places.
-fn check_own(element: Element<'_>) -> Result<(), Untrusted> {
+pub(super) fn check_own(element: Element<'_>) -> Result<(), Untrusted> {
     let is_own = element.namespace().is_none() && !element.has_foreign_attributes();
     if is_own { Ok(()) } else { Err(Untrusted::Foreign(tag(element, &[]))) }
 }
 
-fn check_once<'a>(
+pub(super) fn check_once<'a>(
     parent: Element<'_>,
     names: impl IntoIterator<Item = &'a &'a str>,
 ) -> Result<(), Untrusted> {
@@ -306,7 +307,7 @@ fn is_like_others(disk: &Disk, path: &Path, spec: &VmSpec) -> bool {
 }
 
 /// An element in a device, or in another part of a domain.
-fn check_part(of: Element<'_>, part: Element<'_>, spec: &VmSpec) -> Result<(), Untrusted> {
+pub(super) fn check_part(of: Element<'_>, part: Element<'_>, spec: &VmSpec) -> Result<(), Untrusted> {
     check_own(part)?;
     let text = part.text().filter(|text| !text.trim().is_empty());
     if text.is_some() && part.elements().next().is_some() {

@@ -10,13 +10,14 @@ use drainpipe_hypervisor::{
     Address, Connections, Hold, MigrationStatus, Parcel, SharedPath, SourceSettings, SourceVm, Transport, Vm,
     VmError, VmErrorKind,
 };
-use drainpipe_libvirt::{Connection, Domain, DomainState, JobStats, migrate_flags};
+use drainpipe_libvirt::{Connection, Domain, DomainState, JobKind, JobStats, migrate_flags};
 use tokio::time::{sleep, timeout};
 
 use super::{ASK_EVERY, CLOSED_WITHIN, DomainVm, lock, shared};
 use crate::errors::failed;
 use crate::leaving::Leaving;
 use crate::phases::Handed;
+use crate::snapshots::KnownSnapshot;
 use crate::{files, states};
 
 /// How long libvirt may take to be done with a job of which it says that there is none, and how often it is tried.
@@ -57,12 +58,13 @@ impl DomainVm {
     async fn begin_leaving(
         &self,
         transport: Transport,
+        snapshots: &[KnownSnapshot],
         deadline: Duration,
     ) -> Result<(Leaving, Parcel), VmError> {
         let end = Instant::now() + ENDED_WITHIN.min(deadline);
         loop {
             let (_, domain) = self.domain(deadline).await?;
-            match Leaving::begin(&self.daemon, &domain, transport, deadline).await {
+            match Leaving::begin(&self.daemon, &domain, transport, snapshots, deadline).await {
                 Err(error)
                     if error.kind == VmErrorKind::Refused
                         && Instant::now() < end
@@ -113,7 +115,7 @@ impl DomainVm {
                 connection.abort_job(&domain, deadline).await.map_err(failed)?;
                 self.end_performed(&connection, &domain, deadline).await?;
             }
-            !job.kind.may_be_under_way() && state.is_paused_by_migration()
+            job.kind == JobKind::None && state.is_paused_by_migration()
         };
         self.close_leaving().await;
         let state = self.wait_without_job(deadline).await?;
@@ -144,11 +146,13 @@ impl DomainVm {
         }
     }
 
-    async fn wait_without_job(&self, deadline: Duration) -> Result<DomainState, VmError> {
+    /// One that was aborted is not over: whoever performs it lets the guest run, and puts QEMU's settings back, before libvirt
+    /// begins another one.
+    pub(super) async fn wait_without_job(&self, deadline: Duration) -> Result<DomainState, VmError> {
         let end = Instant::now() + deadline;
         loop {
             let (state, job) = self.look(deadline).await?;
-            if !job.kind.may_be_under_way() {
+            if job.kind == JobKind::None {
                 return Ok(state);
             }
             if Instant::now() >= end {
@@ -166,7 +170,9 @@ impl SourceVm for DomainVm {
         self.is_switched_over.store(false, Ordering::Relaxed);
         lock(&self.counted).take();
         files::is_not_suspended(&self.directory)?;
-        let (leaving, parcel) = self.begin_leaving(transport, deadline).await?;
+        self.daemon.leaving().await.insert(self.spec.uuid());
+        let snapshots = self.take_snapshots(deadline).await?;
+        let (leaving, parcel) = self.begin_leaving(transport, &snapshots, deadline).await?;
         *lock(&self.leaving) = Some(Arc::new(leaving));
         self.prepare_protection(deadline).await?;
         Ok(parcel)
@@ -234,6 +240,7 @@ impl SourceVm for DomainVm {
     /// libvirt lets nobody change the domain as long as it is ready to leave.
     async fn stay(&self) {
         self.close_leaving().await;
+        self.return_snapshots().await;
     }
 
     async fn cancel(&self, deadline: Duration) -> Result<MigrationStatus, VmError> {

@@ -35,6 +35,7 @@ impl TargetVm for DomainVm {
         parcel: &Parcel,
         deadline: Duration,
     ) -> Result<Parcel, VmError> {
+        self.keep_snapshots_that_come(&Handed::of(parcel)?.snapshots)?;
         let is_relayed = matches!(address, Address::Unix(_));
         if is_relayed {
             self.meeting.open().map_err(|error| no_meeting(&self.meeting, &error))?;

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::life::with_flags;
+use super::opening::Truth;
 use super::{Procedure, remote};
 use crate::connection::Connection;
 use crate::domain::Domain;
@@ -10,6 +11,9 @@ use crate::xdr::{Decode, Decoder, Encode, Encoder, Malformed};
 const CREATE: Procedure = remote(185, "create a snapshot");
 const XML: Procedure = remote(186, "XML of a snapshot");
 const COUNT: Procedure = remote(187, "number of snapshots");
+const HAS_CURRENT: Procedure = remote(190, "has a current snapshot");
+const CURRENT: Procedure = remote(191, "current snapshot");
+const DELETE: Procedure = remote(193, "forget a snapshot");
 const LIST: Procedure = remote(274, "list of snapshots");
 const CHECKPOINTS: Procedure = remote(413, "list of checkpoints");
 
@@ -19,6 +23,7 @@ const LISTED_MAX: usize = 16_384;
 const SNAPSHOTS_IN_ORDER: u32 = 1 << 10;
 const CHECKPOINTS_IN_ORDER: u32 = 1 << 1;
 const SECURE: u32 = 1;
+const METADATA_ONLY: u32 = 1 << 1;
 
 /// Flags of [`Connection::create_snapshot`] (`VIR_DOMAIN_SNAPSHOT_CREATE_…`).
 pub mod snapshot_flags {
@@ -71,6 +76,29 @@ impl Connection {
             to.u32(SECURE);
         };
         self.call(XML, write, deadline).await
+    }
+
+    /// The snapshot that the next one is based on; none where there is none.
+    pub async fn current_snapshot(
+        &self,
+        domain: &Domain,
+        deadline: Duration,
+    ) -> Result<Option<Snapshot>, Error> {
+        let Truth(has_one) = self.call(HAS_CURRENT, |to| with_flags(to, domain, 0), deadline).await?;
+        if !has_one {
+            return Ok(None);
+        }
+        self.call(CURRENT, |to| with_flags(to, domain, 0), deadline).await.map(Some)
+    }
+
+    /// Has libvirt forget a snapshot, which stays in the domain's disks. Its children become its parent's.
+    pub async fn forget_snapshot(&self, snapshot: &Snapshot, deadline: Duration) -> Result<(), Error> {
+        let write = |to: &mut Encoder| {
+            to.text(&snapshot.name);
+            snapshot.domain.encode(to);
+            to.u32(METADATA_ONLY);
+        };
+        self.call(DELETE, write, deadline).await
     }
 
     /// Makes a snapshot, or with [`snapshot_flags::REDEFINE`] has libvirt know of one.

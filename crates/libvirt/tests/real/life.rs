@@ -102,6 +102,12 @@ async fn check_snapshots(libvirt: &Connection, domain: &Domain) {
     );
     let xml = libvirt.snapshot_xml(&snapshot, DEADLINE).await.expect("an answer");
     assert!(xml.contains("<name>before</name>"), "{xml}");
+    assert_eq!(libvirt.current_snapshot(domain, DEADLINE).await.expect("an answer"), None);
+    libvirt.forget_snapshot(&snapshot, DEADLINE).await.expect("an answer");
+    assert_eq!(libvirt.snapshot_count(domain, DEADLINE).await.expect("an answer"), 0);
+    let flags = snapshot_flags::REDEFINE | snapshot_flags::CURRENT;
+    let again = libvirt.create_snapshot(domain, &xml, flags, DEADLINE).await.expect("an answer");
+    assert_eq!(libvirt.current_snapshot(domain, DEADLINE).await.expect("an answer"), Some(again));
     let refused = libvirt.undefine(domain, UndefineFlags::default(), DEADLINE).await.expect_err("refused");
     assert!(refused.is_operation_invalid(), "{refused}");
 }

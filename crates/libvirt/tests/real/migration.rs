@@ -150,4 +150,7 @@ async fn a_move_under_way_is_watched_and_aborted() {
     let aborted = performed.unwrap_err();
     assert!(aborted.is_operation_aborted(), "{aborted}");
     assert_eq!(state(&watching, domain).await, State::Running);
+    // From then on it begins another one.
+    timeout(DEADLINE, wait_for_no_job(&watching, domain)).await.unwrap();
+    watching.migrate_begin(domain, &parameters(), FLAGS, DEADLINE).await.unwrap();
 }

@@ -1,0 +1,172 @@
+//! libvirt's domains that have snapshots: what libvirt knows of these goes along, and is known again where the domain stays,
+//! whatever is killed meanwhile.
+
+use std::fs;
+use std::process::Command;
+
+use drainpipe_engine::result::Outcome;
+use rustix::process::{Signal, kill_process};
+
+use crate::Test;
+use crate::program::CANCELLED;
+use crate::scene::{
+    MEMORY_MIB, SLOW_MBPS, Scene, cut_off, hold_journal, rejoin, result_of, wait_until_handed_over,
+};
+use crate::support::{TestLab, eventually};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("snapshots_go_along_and_are_of_use_there", snapshots_go_along_and_are_of_use_there),
+    ("snapshots_come_back_with_a_domain_that_stays", snapshots_come_back_with_a_domain_that_stays),
+    ("agents_are_killed_while_snapshots_go_along", agents_are_killed_while_snapshots_go_along),
+];
+
+/// A domain with a disk, of which its snapshots are.
+#[track_caller]
+fn scene(mbps: &str) -> Scene {
+    let lab = TestLab::up(&["--libvirt", "--link", mbps, "--link", mbps]);
+    let disk = lab.files().join("web.qcow2");
+    let made = Command::new("qemu-img").args(["create", "-q", "-f", "qcow2"]).arg(&disk).arg("16M").status();
+    assert!(made.unwrap().success());
+    let with_disk = |xml: String| {
+        let disk = format!(
+            "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='{}'/>\
+             <target dev='vda' bus='virtio'/></disk></devices>",
+            disk.display()
+        );
+        xml.replacen("</devices>", &disk, 1)
+    };
+    let guest = lab.start_domain_as("a", "web", MEMORY_MIB, with_disk);
+    eventually("the agent has seen it", || !lab.vms().vms.is_empty());
+    Scene::of(lab, guest)
+}
+
+/// Tells libvirt of snapshots that have no data: two of the first one.
+#[track_caller]
+fn note_snapshots(lab: &TestLab) {
+    let domain = lab.virsh("a", &["dumpxml", "web", "--security-info"]).done();
+    for (name, parent, more) in
+        [("first", None, None), ("left", Some("first"), None), ("right", Some("first"), Some("--current"))]
+    {
+        let parent = parent.map_or(String::new(), |name| format!("<parent><name>{name}</name></parent>"));
+        let xml = format!(
+            "<domainsnapshot><name>{name}</name><state>shutoff</state>{parent}\
+             <creationTime>1700000000</creationTime>{domain}</domainsnapshot>"
+        );
+        let file = lab.write(&format!("{name}.xml"), &xml);
+        let create = ["snapshot-create", "web", &file, "--redefine"];
+        lab.virsh("a", &[&create[..], more.as_slice()].concat()).done();
+    }
+}
+
+/// Names and XML of the snapshots that a host's libvirt knows, and which is the current one.
+#[track_caller]
+fn known(lab: &TestLab, host: &str) -> (Vec<(String, String)>, String) {
+    let names = lab.virsh(host, &["snapshot-list", "web", "--name", "--topological"]).done();
+    let names = names.split_whitespace().map(str::to_owned);
+    let xml = |name: &str| lab.virsh(host, &["snapshot-dumpxml", "web", name, "--security-info"]).done();
+    let all: Vec<_> = names.map(|name| (xml(&name), name)).map(|(xml, name)| (name, xml)).collect();
+    let current = lab.virsh(host, &["snapshot-current", "web", "--name"]);
+    (all, current.stdout.trim().to_owned())
+}
+
+/// Fails the test unless this host's libvirt knows the snapshots as they were, and no agent keeps any.
+#[track_caller]
+fn assert_known(scene: &Scene, host: &str, before: &(Vec<(String, String)>, String)) {
+    eventually("libvirt knows the snapshots", || known(&scene.lab, host).0.len() == before.0.len());
+    assert_eq!(&known(&scene.lab, host), before, "on {host}");
+    let kept = |host: &&str| {
+        let kept = fs::read_dir(scene.lab.directory(host).join("state/snapshots"));
+        kept.is_ok_and(|mut kept| kept.next().is_some())
+    };
+    eventually("no agent keeps them", || !["a", "b"].iter().any(|host| kept(host)));
+}
+
+fn snapshots_go_along_and_are_of_use_there() {
+    let scene = scene("unlimited");
+    let lab = &scene.lab;
+    lab.virsh("a", &["snapshot-create-as", "web", "live"]).done();
+    scene.guest.assert_answers();
+    note_snapshots(lab);
+    let before = known(lab, "a");
+    assert_eq!((before.0.len(), before.1.as_str()), (4, "right"), "{before:#?}");
+    for (target, source, option) in
+        [("b", "a", "multichannel"), ("a", "b", "tcp"), ("b", "a", "multichannel")]
+    {
+        lab.migrate("web", target, &["--option", option]);
+        assert_eq!(lab.domain_state(source, "web"), None);
+        assert_known(&scene, target, &before);
+    }
+    scene.guest.assert_intact();
+    lab.virsh("b", &["snapshot-revert", "web", "live"]).done();
+    scene.guest.assert_answers();
+    lab.virsh("b", &["snapshot-delete", "web", "live"]).done();
+}
+
+fn snapshots_come_back_with_a_domain_that_stays() {
+    let scene = scene(SLOW_MBPS);
+    let lab = &scene.lab;
+    note_snapshots(lab);
+    let before = known(lab, "a");
+    // Looking makes libvirt forget nothing.
+    lab.drainpipe(&["migrate", "web", "b", "--dry-run"]).done();
+    assert_known(&scene, "a", &before);
+    let migrating = scene.migrate(&[]);
+    assert_eq!(known(lab, "a").0, []);
+    lab.drainpipe(&["cancel", &scene.id()]).done();
+    migrating.wait().refused(CANCELLED, &["cancelled"]);
+    assert_known(&scene, "a", &before);
+    let migrating = scene.migrate(&[]);
+    scene.kill_qemu("b");
+    assert_ne!(migrating.wait().code, 0);
+    assert_known(&scene, "a", &before);
+    scene.assert_moves("b");
+    assert_known(&scene, "b", &before);
+}
+
+fn agents_are_killed_while_snapshots_go_along() {
+    let scene = scene(SLOW_MBPS);
+    let lab = &scene.lab;
+    note_snapshots(lab);
+    let before = known(lab, "a");
+    for killed in [&["a"][..], &["b"], &["a", "b"]] {
+        let migrating = scene.migrate(&[]);
+        kill_guards_and_agents(lab, killed);
+        for host in killed {
+            lab.start_agent(host);
+        }
+        drop(migrating.wait());
+        assert_known(&scene, "a", &before);
+        scene.assert_settled("a");
+    }
+    // The source's agent ends after the record, and the target's as soon as it has been told to run the domain.
+    let migrating = scene.migrate(&[]);
+    let held = hold_journal(lab, "a");
+    eventually("all state is on the target", || lab.qemu_says("b", "web").as_deref() == Some("paused"));
+    cut_off(lab, "b");
+    held.release();
+    wait_until_handed_over(lab);
+    lab.stop_agent("a", Signal::KILL);
+    lab.stop_agent("b", Signal::KILL);
+    drop(migrating.wait());
+    rejoin(lab, "b");
+    lab.start_agent("b");
+    lab.start_agent("a");
+    assert_eq!(scene.last_result().outcome, Outcome::Completed);
+    assert_known(&scene, "b", &before);
+    scene.assert_settled("b");
+    scene.set_rates("unlimited");
+    let back = lab.drainpipe(&["migrate", "web", "a", "--json"]);
+    assert_eq!(result_of(&back).outcome, Outcome::Completed);
+    assert_known(&scene, "a", &before);
+}
+
+/// Nobody lets the domain run until the source's agent is started anew.
+#[track_caller]
+fn kill_guards_and_agents(lab: &TestLab, hosts: &[&str]) {
+    for host in hosts {
+        for guard in lab.pids(host, &[" guard --migration "]) {
+            kill_process(guard, Signal::KILL).unwrap();
+        }
+        lab.stop_agent(host, Signal::KILL);
+    }
+}
