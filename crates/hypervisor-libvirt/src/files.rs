@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -44,6 +45,10 @@ fn autostart_file(directory: &VmDirectory) -> PathBuf {
 
 fn suspended_file(directory: &VmDirectory) -> PathBuf {
     directory.path().join("suspended")
+}
+
+fn peer_file(directory: &VmDirectory) -> PathBuf {
+    directory.path().join("peer.json")
 }
 
 fn to_end_file(directory: &VmDirectory) -> PathBuf {
@@ -99,6 +104,16 @@ pub(crate) fn write_suspended(directory: &VmDirectory) -> Result<(), VmError> {
 
 pub(crate) fn is_suspended(directory: &VmDirectory) -> bool {
     suspended_file(directory).exists()
+}
+
+/// Where its QEMU sends to, if that is no relay: for an agent that ends what the one before began.
+pub(crate) fn write_peer(directory: &VmDirectory, peer: Option<SocketAddr>) -> Result<(), VmError> {
+    write(&peer_file(directory), &peer)
+}
+
+pub(crate) fn read_peer(directory: &VmDirectory) -> Option<SocketAddr> {
+    // Where there is none, nothing was sent.
+    read(&peer_file(directory)).ok().flatten()
 }
 
 /// It runs, and whether it is suspended after this is still to be seen.

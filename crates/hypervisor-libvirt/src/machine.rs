@@ -95,6 +95,7 @@ impl DomainVm {
     ) -> Self {
         let events = Arc::new(broadcast::channel(EVENTS_KEPT).0);
         let listening = tokio::spawn(listen(daemon.events(), *spec.uuid().as_bytes(), Arc::clone(&events)));
+        let peer = files::read_peer(&directory);
         Self {
             daemon: Arc::clone(daemon),
             meeting: daemon.meeting(&spec),
@@ -108,7 +109,7 @@ impl DomainVm {
             listening,
             leaving: Mutex::default(),
             coming: Mutex::default(),
-            peer: Mutex::default(),
+            peer: Mutex::new(peer),
             counted: Mutex::default(),
             asking: tokio::sync::Mutex::default(),
             spare: Mutex::default(),

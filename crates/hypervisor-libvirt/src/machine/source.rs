@@ -93,16 +93,41 @@ impl DomainVm {
         domain: &Domain,
         deadline: Duration,
     ) -> Result<bool, VmError> {
-        let mut cancelling = pin!(leaving.cancel(domain, deadline));
-        if let Ok(cancelled) = timeout(CUT_AFTER.min(deadline / 2), &mut cancelling).await {
-            return cancelled;
+        self.or_cut(leaving.cancel(domain, deadline), deadline).await
+    }
+
+    /// Stops what an earlier agent has begun, and libvirt goes on with. The way to the target has been taken back since, so that
+    /// QEMU's threads may wait as above.
+    async fn cancel_found(
+        &self,
+        connection: &Connection,
+        domain: &Domain,
+        deadline: Duration,
+    ) -> Result<(), VmError> {
+        let cancelling = async {
+            connection.abort_job(domain, deadline).await.map_err(failed)?;
+            self.end_performed(connection, domain, deadline).await?;
+            self.wait_without_job(deadline).await.map(drop)
+        };
+        self.or_cut(cancelling, deadline).await
+    }
+
+    /// What may take until QEMU's connections are cut.
+    async fn or_cut<T>(
+        &self,
+        stopping: impl Future<Output = Result<T, VmError>> + Send,
+        deadline: Duration,
+    ) -> Result<T, VmError> {
+        let mut stopping = pin!(stopping);
+        if let Ok(stopped) = timeout(CUT_AFTER.min(deadline / 2), &mut stopping).await {
+            return stopped;
         }
         if let (Some(process), Some(peer)) = (self.process(), *lock(&self.peer))
             && let Err(error) = process.cut(peer)
         {
             tracing::warn!(%error, "QEMU may wait for its target for as long as that is silent");
         }
-        cancelling.await
+        stopping.await
     }
 
     async fn cancel_by_libvirt(&self, deadline: Duration) -> Result<MigrationStatus, VmError> {
@@ -112,8 +137,7 @@ impl DomainVm {
         } else {
             let (state, job) = self.look(deadline).await?;
             if job.kind.may_be_under_way() {
-                connection.abort_job(&domain, deadline).await.map_err(failed)?;
-                self.end_performed(&connection, &domain, deadline).await?;
+                self.cancel_found(&connection, &domain, deadline).await?;
             }
             job.kind == JobKind::None && state.is_paused_by_migration()
         };
@@ -193,10 +217,12 @@ impl SourceVm for DomainVm {
         let limit_ms = settings.downtime_limit_ms;
         connection.migrate_set_max_downtime(&domain, limit_ms, deadline).await.map_err(failed)?;
         let speed = settings.bandwidth_mbps.map(mib_per_s);
-        *lock(&self.peer) = match &address {
+        let peer = match &address {
             Address::Tcp(peer) => Some(*peer),
             Address::Unix(_) => None,
         };
+        files::write_peer(&self.directory, peer)?;
+        *lock(&self.peer) = peer;
         leaving.perform(&domain, &address, speed, &handed, Arc::clone(&self.events));
         Ok(())
     }
