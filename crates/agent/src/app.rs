@@ -327,6 +327,8 @@ pub(crate) async fn recover(parts: &Parts) -> Result<(), Problem> {
     host.network.put_back_all_but(&still_needed).await?;
     incoming::clear_discarded(incoming).await?;
     incoming::recover(incoming, waiting).await?;
+    // Those that were given up just now.
+    incoming::clear_discarded(incoming).await?;
     let unresponsive = vms.unresponsive();
     incoming::resume_recorded(incoming, |vm| !unresponsive.iter().any(|name| name == vm)).await?;
     incoming::take_up_parts(incoming).await?;
