@@ -39,9 +39,9 @@ impl Beside {
         Self { definition, arrival: None, has_run: false, departure: None }
     }
 
-    /// Whether it is on its way, from here or to here.
-    pub(crate) fn is_on_its_way(&self) -> bool {
-        self.departure.is_some() || self.arrival.is_some() && !self.has_run
+    /// Whether another host may ask what has become of it here.
+    pub(crate) fn concerns_others(&self) -> bool {
+        self.departure.is_some() || self.arrival.is_some()
     }
 
     /// It has run here since it came.

@@ -64,7 +64,7 @@ fn recorded(config: &Config) -> Result<Vec<String>, Problem> {
     Ok(Journal::open(&config.state_directory, &config.runtime_directory)?.recorded_vms()?)
 }
 
-/// The VMs whose QEMUs live here. Of another manager's, those that are on their way: what the others are, it says itself.
+/// The VMs whose QEMUs live here. Of another manager's, those that came or are to leave: what the others are, it says itself.
 fn living(config: &Config, hypervisor: &dyn Hypervisor) -> Result<Vec<VmName>, Problem> {
     let failed = |error: &dyn std::fmt::Display| {
         Problem::failed(format!("cannot look at {}: {error}", config.runtime_directory.display()))
@@ -84,7 +84,7 @@ fn is_ours(hypervisor: &dyn Hypervisor, vm: &VmName) -> bool {
         return true;
     }
     let beside = hypervisor.directory(vm).ok().and_then(|directory| Beside::read(&directory));
-    beside.is_some_and(|beside| beside.is_on_its_way())
+    beside.is_some_and(|beside| beside.concerns_others())
 }
 
 async fn ask_all(config: &Config, identity: &Identity) -> Result<Vec<Testimony>, Problem> {
