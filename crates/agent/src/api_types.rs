@@ -499,16 +499,20 @@ pub struct Endpoint {
 }
 
 /// Where the target takes copies of disks, at the address where it listens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskEndpoint {
     /// Port.
     pub port: u16,
     /// What the source says on each connection, so that nobody else gets to the disks.
     #[schema(value_type = String, format = "uuid")]
     pub token: Uuid,
+    /// Those of which the target has a part already, from an attempt that was interrupted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub begun: Vec<DiskName>,
 }
 
-/// A disk of a VM that has left with a copy of it.
+/// A disk of a VM that has left with a copy of it, or what is there of a copy that was interrupted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LeftDisk {
     /// Where it is now.
@@ -517,10 +521,13 @@ pub struct LeftDisk {
     pub was: String,
     /// The VM.
     pub vm: String,
-    /// The host to which that went.
+    /// The host to which that went, or where it stayed when a copy was interrupted.
     pub target: String,
     /// When (RFC 3339).
     pub left_at: String,
+    /// Of a copy that was interrupted: until when it is kept, for the next one to go on from it (RFC 3339).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_until: Option<String>,
 }
 
 /// What the source's journal says of a hand-over, for a target that wonders.

@@ -140,7 +140,8 @@ async fn live(
     let hypervisor = hypervisors(&config)?;
     let parts = open(config, hypervisor, identity, heard, stop.clone()).await?;
     recover(&parts).await?;
-    let Parts { host, peers, journal, proof, vms, checks, outgoing, drains, joining, .. } = parts.clone();
+    let Parts { host, peers, journal, proof, vms, checks, incoming, outgoing, drains, joining, .. } =
+        parts.clone();
     serving.get_or_init(|| Serving { outgoing: Arc::clone(&outgoing), joining: Arc::clone(&joining) });
     let socket = host.config.socket.display();
     info!(host = host.name(), listen = %host.config.listen, %socket, "serving");
@@ -149,6 +150,7 @@ async fn live(
     let migrations = Arc::clone(&outgoing);
     looking.spawn(check::keep_trying(checks, move || migrations.is_migrating()));
     looking.spawn(core_count::keep_counting(Arc::clone(&outgoing), own_cpus));
+    looking.spawn(incoming::keep_expiring(Arc::clone(&incoming)));
     looking.spawn(proof::keep_telling(proof));
     looking.spawn(keep_looking_at_managed(vms));
     looking.spawn(exchange::keep_exchanging(Arc::clone(&joining)));

@@ -69,6 +69,9 @@ pub struct Config {
     /// What VMs may use of this host.
     #[serde(default)]
     pub(crate) vms: VmResources,
+    /// Copies of disks that come here.
+    #[serde(default)]
+    pub(crate) disks: Disks,
     /// Bounds of migrations from this host.
     #[serde(default)]
     pub limits: Limits,
@@ -183,6 +186,20 @@ impl Libvirt {
         let [modular, monolithic] = LIBVIRT_SOCKETS.map(Path::new);
         let found = if modular.exists() { modular } else { monolithic };
         self.socket.clone().unwrap_or_else(|| found.to_owned())
+    }
+}
+
+/// What becomes here of copies of disks.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Disks {
+    /// Hours for which what there is of an interrupted copy is kept, for the next one to go on from it; 0 for not at all.
+    pub(crate) keep_interrupted_h: u32,
+}
+
+impl Default for Disks {
+    fn default() -> Self {
+        Self { keep_interrupted_h: 24 }
     }
 }
 

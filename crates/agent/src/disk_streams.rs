@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::storage::DiskCopy;
+use drainpipe_engine::storage::{DiskCopy, DiskName};
 use drainpipe_hypervisor::export_name;
 use drainpipe_identity::{Identity, explain};
 use drainpipe_nbd::{
@@ -140,22 +140,35 @@ pub(crate) struct SentDisk {
     pub(crate) address: SocketAddr,
     /// Under which name. Nobody can guess it.
     pub(crate) name: String,
+    watch: SourceWatch,
+    // By an earlier attempt.
+    is_begun: bool,
+}
+
+impl SentDisk {
+    /// What the target had already, and was not sent.
+    pub(crate) fn same_bytes(&self) -> u64 {
+        self.watch.counters().found_same_bytes
+    }
 }
 
 impl DiskSender {
-    /// Serves each of the disks to QEMU, all within one limit.
+    /// Serves each of the disks to QEMU, all within one limit. The target has a part of those that are `begun`.
     pub(crate) async fn start(
         disks: &[DiskCopy],
+        begun: &[DiskName],
         connector: &Connector,
         pace: &Pace,
     ) -> Result<Self, Problem> {
         let (mut serving, mut bringing) = (JoinSet::new(), JoinSet::new());
         let (problem, mut sent) = (Arc::default(), vec![]);
         for disk in disks {
+            let is_begun = begun.contains(&disk.disk);
             let export = Export {
                 session: session(connector.token, number(disk)),
                 size_bytes: disk.size_bytes,
                 finds_zeroes: true,
+                finds_same: is_begun,
                 is_thin: true,
                 pace: pace.clone(),
             };
@@ -163,9 +176,9 @@ impl DiskSender {
             let (address, name, watch) =
                 (splitter.address(), splitter.export_name().to_owned(), splitter.watch());
             let (tell, streams) = mpsc::channel(STREAMS);
-            bringing.spawn(bring(connector.clone(), number(disk), watch, tell));
+            bringing.spawn(bring(connector.clone(), number(disk), watch.clone(), tell));
             serving.spawn(serve(splitter, streams, disk.disk.to_string(), Arc::clone(&problem)));
-            sent.push(SentDisk { disk: disk.disk.index(), address, name });
+            sent.push(SentDisk { disk: disk.disk.index(), address, name, watch, is_begun });
         }
         Ok(Self { disks: sent, problem, serving, _bringing: bringing })
     }
@@ -176,6 +189,23 @@ impl DiskSender {
         if timeout(FINISHED_WITHIN, over).await.is_err() {
             debug!("connections for disks are cut at their end");
         }
+    }
+
+    /// All is there. The guest waits for what is sent from now on.
+    ///
+    /// Fails where a part of a disk that was begun earlier was never written since: it may hold what was there before.
+    pub(crate) fn end_comparing(&self) -> Result<(), Problem> {
+        for disk in &self.disks {
+            disk.watch.end_comparing();
+            if disk.is_begun && !disk.watch.is_all_written() {
+                return Err(Problem::failed(format!(
+                    "QEMU did not send all of {}, and the target has a part of an earlier copy there: remove that \
+                     (`drainpipe disk left --remove`), and migrate again",
+                    export_name(disk.disk)
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Where QEMU sends each.

@@ -11,8 +11,8 @@
 //! encrypted, which the agents do.
 //!
 //! While disks are copied, and each write goes to both hosts by way of the agents, the guest waits for an agent that stands
-//! still. So the guard has QEMU cut the copies then, if QEMU still answers; the guest goes on with its own disks, and the
-//! migration fails.
+//! still. So the guard cuts QEMU's connections to the agent then, without asking QEMU, whose main thread may wait for them
+//! too; the guest goes on with its own disks, and the migration fails.
 //!
 //! Of a compressed or encrypted migration the guard holds the agent's ends of QEMU's connections too.
 //! Should the agent end, QEMU waits for somebody to read, and can be told to stop. If it saw all of them
@@ -102,13 +102,14 @@ impl Drop for Guard {
 
 impl Guard {
     /// Posts a guard beside a migration; back when it stands. It is told where QEMU itself is connected to, if that
-    /// is not the relay.
+    /// is not the relay, and where in the agent it copies disks to.
     pub async fn start(
         config: &Config,
         migration: &str,
         vmm: &dyn Machine,
         target: &Peer,
         peer: Option<SocketAddr>,
+        disks: &[SocketAddr],
     ) -> Result<Self, Problem> {
         let failed =
             |error: io::Error| Problem::failed(format!("cannot start the migration's guard: {error}"));
@@ -117,6 +118,7 @@ impl Guard {
         let signs_heard = OwnedFd::from(signs_heard);
         let (word, word_given) = io::pipe().map_err(failed)?;
         let child = command(config, migration, vmm, target, peer)
+            .args(disks.iter().flat_map(|disk| ["--disk".into(), disk.to_string()]))
             .stdin(signs_heard)
             .stdout(word_given)
             .spawn()
@@ -229,6 +231,8 @@ pub struct Orders {
     pub vm: String,
     /// Where QEMU itself is connected to, if that is its target.
     pub peer: Option<SocketAddr>,
+    /// Where in the agent it copies disks to.
+    pub disks: Vec<SocketAddr>,
     /// Where the VM goes.
     pub target: Peer,
     /// As whom the target is asked.
@@ -252,7 +256,7 @@ pub async fn stand(orders: &Orders, hypervisor: Arc<dyn Hypervisor>) -> Result<(
     let journal = Journal::open_beside_agent(&orders.state_directory, &orders.runtime_directory)?;
     // An agent that is gone already shows as silence.
     let _heard = io::stdout().write_all(&[AT_POST]).and_then(|()| io::stdout().flush());
-    let source = Source::new(hypervisor, name, orders.peer);
+    let source = Source::new(hypervisor, name, orders.peer, orders.disks.clone());
     Executor { orders, journal, source, problem: None }.run(&io::stdin()).await
 }
 
@@ -292,7 +296,7 @@ impl Executor<'_> {
         match action {
             Action::Listen => {
                 let heard = listen(signs, &mut self.source.told);
-                self.source.cut_disk_copies_if(&heard).await;
+                self.source.cut_disk_copies_if(&heard);
                 return Ok(heard);
             }
             Action::LookAtVm => return Ok(Event::VmRuns(self.source.look().await)),

@@ -26,7 +26,7 @@ use tokio::sync::watch;
 
 pub(crate) use self::arrivals::{Arrival, IncomingRecord};
 pub(crate) use self::changes::HostChange;
-pub(crate) use self::disks::{DiskFile, FileId, Unrenamed};
+pub(crate) use self::disks::{DiskFile, FileId, LeftFile, MadeDisk, Unrenamed};
 pub(crate) use self::drains::DrainRecord;
 pub(crate) use self::migrations::OpenMigration;
 use self::schema::open_connection;

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::check::vm::FileIdentity;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::storage::{DiskCopy, DiskImage};
+use drainpipe_engine::storage::{DiskCopy, DiskImage, FileRoom};
 use drainpipe_engine::vm_resources::{NotAllowed, VmResources};
 use drainpipe_hypervisor::spec::{DiskFormat, VmSpec};
 use futures_util::future::join_all;
@@ -143,13 +143,15 @@ impl VmFiles {
         }
     }
 
-    /// Refuses a disk for which there is no place. Of a file system, `promised_bytes` are somebody else's already.
+    /// Refuses a disk for which there is no place. Of it, `there_bytes` are there already under another name; of a file
+    /// system, `promised_bytes` are somebody else's already.
     pub(crate) async fn check_room(
         &self,
         disk: &DiskCopy,
+        there_bytes: u64,
         promised_bytes: impl FnOnce(u64) -> u64 + Send + 'static,
     ) -> Result<(), Problem> {
-        let (path, bytes) = (PathBuf::from(&disk.to), disk.room_bytes());
+        let (path, bytes) = (PathBuf::from(&disk.to), disk.room_bytes().saturating_sub(there_bytes));
         let look = move |rules: &Rules| making::check_room(rules, &path, bytes, promised_bytes);
         self.act("take a copy as", &disk.to, look).await
     }
@@ -189,6 +191,23 @@ impl VmFiles {
         let at = PathBuf::from(path);
         let file = self.act("look at", path, move |rules| making::identify(rules, &at)).await?;
         Ok(DiskFile { path: path.into(), file })
+    }
+
+    /// What a file takes, and what is free beside it; none if it is not there.
+    pub(crate) async fn room(&self, path: &str, file: FileId) -> Result<Option<FileRoom>, Problem> {
+        let at = PathBuf::from(path);
+        self.act("look at", path, move |rules| making::room(rules, &at, file)).await
+    }
+
+    /// Makes all of a file durable, so that the storage has what is read of it from now on. Whether it was there.
+    pub(crate) async fn settle(&self, path: &str, file: FileId) -> Result<bool, Problem> {
+        let at = PathBuf::from(path);
+        self.act("flush", path, move |rules| making::settle(rules, &at, file)).await
+    }
+
+    /// Where the part of a copy is kept that was interrupted in this migration.
+    pub(crate) fn kept_path(path: &str, migration: &str) -> String {
+        making::kept_path(Path::new(path), migration).to_string_lossy().into_owned()
     }
 
     /// Where a disk is that has stayed behind by this migration.

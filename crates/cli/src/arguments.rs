@@ -260,6 +260,8 @@ pub(crate) struct GuardArguments {
     pub(crate) vm: String,
     #[arg(long)]
     pub(crate) peer: Option<SocketAddr>,
+    #[arg(long = "disk")]
+    pub(crate) disks: Vec<SocketAddr>,
     #[arg(long)]
     pub(crate) target: String,
     #[arg(long)]

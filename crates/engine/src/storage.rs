@@ -14,6 +14,7 @@
 //!
 //! So no byte of a disk is ever written by two hosts: the copy is over on both sides before the hand-over is recorded.
 
+mod kept;
 mod meter;
 mod name;
 
@@ -22,6 +23,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use self::kept::{FileRoom, KeptPart, NotKept};
 pub use self::meter::DiskMeter;
 pub use self::name::{DiskName, NoDiskName};
 
@@ -102,6 +104,8 @@ pub struct DiskState {
     pub copied_bytes: u64,
     /// What there is to go through. More than the disk has where the guest writes meanwhile.
     pub total_bytes: u64,
+    /// What the target had already, as from an earlier attempt, and was not sent.
+    pub same_bytes: u64,
     /// Whether all is there, but for what the guest writes just now.
     pub is_ready: bool,
 }
@@ -132,6 +136,9 @@ pub struct DiskUse {
     pub copy: DiskCopy,
     /// What was gone through, with what the guest wrote meanwhile.
     pub copied_bytes: u64,
+    /// Of that, what the target had already, as from an earlier attempt, and was not sent.
+    #[serde(default)]
+    pub same_bytes: u64,
     /// From the begin of the copies until all of this one was there; absent where that never was.
     pub ready_ms: Option<f64>,
 }

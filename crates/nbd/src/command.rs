@@ -1,10 +1,14 @@
 //! What is asked of a disk.
 
+use crate::digest::DIGEST_BYTES;
+
 /// What is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Read,
     Write,
+    /// Between the ends of a stream only: whether what is there is what would be written, by its digest.
+    Compare,
     WriteZeroes,
     Trim,
     Flush,
@@ -49,13 +53,17 @@ impl Command {
 
     /// What follows it on the wire.
     pub(crate) fn sent_bytes(&self) -> u32 {
-        if self.operation == Operation::Write { self.length } else { 0 }
+        match self.operation {
+            Operation::Write => self.length,
+            Operation::Compare => u32::try_from(DIGEST_BYTES).expect("it is short"),
+            Operation::Read | Operation::WriteZeroes | Operation::Trim | Operation::Flush => 0,
+        }
     }
 
     /// Data that somebody holds until it is answered.
     pub(crate) fn held_bytes(&self) -> usize {
         match self.operation {
-            Operation::Read | Operation::Write => self.length as usize,
+            Operation::Read | Operation::Write | Operation::Compare => self.length as usize,
             Operation::WriteZeroes | Operation::Trim | Operation::Flush => 0,
         }
     }

@@ -14,9 +14,11 @@ pub struct Counters {
     pub written_bytes: u64,
     /// Of `written_bytes`, those that were nothing but zeroes and went without data.
     pub found_zero_bytes: u64,
+    /// Of `written_bytes`, those that the target had already, and that went without data.
+    pub found_same_bytes: u64,
     /// Bytes that QEMU itself asked to be made zeroes or trimmed.
     pub zeroed_bytes: u64,
-    /// Bytes that QEMU read.
+    /// Bytes that QEMU read, or that were compared.
     pub read_bytes: u64,
     /// Flushes that reached the disk.
     pub flushes: u64,
@@ -54,6 +56,7 @@ impl Counters {
 pub(crate) struct Counting {
     written_bytes: AtomicU64,
     found_zero_bytes: AtomicU64,
+    found_same_bytes: AtomicU64,
     zeroed_bytes: AtomicU64,
     read_bytes: AtomicU64,
     flushes: AtomicU64,
@@ -71,10 +74,14 @@ impl Counting {
         add(&self.found_zero_bytes, found_zero_bytes as u64);
     }
 
+    pub(crate) fn is_same(&self, command: &Command) {
+        add(&self.found_same_bytes, command.length.into());
+    }
+
     pub(crate) fn is_done(&self, command: &Command) {
         self.requests_in_flight.fetch_sub(1, Ordering::Relaxed);
         match command.operation {
-            Operation::Read => add(&self.read_bytes, command.length.into()),
+            Operation::Read | Operation::Compare => add(&self.read_bytes, command.length.into()),
             Operation::Write => add(&self.written_bytes, command.length.into()),
             Operation::WriteZeroes | Operation::Trim => add(&self.zeroed_bytes, command.length.into()),
             Operation::Flush => add(&self.flushes, 1),
@@ -95,6 +102,7 @@ impl Counting {
         Counters {
             written_bytes: of(&self.written_bytes),
             found_zero_bytes: of(&self.found_zero_bytes),
+            found_same_bytes: of(&self.found_same_bytes),
             zeroed_bytes: of(&self.zeroed_bytes),
             read_bytes: of(&self.read_bytes),
             flushes: of(&self.flushes),

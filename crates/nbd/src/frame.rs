@@ -1,7 +1,8 @@
 //! What the two ends of a stream say to each other, after the [greeting](crate::greeting). Numbers are little-endian.
 //!
 //! ```text
-//! question  kind 1, flags 1, zero 2, length 4, offset 8, handle 8; after a WRITE its data
+//! question  kind 1, flags 1, zero 2, length 4, offset 8, handle 8; after a WRITE its data,
+//!           after a COMPARE their digest
 //! answer    kind 1, zero 3, value 4, handle 8; after DATA as many bytes as its value says
 //! ```
 
@@ -27,6 +28,7 @@ const FLUSH: u8 = 5;
 const FENCE: u8 = 6;
 const ALIVE: u8 = 7;
 const END: u8 = 8;
+const COMPARE: u8 = 9;
 
 const DURABLE: u8 = 1;
 const KEEPS_ALLOCATION: u8 = 2;
@@ -78,6 +80,7 @@ impl Question {
             WRITE_ZEROES => Operation::WriteZeroes,
             TRIM => Operation::Trim,
             FLUSH => Operation::Flush,
+            COMPARE => Operation::Compare,
             _ => return decode_other(kind, flags, length, offset, handle),
         };
         let command = Command {
@@ -99,6 +102,7 @@ fn kind_of(operation: Operation) -> u8 {
     match operation {
         Operation::Read => READ,
         Operation::Write => WRITE,
+        Operation::Compare => COMPARE,
         Operation::WriteZeroes => WRITE_ZEROES,
         Operation::Trim => TRIM,
         Operation::Flush => FLUSH,
@@ -124,7 +128,7 @@ fn decode_other(kind: u8, flags: u8, length: u32, offset: u64, handle: u64) -> R
 
 fn check(command: &Command, flags: u8, disk_bytes: u64) -> Result<(), Malformed> {
     let allowed = match command.operation {
-        Operation::Read | Operation::Flush => 0,
+        Operation::Read | Operation::Compare | Operation::Flush => 0,
         Operation::Write | Operation::Trim => DURABLE,
         Operation::WriteZeroes => DURABLE | KEEPS_ALLOCATION,
     };
@@ -152,6 +156,7 @@ const FENCED: u8 = 3;
 const PRESENT: u8 = 4;
 const ENDED: u8 = 5;
 const FAILED: u8 = 6;
+const DIFFERS: u8 = 7;
 
 /// From the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,6 +165,8 @@ pub(crate) enum Answer {
     Done { handle: u64, error: Option<ErrorCode> },
     /// Of a READ: so many bytes follow.
     Data { handle: u64, length: u32 },
+    /// Of a COMPARE: something else is there, or it cannot be read.
+    Differs { handle: u64 },
     /// Nothing more of this stream reaches the disk.
     Fenced(StreamNumber),
     /// Nothing: the target is there.
@@ -175,6 +182,7 @@ impl Answer {
         let (kind, value, handle) = match self {
             Self::Done { handle, error } => (DONE, error.map_or(0, ErrorCode::number), handle),
             Self::Data { handle, length } => (DATA, length, handle),
+            Self::Differs { handle } => (DIFFERS, 0, handle),
             Self::Fenced(number) => (FENCED, u32::from(number), 0),
             Self::Alive => (PRESENT, 0, 0),
             Self::Ended => (ENDED, 0, 0),
@@ -206,6 +214,7 @@ impl Answer {
             },
             DATA if (1..=DATA_BYTES_MAX).contains(&value) => Ok(Self::Data { handle, length: value }),
             DATA => Err(Malformed("more data than may be held, or none")),
+            DIFFERS if value == 0 => Ok(Self::Differs { handle }),
             FENCED if handle == 0 => StreamNumber::try_from(value)
                 .map(Self::Fenced)
                 .map_err(|_| Malformed("a fence for a stream that cannot be")),
@@ -228,7 +237,7 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_is_decoded_lies_within_the_disk_and_encodes_to_the_same(
-            mut bytes: [u8; QUESTION_BYTES], kind in 0..10_u8, is_small: bool,
+            mut bytes: [u8; QUESTION_BYTES], kind in 0..11_u8, is_small: bool,
         ) {
             bytes[0] = kind;
             if is_small {
@@ -248,7 +257,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_answer_is_decoded_encodes_to_the_same(mut bytes: [u8; ANSWER_BYTES], kind in 0..8_u8) {
+        fn whatever_answer_is_decoded_encodes_to_the_same(mut bytes: [u8; ANSWER_BYTES], kind in 0..9_u8) {
             bytes[..4].copy_from_slice(&[kind, 0, 0, 0]);
             if let Ok(answer) = Answer::decode(&bytes) {
                 prop_assert_eq!(answer.encode(), bytes);
@@ -274,6 +283,7 @@ mod tests {
             Answer::Done { handle: 7, error: None },
             Answer::Done { handle: 7, error: ErrorCode::known(28) },
             Answer::Data { handle: 9, length: DATA_BYTES_MAX },
+            Answer::Differs { handle: 11 },
             Answer::Fenced(3),
             Answer::Alive,
             Answer::Ended,
@@ -292,6 +302,8 @@ mod tests {
             command(Operation::Write, u64::MAX, 2),
             command(Operation::Read, 0, 0),
             command(Operation::Read, 0, DATA_BYTES_MAX + 1),
+            command(Operation::Compare, 0, DATA_BYTES_MAX + 1),
+            command(Operation::Compare, DISK_BYTES - 1, 2),
             command(Operation::Flush, 0, 1),
             command(Operation::WriteZeroes, 1, 1 << 30),
             Command { is_durable: true, ..command(Operation::Read, 0, 1) },

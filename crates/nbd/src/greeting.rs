@@ -5,7 +5,7 @@ use crate::frame::StreamNumber;
 
 const MAGIC: [u8; 8] = *b"DRPSPLIT";
 /// Counted up with any change of the greeting or the frames.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Length of a [`Session`].
 pub const SESSION_BYTES: usize = 16;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use crate::command::Command;
+use crate::digest::Digest;
 use crate::error::Malformed;
 use crate::limits::{HELD_BYTES_MAX, PIECES_PER_STREAM_MAX};
 
@@ -14,11 +15,19 @@ enum State {
     Answered,
 }
 
+#[derive(Debug)]
+struct Entry {
+    command: Command,
+    state: State,
+    /// With what it is compared.
+    digest: Option<Digest>,
+}
+
 /// Requests of one stream, from when they come until their answers are gone.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     // By handle.
-    commands: HashMap<u64, (Command, State)>,
+    entries: HashMap<u64, Entry>,
     bytes: usize,
     at_disk: usize,
 }
@@ -26,16 +35,25 @@ pub(crate) struct Held {
 impl Held {
     /// Takes a request, if a source that keeps its own bounds may send it.
     pub(crate) fn take(&mut self, handle: u64, command: Command) -> Result<(), Malformed> {
-        if self.commands.len() >= PIECES_PER_STREAM_MAX || self.bytes + command.held_bytes() > HELD_BYTES_MAX
-        {
+        if self.entries.len() >= PIECES_PER_STREAM_MAX || self.bytes + command.held_bytes() > HELD_BYTES_MAX {
             return Err(Malformed("more requests than may be in flight"));
         }
-        if self.commands.contains_key(&handle) {
+        if self.entries.contains_key(&handle) {
             return Err(Malformed("a handle that is in use"));
         }
-        self.commands.insert(handle, (command, State::Comes));
+        self.entries.insert(handle, Entry { command, state: State::Comes, digest: None });
         self.bytes += command.held_bytes();
         Ok(())
+    }
+
+    /// What is asked for is compared with this.
+    pub(crate) fn is_compared_with(&mut self, handle: u64, digest: Digest) {
+        self.entries.get_mut(&handle).expect("it was taken").digest = Some(digest);
+    }
+
+    /// Whether what was read is what it is compared with.
+    pub(crate) fn is_same(&self, handle: u64, digest: Digest) -> bool {
+        self.entries.get(&handle).is_some_and(|entry| entry.digest == Some(digest))
     }
 
     /// The disk is asked.
@@ -45,13 +63,13 @@ impl Held {
     }
 
     fn enter(&mut self, handle: u64, state: State) {
-        self.commands.get_mut(&handle).expect("it was taken").1 = state;
+        self.entries.get_mut(&handle).expect("it was taken").state = state;
     }
 
     /// What the disk answers, if it was asked.
     pub(crate) fn asked(&self, handle: u64) -> Result<Command, Malformed> {
-        match self.commands.get(&handle) {
-            Some((command, State::AtDisk)) => Ok(*command),
+        match self.entries.get(&handle) {
+            Some(Entry { command, state: State::AtDisk, .. }) => Ok(*command),
             Some(_) | None => Err(Malformed("a reply to what was not asked")),
         }
     }
@@ -64,8 +82,8 @@ impl Held {
 
     /// The source has the answer, or never will.
     pub(crate) fn let_go(&mut self, handle: u64) {
-        if let Some((command, _)) = self.commands.remove(&handle) {
-            self.bytes -= command.held_bytes();
+        if let Some(entry) = self.entries.remove(&handle) {
+            self.bytes -= entry.command.held_bytes();
         }
     }
 

@@ -23,6 +23,8 @@
 mod buffers;
 mod command;
 mod counters;
+mod coverage;
+mod digest;
 mod error;
 mod fences;
 mod frame;

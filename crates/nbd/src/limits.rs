@@ -5,6 +5,9 @@ use std::time::Duration;
 /// The longest READ or WRITE. QEMU's mirror asks for 1 MiB at most, and cuts longer requests of others by this.
 pub const DATA_BYTES_MAX: u32 = 2 << 20;
 
+/// Shorter data are sent at once: to compare them takes as long.
+pub(crate) const COMPARED_BYTES_MIN: u32 = 16 << 10;
+
 /// Requests of one disk that are not answered yet. QEMU's client has 16, nbdcopy 64 on each connection.
 pub(crate) const REQUESTS_MAX: usize = 64;
 
@@ -44,6 +47,9 @@ pub(crate) const UNANSWERED: Duration = Duration::from_secs(30);
 
 /// For the disk to answer what was asked of it, before a stream is taken from it.
 pub(crate) const DISK_ANSWERS: Duration = Duration::from_mins(2);
+
+/// How often the disk flushes while it is written to.
+pub(crate) const FLUSH_EVERY: Duration = Duration::from_secs(1);
 
 /// For a fence, which waits for the disk at the other end.
 pub(crate) const FENCE: Duration = Duration::from_mins(3);

@@ -16,6 +16,10 @@
 //!    every stream, as each may have an NBD connection with a cache of its own. A stream's fence stands for its flush:
 //!    the target flushes before it answers a fence.
 //! 4. A durable write (FUA) is answered when all changes before it are.
+//!
+//! A piece of a write may begin as a comparison with what is there, by its digest, and is sent only where that differs. Until
+//! then its request is under way, as rules 1 and 2 have it: so nothing changes what was found to be the same. A durable
+//! write is not compared: what is the same need not be durable before the next flush.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -32,7 +36,7 @@ const WEIGHT_BYTES_MIN: u64 = 4096;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Piece<P> {
     pub(crate) command: Command,
-    /// The data of a WRITE.
+    /// The data of a WRITE, or of what is compared before it is written.
     pub(crate) payload: Option<P>,
 }
 
@@ -218,6 +222,22 @@ impl<P: Clone> Scheduler<P> {
         stream.sent.remove(&handle);
         stream.load_bytes -= weight(&command);
         self.finish(handle, result);
+        self.go_on();
+        Ok(())
+    }
+
+    /// The target has something else there than what was to be written: that is sent now.
+    pub(crate) fn differs(&mut self, number: StreamNumber, handle: u64) -> Result<(), Malformed> {
+        let command = self.asked(number, handle)?;
+        if command.operation != Operation::Compare {
+            return Err(Malformed("a difference in what was not compared"));
+        }
+        let stream = self.streams.get_mut(&number).expect("it was asked over this stream");
+        stream.sent.remove(&handle);
+        stream.load_bytes -= weight(&command);
+        let started = self.pieces.get_mut(&handle).expect("it is not answered yet");
+        started.piece.command.operation = Operation::Write;
+        self.unassigned.insert(handle);
         self.go_on();
         Ok(())
     }

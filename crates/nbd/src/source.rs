@@ -34,6 +34,8 @@ pub struct Export {
     pub size_bytes: u64,
     /// What is written as zeroes goes without data.
     pub finds_zeroes: bool,
+    /// The target may have much of it already, as from an earlier attempt: that goes without data.
+    pub finds_same: bool,
     /// Zeroes may become holes, whatever QEMU asks for: its mirror asks to keep them allocated where the source's node
     /// does not unmap.
     pub is_thin: bool,
@@ -186,6 +188,17 @@ impl SourceWatch {
     /// What it has done so far.
     pub fn counters(&self) -> Counters {
         self.shared.counters()
+    }
+
+    /// Whether each byte of a disk of which the target may have had something was written since, or found to be the same.
+    /// Asked of no other one.
+    pub fn is_all_written(&self) -> bool {
+        self.shared.is_all_written()
+    }
+
+    /// What is written from now on is sent, whatever the target has: somebody waits for it.
+    pub fn end_comparing(&self) {
+        self.shared.end_comparing();
     }
 
     /// How many streams carry requests, as it changes: where it falls, bring another.

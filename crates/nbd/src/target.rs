@@ -1,6 +1,7 @@
 //! The end at the target: streams on one side, an NBD connection for each to the disk's server on the other.
 
 mod disk;
+mod flushes;
 mod registry;
 mod stream;
 
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
+use self::flushes::Flushes;
 use self::registry::Registry;
 use crate::buffers::Buffers;
 use crate::counters::{Counters, Counting};
@@ -56,6 +58,7 @@ struct Shared {
     registry: Registry,
     buffers: Buffers,
     counting: Counting,
+    flushes: Flushes,
 }
 
 impl TargetSplitter {
@@ -66,6 +69,7 @@ impl TargetSplitter {
             registry: Registry::default(),
             buffers: Buffers::default(),
             counting: Counting::default(),
+            flushes: Flushes::default(),
         };
         Self { shared: Arc::new(shared) }
     }

@@ -66,6 +66,7 @@ fn the_example_has_every_key() {
     let example: Vec<&str> = EXAMPLE.lines().map(|line| setting_of(line).unwrap_or(line)).collect();
     let tables = [
         "[vms]",
+        "[disks]",
         "[limits]",
         "[drain]",
         "[bandwidth]",

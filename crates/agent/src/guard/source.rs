@@ -27,6 +27,8 @@ pub(super) struct Source {
     name: VmName,
     // Where it is connected to, if that is its target.
     peer: Option<SocketAddr>,
+    // Where in the agent it copies disks to.
+    disks: Vec<SocketAddr>,
     pub(super) told: Told,
     // Whether it has answered so far.
     silence: Silence,
@@ -50,11 +52,17 @@ enum Silence {
 
 impl Source {
     /// Not taken hold of yet.
-    pub(super) fn new(hypervisor: Arc<dyn Hypervisor>, name: VmName, peer: Option<SocketAddr>) -> Self {
+    pub(super) fn new(
+        hypervisor: Arc<dyn Hypervisor>,
+        name: VmName,
+        peer: Option<SocketAddr>,
+        disks: Vec<SocketAddr>,
+    ) -> Self {
         Self {
             hypervisor,
             name,
             peer,
+            disks,
             told: Told::default(),
             silence: Silence::Never,
             silences: 0,
@@ -91,17 +99,21 @@ impl Source {
 
     /// Copies of disks go through the agent, and the guest's writes wait for them. Not at its first silence: the copy would
     /// have to begin anew.
-    pub(super) async fn cut_disk_copies_if(&mut self, heard: &Event) {
+    pub(super) fn cut_disk_copies_if(&mut self, heard: &Event) {
         self.silences =
             if matches!(heard, Event::Silent { .. }) { self.silences.saturating_add(1) } else { 0 };
-        if self.silences < SILENCES_MAX {
-            return;
+        // Also one that QEMU has connected anew since.
+        if self.silences >= SILENCES_MAX {
+            self.disks.iter().for_each(|disk| self.cut_disk_copy(*disk));
         }
-        match self.attach(QMP_DEADLINE).await {
-            Ok(vmm) => cut_disk_copies(&*vmm).await,
-            Err(error) => {
-                eprintln!("guard: QEMU cannot be told to go on without copies of its disks: {error}");
-            }
+    }
+
+    /// Without asking QEMU: its main thread may wait for the same, and then hears nobody who comes now.
+    fn cut_disk_copy(&self, agent: SocketAddr) {
+        match self.hypervisor.cut_connections(&self.name, agent) {
+            Ok(0) => {}
+            Ok(_) => eprintln!("guard: a copy of the VM's disk is cut, for which its writes wait"),
+            Err(error) => eprintln!("guard: the VM may wait for a copy of its disk: {error}"),
         }
     }
 

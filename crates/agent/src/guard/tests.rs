@@ -69,13 +69,14 @@ impl Guarded {
             migration: ID.into(),
             vm: "web".into(),
             peer: self.peer,
+            disks: vec![],
             target: peers[1].clone(),
             tls,
             state_directory,
             runtime_directory,
         };
         let hypervisor: Arc<dyn Hypervisor> = self.host.hypervisor.clone();
-        let source = Source::new(hypervisor, definition("web").name, orders.peer);
+        let source = Source::new(hypervisor, definition("web").name, orders.peer, vec![]);
         let journal = Journal::open(&orders.state_directory, &orders.runtime_directory).unwrap();
         let guard = Executor { orders: &orders, journal, source, problem: None };
         self.host.block_on(guard.run(&self.heard))

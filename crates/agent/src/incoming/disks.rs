@@ -1,6 +1,9 @@
 //! Disks that are copied here with a VM: their place and room, the empty file, who may write to it, and its end.
 //!
-//! What is made here is the VM's once that runs, and goes with it if it is given up. The journal knows of it first.
+//! What is made here is the VM's once that runs. If it is given up, what is there is kept for a while, for the next copy to
+//! go on from it ([`kept`]), or goes with it. The journal knows of it first.
+
+mod kept;
 
 use std::fs;
 use std::net::IpAddr;
@@ -8,19 +11,22 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::storage::{DISKS_MAX, DiskCopy, DiskImage};
+use drainpipe_engine::storage::{DISKS_MAX, DiskCopy, DiskImage, KeptPart};
 use drainpipe_hypervisor::Machine;
 use drainpipe_hypervisor::spec::DiskFormat;
 use jiff::Timestamp;
 use tracing::warn;
 use uuid::Uuid;
 
+pub(crate) use self::kept::keep_expiring;
+#[cfg(test)]
+pub(super) use self::kept::{bytes as kept_bytes, expire};
 use super::connect::bind_free_port;
 use super::vm::IncomingVm;
 use super::{Incoming, must_wait, refused_here};
 use crate::api_types::{ConnectionRequest, DiskEndpoint, IncomingRequest, LeftDisk};
 use crate::disk_streams::DiskReceiver;
-use crate::journal::{Arrival, DiskFile};
+use crate::journal::{Arrival, DiskFile, LeftFile, MadeDisk};
 use crate::lock::lock;
 use crate::vm_files::NotMade;
 use crate::vms::QMP_DEADLINE;
@@ -41,7 +47,11 @@ impl Promised {
 }
 
 /// Step 2: is there a place for each, and the room?
-pub(super) async fn check(incoming: &Incoming, request: &IncomingRequest) -> Result<(), Problem> {
+pub(super) async fn check(
+    incoming: &Incoming,
+    source: &str,
+    request: &IncomingRequest,
+) -> Result<(), Problem> {
     if request.disks.len() > DISKS_MAX {
         return Err(Problem::bad_input(format!("more than {DISKS_MAX} disks to be copied")));
     }
@@ -51,7 +61,8 @@ pub(super) async fn check(incoming: &Incoming, request: &IncomingRequest) -> Res
     if !request.disks.is_empty() && !incoming.vms.facts().capabilities.copies_disks {
         return Err(refused_here(incoming, &"its hypervisor takes no copies of disks"));
     }
-    check_room(incoming, &request.id, &request.disks).await
+    let vm = request.definition.name.as_str();
+    check_room(incoming, &request.id, (vm, source), &request.disks).await
 }
 
 /// What is made here must be what the VM's specification names.
@@ -72,9 +83,15 @@ fn check_described(request: &IncomingRequest, disk: &DiskCopy) -> Result<(), Pro
     Err(Problem::bad_input(format!("the disk {} that is to be copied is not the specification's", disk.disk)))
 }
 
-async fn check_room(incoming: &Incoming, id: &str, disks: &[DiskCopy]) -> Result<(), Problem> {
+async fn check_room(
+    incoming: &Incoming,
+    id: &str,
+    (vm, source): (&str, &str),
+    disks: &[DiskCopy],
+) -> Result<(), Problem> {
     let mut earlier_bytes = 0_u64;
     for disk in disks {
+        let there_bytes = kept::bytes(incoming, (vm, source), disk).await?;
         let promised = promised_to_others(incoming, id);
         // As if all were on one file system: it may be asked for too much, never for too little.
         let own_bytes = earlier_bytes;
@@ -82,8 +99,8 @@ async fn check_room(incoming: &Incoming, id: &str, disks: &[DiskCopy]) -> Result
             let of_others = promised.iter().filter(|promised| promised.device == device);
             of_others.map(Promised::outstanding_bytes).fold(own_bytes, u64::saturating_add)
         };
-        incoming.files.check_room(disk, promised_bytes).await?;
-        earlier_bytes = earlier_bytes.saturating_add(disk.room_bytes());
+        incoming.files.check_room(disk, there_bytes, promised_bytes).await?;
+        earlier_bytes = earlier_bytes.saturating_add(disk.room_bytes().saturating_sub(there_bytes));
     }
     Ok(())
 }
@@ -100,13 +117,18 @@ fn promised_to_others(incoming: &Incoming, id: &str) -> Vec<Promised> {
     promised.collect()
 }
 
-/// Step 3: makes the empty disks.
+/// Step 3: makes the empty disks, or takes up what there is of them.
 pub(crate) async fn make(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
     must_wait(incoming, &entry)?;
-    check_room(incoming, id, &entry.disks).await?;
-    for DiskCopy { to, image, size_bytes, .. } in &entry.disks {
+    check_room(incoming, id, (entry.definition.name.as_str(), &entry.source), &entry.disks).await?;
+    for disk in &entry.disks {
+        if kept::take_up(incoming, &entry, disk).await? {
+            lock(&entry.begun).insert(disk.disk);
+            continue;
+        }
+        let DiskCopy { to, image, size_bytes, .. } = disk;
         incoming.journal.make_disk(id, to)?;
         match incoming.files.make(to, *image, *size_bytes).await {
             Ok(file) => incoming.journal.disk_made(id, to, file)?,
@@ -142,13 +164,17 @@ pub(super) async fn open(
     // Should the source ask again.
     exports.close(QMP_DEADLINE).await.map_err(Problem::failed)?;
     exports.open(&disks, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    for disk in &entry.disks {
+        incoming.journal.disk_opens(&entry.id, &disk.to, &KeptPart::of(disk))?;
+    }
     let (listener, port) = bind_free_port(incoming, request, address).await?;
     let token = Uuid::new_v4();
     let is_encrypted = request.plan.encryption.is_encrypted;
     let tls = is_encrypted.then(|| incoming.peers.identity.server_config_for(&entry.source));
     let receiver = DiskReceiver::start(listener, &program.path, &entry.disks, token, tls)?;
     *lock(&entry.disk_receiver) = Some(receiver);
-    Ok(Some(DiskEndpoint { port, token }))
+    let begun = lock(&entry.begun).iter().copied().collect();
+    Ok(Some(DiskEndpoint { port, token, begun }))
 }
 
 /// Step 8: nobody writes to them any more.
@@ -195,7 +221,7 @@ pub(super) async fn close_left_open(incoming: &Incoming, id: &str, vmm: &dyn Mac
 /// removes them.
 pub(super) fn keep_given_back(incoming: &Incoming, arrival: &Arrival) -> Result<(), Problem> {
     let Arrival { id, vm, source } = arrival;
-    for DiskFile { path, file } in incoming.journal.made_disks(id)? {
+    for MadeDisk { disk: DiskFile { path, file }, .. } in incoming.journal.made_disks(id)? {
         warn!(
             vm,
             source,
@@ -203,16 +229,21 @@ pub(super) fn keep_given_back(incoming: &Incoming, arrival: &Arrival) -> Result<
             "a copy of a disk stays here of a VM that was given back: see `drainpipe disk left`"
         );
         let left_at = Timestamp::now().to_string();
-        let left = LeftDisk { was: path.clone(), path, vm: vm.clone(), target: source.clone(), left_at };
-        incoming.journal.disk_left(&left, file)?;
+        let (was, vm, target) = (path.clone(), vm.clone(), source.clone());
+        let disk = LeftDisk { path, was, vm, target, left_at, kept_until: None };
+        incoming.journal.disk_left(&LeftFile { disk, file, part: None })?;
     }
     Ok(incoming.journal.forget_made_disks(id)?)
 }
 
-/// Removes the disks that were made for a VM which never runs here.
+/// Keeps what is there of the disks that were made for a VM which never runs here, or removes it.
 pub(super) async fn remove(incoming: &Incoming, id: &str) -> Result<(), Problem> {
-    for disk in incoming.journal.made_disks(id)? {
+    for made in incoming.journal.made_disks(id)? {
         let named = named_by_others(incoming, id)?;
+        if kept::keep(incoming, id, &made, named.clone()).await {
+            continue;
+        }
+        let disk = made.disk;
         incoming.files.remove(&disk, named).await.inspect_err(|problem| {
             warn!(%problem, path = disk.path, "a disk that was made for a VM is left; tried again at the next start");
         })?;
@@ -222,9 +253,9 @@ pub(super) async fn remove(incoming: &Incoming, id: &str) -> Result<(), Problem>
 
 /// The VM is here since: what was made for it then may be its own by now, and stays whatever it is.
 pub(super) fn leave(incoming: &Incoming, id: &str) -> Result<(), Problem> {
-    for disk in incoming.journal.made_disks(id)? {
+    for made in incoming.journal.made_disks(id)? {
         warn!(
-            path = disk.path,
+            path = made.disk.path,
             "a disk that was made for a VM which came again since stays; it may be of no use"
         );
     }
@@ -243,29 +274,32 @@ pub(crate) fn named(incoming: &Incoming) -> Result<Vec<PathBuf>, Problem> {
     named_by_others(incoming, "")
 }
 
-/// The disks that stayed here when their VMs left with copies of them.
+/// The disks that stayed here when their VMs left with copies of them, and what is kept of interrupted copies.
 pub(crate) fn left(incoming: &Incoming) -> Result<Vec<LeftDisk>, Problem> {
-    Ok(incoming.journal.left_disks()?.into_iter().map(|(disk, _)| disk).collect())
+    Ok(incoming.journal.left_disks()?.into_iter().map(|left| left.disk).collect())
 }
 
 /// Removes them, as an operator asks for it. Refused of one that a VM names since.
 pub(crate) async fn remove_left(incoming: &Incoming) -> Result<Vec<LeftDisk>, Problem> {
     let mut gone = vec![];
-    for (disk, file) in incoming.journal.left_disks()? {
-        let was_there = match file {
-            Some(file) => incoming.files.remove_left(&disk.path, file, named(incoming)?).await?,
-            None => false,
-        };
-        if !was_there {
-            warn!(
-                path = disk.path,
-                "a disk that stayed behind is not there any more, or is another file: it is left alone"
-            );
-        }
-        incoming.journal.forget_left_disk(&disk.path)?;
-        if was_there {
-            gone.push(disk);
+    for left in incoming.journal.left_disks()? {
+        if remove_one_left(incoming, &left).await? {
+            gone.push(left.disk);
         }
     }
     Ok(gone)
+}
+
+/// Whether it was there.
+async fn remove_one_left(incoming: &Incoming, left: &LeftFile) -> Result<bool, Problem> {
+    let LeftFile { disk: LeftDisk { path, .. }, file, .. } = left;
+    let was_there = match file {
+        Some(file) => incoming.files.remove_left(path, *file, named(incoming)?).await?,
+        None => false,
+    };
+    if !was_there {
+        warn!(path, "a disk that stayed behind is not there any more, or is another file: it is left alone");
+    }
+    incoming.journal.forget_left_disk(path)?;
+    Ok(was_there)
 }

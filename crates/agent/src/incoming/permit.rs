@@ -35,7 +35,7 @@ pub(crate) async fn permit(
     check_described(&request)?;
     request.spec.check_host(incoming.vms.facts()).map_err(|error| refused_here(incoming, &error))?;
     incoming.files.check_usable(request.spec.spec(), &request.disks).await?;
-    disks::check(incoming, &request).await?;
+    disks::check(incoming, source, &request).await?;
     enter(incoming, source, request, protocol)
 }
 

@@ -2,6 +2,7 @@
 
 mod arrived;
 mod connect;
+mod kept;
 mod order;
 mod post_copy;
 mod silence;

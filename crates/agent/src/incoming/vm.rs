@@ -1,5 +1,6 @@
 //! One VM on its way to this host.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use drainpipe_engine::migration::target::silence::{GIVE_UP_AFTER_MS, SILENCE_MS,
 use drainpipe_engine::migration::target::{LOOK_WITHIN_MS, Memory, Received};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
-use drainpipe_engine::storage::DiskCopy;
+use drainpipe_engine::storage::{DiskCopy, DiskName};
 use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
 use drainpipe_hypervisor::{Machine, MigrationStatus, RunState, TransferStatus, VmError};
 use drainpipe_relay::Receiver;
@@ -43,6 +44,8 @@ pub(super) struct IncomingVm {
     pub(super) protocol: Option<Protocol>,
     /// The disks that are copied here; none of those of an earlier life of this agent.
     pub(super) disks: Vec<DiskCopy>,
+    /// Those of which a part was here already.
+    pub(super) begun: Mutex<BTreeSet<DiskName>>,
     /// Where copies of its disks come in, as long as they do.
     pub(super) disk_receiver: Mutex<Option<DiskReceiver>>,
     pub(super) reserved: Mutex<MemoryNeeds>,
@@ -73,6 +76,7 @@ impl IncomingVm {
             cores_taken: None,
             protocol: None,
             disks: vec![],
+            begun: Mutex::default(),
             disk_receiver: Mutex::default(),
             reserved: Mutex::default(),
             vmm: Mutex::default(),

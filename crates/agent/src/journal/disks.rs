@@ -1,10 +1,12 @@
 //! What the journal knows of disks that move with their VMs: those made here for VMs on their way, those that leave, and
 //! those that have stayed behind.
 
+use drainpipe_engine::storage::KeptPart;
+use jiff::Timestamp;
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, ValueRef};
 use rusqlite::{Params, TransactionBehavior, params};
 
-use super::{Journal, JournalError};
+use super::{Journal, JournalCause, JournalError, from_json, to_json};
 use crate::api_types::LeftDisk;
 
 /// What tells a file from another one that comes under its path later.
@@ -42,6 +44,26 @@ pub(crate) struct DiskFile {
     pub(crate) path: String,
     /// Which file it is; absent where that is not known, as where the agent ended as it made it.
     pub(crate) file: Option<FileId>,
+}
+
+/// A disk that was made for a VM on its way here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MadeDisk {
+    /// Where it is, if it is.
+    pub(crate) disk: DiskFile,
+    /// Of what it has a part, once the source may write to it.
+    pub(crate) part: Option<KeptPart>,
+}
+
+/// A disk that stays here: of a VM that has left with a copy of it, or a part of a copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LeftFile {
+    /// For people.
+    pub(crate) disk: LeftDisk,
+    /// Which file it is.
+    pub(crate) file: Option<FileId>,
+    /// Of what it is a part, if it is one, and until when that is kept, in seconds since 1970.
+    pub(crate) part: Option<(KeptPart, u64)>,
 }
 
 /// A disk that was to stay here under another name, of a VM that has left.
@@ -82,9 +104,37 @@ impl Journal {
         })
     }
 
+    /// Records that the source may write to it from now on, and what it is to be.
+    pub(crate) fn disk_opens(
+        &self,
+        migration: &str,
+        path: &str,
+        part: &KeptPart,
+    ) -> Result<(), JournalError> {
+        self.run(|connection| {
+            connection.execute(
+                "UPDATE made_disks SET part = ?3 WHERE migration = ?1 AND path = ?2",
+                params![migration, path, to_json(part)?],
+            )?;
+            Ok(())
+        })
+    }
+
     /// The disks that were made for a VM on its way, and are not its own for good.
-    pub(crate) fn made_disks(&self, migration: &str) -> Result<Vec<DiskFile>, JournalError> {
-        self.disk_files("SELECT path, file FROM made_disks WHERE migration = ?1 ORDER BY path", migration)
+    pub(crate) fn made_disks(&self, migration: &str) -> Result<Vec<MadeDisk>, JournalError> {
+        self.run(|connection| {
+            let mut statement = connection
+                .prepare("SELECT path, file, part FROM made_disks WHERE migration = ?1 ORDER BY path")?;
+            let rows = statement.query_map([migration], |row| {
+                let disk = DiskFile { path: row.get(0)?, file: row.get(1)? };
+                Ok((disk, row.get::<_, Option<String>>(2)?))
+            })?;
+            let made = rows.map(|row| {
+                let (disk, part) = row?;
+                Ok(MadeDisk { disk, part: part.map(|part| from_json(&part)).transpose()? })
+            });
+            made.collect()
+        })
     }
 
     fn disk_files(&self, select: &str, migration: &str) -> Result<Vec<DiskFile>, JournalError> {
@@ -154,23 +204,26 @@ impl Journal {
     }
 
     /// Records where a disk is that has stayed behind.
-    pub(crate) fn disk_left(&self, disk: &LeftDisk, file: Option<FileId>) -> Result<(), JournalError> {
-        let LeftDisk { path, was, vm, target, left_at } = disk;
+    pub(crate) fn disk_left(&self, left: &LeftFile) -> Result<(), JournalError> {
+        let LeftFile { disk: LeftDisk { path, was, vm, target, left_at, .. }, file, part } = left;
         self.run(|connection| {
+            let (part, until_s) = part.map(|(part, until_s)| (part, until_s.cast_signed())).unzip();
+            let part = part.as_ref().map(to_json).transpose()?;
             connection.execute(
-                "INSERT OR REPLACE INTO left_disks (path, was, vm, target, left_at, file) \
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-                params![path, was, vm, target, left_at, file],
+                "INSERT OR REPLACE INTO left_disks (path, was, vm, target, left_at, file, part, kept_until_s) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+                params![path, was, vm, target, left_at, file, part, until_s],
             )?;
             Ok(())
         })
     }
 
-    /// The disks that have stayed behind, the oldest first, and which files they are.
-    pub(crate) fn left_disks(&self) -> Result<Vec<(LeftDisk, Option<FileId>)>, JournalError> {
+    /// The disks that have stayed behind, the oldest first.
+    pub(crate) fn left_disks(&self) -> Result<Vec<LeftFile>, JournalError> {
         self.run(|connection| {
             let mut statement = connection.prepare(
-                "SELECT path, was, vm, target, left_at, file FROM left_disks ORDER BY left_at, path",
+                "SELECT path, was, vm, target, left_at, file, part, kept_until_s FROM left_disks \
+                 ORDER BY left_at, path",
             )?;
             let rows = statement.query_map([], |row| {
                 let disk = LeftDisk {
@@ -179,10 +232,11 @@ impl Journal {
                     vm: row.get(2)?,
                     target: row.get(3)?,
                     left_at: row.get(4)?,
+                    kept_until: None,
                 };
-                Ok((disk, row.get(5)?))
+                Ok((disk, row.get(5)?, row.get(6)?, row.get(7)?))
             })?;
-            Ok(rows.collect::<Result<_, _>>()?)
+            rows.map(|row| left_file(row?)).collect()
         })
     }
 
@@ -190,4 +244,14 @@ impl Journal {
     pub(crate) fn forget_left_disk(&self, path: &str) -> Result<(), JournalError> {
         self.forget_disks("DELETE FROM left_disks WHERE path = ?1", [path])
     }
+}
+
+/// A row, as it stands.
+type LeftRow = (LeftDisk, Option<FileId>, Option<String>, Option<i64>);
+
+fn left_file((disk, file, part, until_s): LeftRow) -> Result<LeftFile, JournalCause> {
+    let Some((part, until_s)) = part.zip(until_s) else { return Ok(LeftFile { disk, file, part: None }) };
+    let kept_until = Some(Timestamp::from_second(until_s)?.to_string());
+    let part = Some((from_json(&part)?, until_s.cast_unsigned()));
+    Ok(LeftFile { disk: LeftDisk { kept_until, ..disk }, file, part })
 }

@@ -164,6 +164,13 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
         file TEXT
     );
 ",
+    // What a copy of a disk is of, once the source may write to it; and until when what is there of an interrupted one is
+    // kept, in seconds since 1970.
+    "
+    ALTER TABLE made_disks ADD COLUMN part TEXT;
+    ALTER TABLE left_disks ADD COLUMN part TEXT;
+    ALTER TABLE left_disks ADD COLUMN kept_until_s INTEGER;
+",
 ];
 
 /// Makes the journal's directory, if it is not there.

@@ -17,7 +17,7 @@ use crate::api_types::{LeftDisk, MigrateRequest};
 use crate::check::disks_there;
 use crate::client::ApiClient;
 use crate::incoming::named_disks;
-use crate::journal::Unrenamed;
+use crate::journal::{LeftFile, Unrenamed};
 use crate::vm_files::VmFiles;
 use crate::vms::QMP_DEADLINE;
 
@@ -74,8 +74,9 @@ pub(crate) async fn keep_left(outgoing: &Outgoing, of: &Unrenamed, named: &[Path
         if files.rename_left(&disk, &path, named.to_vec()).await? {
             info!(was, path, "a disk of a VM that has left is kept");
             let left_at = Timestamp::now().to_string();
-            let left = LeftDisk { path, was, vm: vm.clone(), target: target.clone(), left_at };
-            journal.disk_left(&left, disk.file)?;
+            let (vm, target) = (vm.clone(), target.clone());
+            let left = LeftDisk { path, was, vm, target, left_at, kept_until: None };
+            journal.disk_left(&LeftFile { disk: left, file: disk.file, part: None })?;
         } else {
             warn!(
                 vm,

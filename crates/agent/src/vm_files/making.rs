@@ -7,12 +7,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use drainpipe_engine::storage::DiskImage;
+use drainpipe_engine::storage::{DiskImage, FileRoom};
 use drainpipe_engine::vm_resources::{NotAllowed, Place};
 use drainpipe_hypervisor::qcow2;
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, StatxFlags, fstatvfs, makedev, openat,
-    openat2, renameat_with, statat, statx, unlinkat,
+    Advice, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, StatxFlags, fadvise, fstatvfs,
+    makedev, openat, openat2, renameat_with, statat, statx, unlinkat,
 };
 use rustix::io::Errno;
 use thiserror::Error;
@@ -122,6 +122,36 @@ pub(super) fn identify(rules: &Rules, path: &Path) -> Result<Option<FileId>, Can
     Spot::find(rules, path)?.file()
 }
 
+/// What a file takes, and what is free beside it; none if another one is there, or none.
+pub(super) fn room(rules: &Rules, path: &Path, file: FileId) -> Result<Option<FileRoom>, CannotMake> {
+    const BLOCK_BYTES: u64 = 512;
+    let spot = Spot::find(rules, path)?;
+    if spot.file()? != Some(file) {
+        return Ok(None);
+    }
+    let blocks = statat(&spot.directory, &spot.name, AtFlags::SYMLINK_NOFOLLOW)?.st_blocks;
+    let file_system = fstatvfs(&spot.directory)?;
+    let free_bytes = file_system.f_bavail.saturating_mul(file_system.f_frsize);
+    Ok(Some(FileRoom { taken_bytes: blocks.cast_unsigned() * BLOCK_BYTES, free_bytes }))
+}
+
+/// Makes all of a file durable, whoever wrote it, and has the kernel forget it: who reads it next reads what the storage has.
+/// Whether it was there.
+pub(super) fn settle(rules: &Rules, path: &Path, file: FileId) -> Result<bool, CannotMake> {
+    let spot = Spot::find(rules, path)?;
+    if spot.file()? != Some(file) {
+        return Ok(false);
+    }
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = openat(&spot.directory, &spot.name, flags, Mode::empty())?;
+    if look(&opened, OsStr::new(""), AtFlags::EMPTY_PATH)? != (FileType::RegularFile, file) {
+        return Ok(false);
+    }
+    rustix::fs::fsync(&opened)?;
+    fadvise(&opened, 0, None, Advice::DontNeed)?;
+    Ok(true)
+}
+
 /// Whether a disk could be made there, which takes so much; `promised_bytes` says what of a file system others will take.
 pub(super) fn check_room(
     rules: &Rules,
@@ -210,8 +240,17 @@ pub(super) fn rename(
 
 /// The name of a disk that has stayed behind by this migration.
 pub(super) fn left_path(path: &Path, migration: &str) -> PathBuf {
+    with_suffix(path, "migrated", migration)
+}
+
+/// The name of what is there of a copy that was interrupted in this migration.
+pub(super) fn kept_path(path: &Path, migration: &str) -> PathBuf {
+    with_suffix(path, "interrupted", migration)
+}
+
+fn with_suffix(path: &Path, word: &str, migration: &str) -> PathBuf {
     let beginning: String = migration.chars().take(8).collect();
     let mut name = path.as_os_str().to_owned();
-    name.push(format!(".migrated-{beginning}"));
+    name.push(format!(".{word}-{beginning}"));
     name.into()
 }

@@ -41,6 +41,7 @@ pub(crate) async fn guard(arguments: GuardArguments) -> Result<Exit, Problem> {
         migration: arguments.migration,
         vm: arguments.vm,
         peer: arguments.peer,
+        disks: arguments.disks,
         target: Peer { name: arguments.target, address: arguments.target_address },
         tls: Tls { certificate: arguments.certificate, key: arguments.key, authority: arguments.authority },
         state_directory: arguments.state_directory,

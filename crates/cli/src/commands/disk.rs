@@ -62,11 +62,15 @@ async fn left(
         return Ok(Exit::Done);
     }
     let line = |disk: &LeftDisk| {
-        let LeftDisk { path, vm, target, left_at, .. } = disk;
-        format!(
-            "{path}  of {vm}, which went to {target} at {left_at}{}\n",
-            if remove { ": removed" } else { "" }
-        )
+        let LeftDisk { path, vm, target, left_at, kept_until, .. } = disk;
+        let what = match kept_until {
+            None => format!("of {vm}, which went to {target} at {left_at}"),
+            Some(until) => format!(
+                "a part of {vm}, whose copy from {target} was interrupted at {left_at}; the next one goes on from it \
+                 until {until}"
+            ),
+        };
+        format!("{path}  {what}{}\n", if remove { ": removed" } else { "" })
     };
     output::print(&disks.iter().map(line).collect::<String>())?;
     Ok(Exit::Done)

@@ -132,10 +132,14 @@ fn copied(disk: &DiskCopy) -> String {
 
 /// What a disk that went with its VM has taken.
 fn disk_line(disk: &DiskUse, source: &str) -> String {
-    let DiskUse { copy, copied_bytes, ready_ms } = disk;
+    let DiskUse { copy, copied_bytes, same_bytes, ready_ms } = disk;
     let took = ready_ms.map(|ms| format!(" in {}", format::duration(ms))).unwrap_or_default();
+    let same = match same_bytes {
+        0 => String::new(),
+        same_bytes => format!(", {} of it there already", format::bytes(*same_bytes as f64)),
+    };
     format!(
-        "disk {} copied to {}: {}{took}; the one on {source} is kept until `drainpipe disk left --remove`",
+        "disk {} copied to {}: {}{took}{same}; the one on {source} is kept until `drainpipe disk left --remove`",
         copy.disk,
         copy.to,
         format::bytes(*copied_bytes as f64)

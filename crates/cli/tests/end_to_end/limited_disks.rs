@@ -48,7 +48,7 @@ fn a_copy_keeps_the_limits_of_both_hosts_while_they_change() {
     limit_disks_by_clock(&lab);
     let apart = Apart::under_two_paths(lab);
     let lab = &apart.lab;
-    let mut migrating = apart.begin();
+    let mut migrating = apart.begin(0);
     assert_is_limited_to(lab, &mut migrating, BY_CLOCK_MBPS, "by the source's clock");
     lab.drainpipe(&["limit", "a", &OF_ALL_MBPS.to_string()]).done();
     assert_is_limited_to(lab, &mut migrating, OF_ALL_MBPS, "by the source's limit for all, which is lower");
@@ -99,7 +99,7 @@ fn a_copy_yields_to_another_vms_memory() {
         views.into_iter().find(|view| view.vm == vm)?.progress?.limit_mbps
     };
     eventually("the memory has all of it", || limit_of("db") == Some(SHARED_MBPS));
-    let disks = apart.begin();
+    let disks = apart.begin(0);
     let shares = [SHARED_MBPS - SHARED_MBPS / 8, SHARED_MBPS / 8].map(Some);
     eventually("most is for the memory", || [limit_of("db"), limit_of("web")] == shares);
     lab.drainpipe(&["limit", "a", "off"]).done();

@@ -31,6 +31,7 @@ mod flooded;
 mod guest;
 mod huge_pages;
 mod idle_paths;
+mod interrupted_copies;
 mod joining;
 mod keeper;
 mod kills;
@@ -234,6 +235,9 @@ fn main() -> ExitCode {
     trials.insert(0, trial("later_rounds::with_another_qemu".into(), stalled, no_other_qemu.clone()));
     for (name, test) in limited_disks::WITH_NEWER_QEMU {
         trials.push(trial(format!("limited_disks::{name}"), *test, no_other_qemu.clone()));
+    }
+    for (name, test) in interrupted_copies::WITH_NEWER_QEMU {
+        trials.push(trial(format!("interrupted_copies::{name}"), *test, no_other_qemu.clone()));
     }
     for (name, test) in copied_disks::WITH_NEWER_QEMU {
         trials.push(trial(format!("copied_disks::{name}"), *test, no_other_qemu.clone()));

@@ -206,11 +206,11 @@ fn for_its_target_is_killed_with_its_agent(scene: &Scene) {
 }
 
 /// A process that stands still until it is dropped.
-struct Still(Pid);
+pub(crate) struct Still(Pid);
 
 impl Still {
     #[track_caller]
-    fn of(process: Pid) -> Self {
+    pub(crate) fn of(process: Pid) -> Self {
         kill_process(process, Signal::STOP).unwrap();
         // On a busy machine its threads stop one after the other, and it has not before the last one.
         eventually("all of its threads have stopped", || has_stopped(process));

@@ -108,7 +108,7 @@ mod tests {
 
     fn disk(copied_bytes: u64, is_ready: bool) -> Event {
         let disk = DiskName::at(0).unwrap();
-        Event::DiskProgress(vec![DiskState { disk, copied_bytes, total_bytes: 100, is_ready }])
+        Event::DiskProgress(vec![DiskState { disk, copied_bytes, total_bytes: 100, same_bytes: 7, is_ready }])
     }
 
     /// What is done from here to the end, where all goes well.
@@ -140,7 +140,7 @@ mod tests {
         ];
         assert_eq!(actions, expected);
         let used = &migration.disks()[0];
-        assert_eq!((used.copied_bytes, used.ready_ms), (100, Some(2_000.0)));
+        assert_eq!((used.copied_bytes, used.same_bytes, used.ready_ms), (100, 7, Some(2_000.0)));
     }
 
     #[test]

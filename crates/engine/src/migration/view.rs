@@ -221,7 +221,13 @@ impl Migration {
         let began_ms = self.timings.disks_began_ms.unwrap_or_default();
         let used = disks.map(|copy| {
             let (copied_bytes, ready_ms) = self.disk_meter.of(copy.disk);
-            DiskUse { copy: copy.clone(), copied_bytes, ready_ms: ready_ms.map(|ms| ms - began_ms) }
+            let same_bytes = self.disk_meter.same_bytes(copy.disk);
+            DiskUse {
+                copy: copy.clone(),
+                copied_bytes,
+                same_bytes,
+                ready_ms: ready_ms.map(|ms| ms - began_ms),
+            }
         });
         used.collect()
     }

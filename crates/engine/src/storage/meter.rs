@@ -53,6 +53,11 @@ impl DiskMeter {
         (meter.last().map_or(0, |state| state.copied_bytes), meter.ready_ms)
     }
 
+    /// What of one the target had already.
+    pub fn same_bytes(&self, disk: DiskName) -> u64 {
+        self.disks.get(&disk).and_then(OfDisk::last).map_or(0, |state| state.same_bytes)
+    }
+
     /// Progress for people, disk by disk.
     pub fn progress(&self) -> Vec<DiskProgress> {
         self.disks.values().filter_map(OfDisk::progress).collect()
@@ -85,7 +90,7 @@ impl OfDisk {
     }
 
     fn progress(&self) -> Option<DiskProgress> {
-        let DiskState { disk, copied_bytes, total_bytes, is_ready } = self.last()?;
+        let DiskState { disk, copied_bytes, total_bytes, is_ready, .. } = self.last()?;
         let rate = self.bytes_per_ms();
         let left = total_bytes.saturating_sub(copied_bytes) as f64;
         let eta_ms = if is_ready { Some(0.0) } else { rate.map(|rate| left / rate) };
@@ -99,7 +104,8 @@ mod tests {
     use super::*;
 
     fn state(index: usize, copied_bytes: u64, is_ready: bool) -> DiskState {
-        DiskState { disk: DiskName::at(index).unwrap(), copied_bytes, total_bytes: 4_000_000, is_ready }
+        let disk = DiskName::at(index).unwrap();
+        DiskState { disk, copied_bytes, total_bytes: 4_000_000, same_bytes: 0, is_ready }
     }
 
     #[test]

@@ -138,6 +138,7 @@ impl World {
             disk,
             copied_bytes,
             total_bytes: LOOKS,
+            same_bytes: 0,
             is_ready: copied_bytes == LOOKS,
         }])
     }

@@ -51,6 +51,7 @@ fn hear(scheduler: &mut Scheduler<u32>, number: StreamNumber, answer: Answer) ->
             }
             scheduler.answered(number, handle, Ok(Some(length)))
         }
+        Answer::Differs { handle } => scheduler.differs(number, handle),
         Answer::Fenced(fenced) => scheduler.fenced(number, fenced),
         Answer::Alive => Ok(()),
         Answer::Ended | Answer::Failed => Err(Malformed("the end")),
@@ -75,7 +76,9 @@ fn begun() -> Scheduler<u32> {
     }
     for cookie in 0..REQUESTS {
         let command = command(cookie);
-        let piece = || Piece { command, payload: None };
+        let is_compared = command.operation == Operation::Write && cookie % 2 == 0;
+        let operation = if is_compared { Operation::Compare } else { command.operation };
+        let piece = || Piece { command: Command { operation, ..command }, payload: None };
         let pieces = (command.operation != Operation::Flush).then(piece).into_iter().collect();
         scheduler.submit(cookie, command, pieces);
     }
@@ -103,6 +106,7 @@ pub fn answers_seeds() -> Vec<Vec<u8>> {
         said(&[done(1), done(2), Answer::Alive, done(3)]),
         said(&[Answer::Fenced(0), Answer::Alive, Answer::Fenced(0)]),
         said(&[Answer::Alive, Answer::Fenced(0), data(0), data(0)]),
+        said(&[Answer::Differs { handle: 2 }, Answer::Differs { handle: 2 }, done(2)]),
         said(&[Answer::Failed]),
         said(&[Answer::Ended]),
     ]

@@ -68,6 +68,7 @@ pub fn questions_seeds() -> Vec<Vec<u8>> {
     let commands = [
         command(Operation::Write, 4096, 512),
         command(Operation::Read, DISK_BYTES - 4096, 4096),
+        command(Operation::Compare, 4096, 1 << 20),
         Command { is_durable: true, ..command(Operation::Write, 0, 100) },
         Command { keeps_allocation: true, ..command(Operation::WriteZeroes, 0, 1 << 29) },
         command(Operation::Trim, 1 << 20, 1 << 20),

@@ -93,7 +93,8 @@ fn with_flags(command: Command, flags: u16, disk_bytes: u64) -> Result<Command, 
 /// As it is sent.
 pub(crate) fn encode_request(cookie: u64, command: &Command) -> [u8; REQUEST_BYTES] {
     let kind = match command.operation {
-        Operation::Read => READ,
+        // What is compared is read for it.
+        Operation::Read | Operation::Compare => READ,
         Operation::Write => WRITE,
         Operation::WriteZeroes => WRITE_ZEROES,
         Operation::Trim => TRIM,

@@ -39,8 +39,12 @@ fn whatever_is_lost_the_disk_is_right_and_all_is_answered() {
         sum.late += run.late;
         sum.fenced += run.fenced;
         sum.flushes += run.flushes;
+        for (sum, of_run) in sum.compared.iter_mut().zip(run.compared) {
+            *sum += of_run;
+        }
     }
-    let met = [sum.resent, sum.late, sum.fenced, sum.flushes];
+    let [same, different] = sum.compared;
+    let met = [sum.resent, sum.late, sum.fenced, sum.flushes, same, different];
     assert!(
         seeds().count() < 1000 || met.iter().all(|count| *count > 1000),
         "these runs prove little: {sum:?}"
@@ -75,4 +79,7 @@ planted_bugs_are_found! {
     found_durable_write_that_is_not: FuaForgotten,
     found_durable_write_told_early: FuaToldEarly,
     found_request_that_is_forgotten: NotSentAgain,
+    found_difference_that_is_missed: DifferenceMissed,
+    found_durable_write_that_is_compared: DurableCompared,
+    found_left_content_that_is_not_durable: LeftNotDurable,
 }

@@ -179,3 +179,37 @@ fn answers_that_fit_no_question_are_refused() {
     assert!(scheduler.answered(0, 0, Ok(Some('r'))).is_err(), "once is enough");
     assert_eq!(scheduler.take_done()[0].data, Some('r'));
 }
+
+#[test]
+fn what_differs_is_sent_and_later_requests_wait_for_it() {
+    let mut scheduler = with_streams(1);
+    let piece = Command { operation: Operation::Compare, ..write(0, 4096) };
+    scheduler.submit(1, write(0, 4096), vec![Piece { command: piece, payload: Some('w') }]);
+    submit(&mut scheduler, 2, write(0, 512));
+    let asked = scheduler.next(0).unwrap().question;
+    assert_eq!(asked, Question::Command { handle: 0, command: piece });
+    scheduler.differs(0, 0).unwrap();
+    assert!(scheduler.differs(0, 0).is_err(), "it is not asked any more");
+    let sent = scheduler.next(0).unwrap();
+    assert_eq!(
+        (sent.question, sent.payload),
+        (Question::Command { handle: 0, command: write(0, 4096) }, Some('w'))
+    );
+    assert_eq!(scheduler.next(0), None, "the later one shares a byte");
+    assert!(scheduler.differs(0, 0).is_err(), "it is not compared any more");
+    scheduler.answered(0, 0, Ok(None)).unwrap();
+    assert_eq!(cookies(&mut scheduler), [1]);
+    assert!(scheduler.next(0).is_some());
+}
+
+#[test]
+fn what_is_the_same_is_done() {
+    let mut scheduler = with_streams(2);
+    let piece = Command { operation: Operation::Compare, ..write(0, 4096) };
+    scheduler.submit(1, write(0, 4096), vec![Piece { command: piece, payload: Some('w') }]);
+    submit(&mut scheduler, 2, Command::FLUSH);
+    assert_eq!((sent(&mut scheduler, 0), sent(&mut scheduler, 1)), (vec![0], vec![]));
+    scheduler.answered(0, 0, Ok(None)).unwrap();
+    assert_eq!(cookies(&mut scheduler), [1]);
+    assert_eq!((sent(&mut scheduler, 0), sent(&mut scheduler, 1)), (vec![1], vec![2]), "the flush");
+}

@@ -12,9 +12,10 @@ use super::patience::Sight;
 use crate::buffers::{Buffer, Buffers};
 use crate::command::{Command, Operation};
 use crate::counters::{Counters, Counting};
+use crate::coverage::Coverage;
 use crate::error::{Malformed, SplitterError};
 use crate::frame::StreamNumber;
-use crate::limits::{HELD_BYTES_MAX, REQUESTS_MAX};
+use crate::limits::{COMPARED_BYTES_MIN, HELD_BYTES_MAX, REQUESTS_MAX};
 use crate::nbd::ErrorCode;
 use crate::scheduler::{Done, Outgoing, Piece, Scheduler};
 use crate::zeroes::{Run, runs};
@@ -62,6 +63,8 @@ struct Room {
 struct State {
     scheduler: Scheduler<Payload>,
     wakers: HashMap<StreamNumber, Arc<Notify>>,
+    /// Where the target may have had something else before.
+    coverage: Coverage,
 }
 
 /// What the tasks of one disk share.
@@ -75,6 +78,7 @@ pub(super) struct Shared {
     live_streams: watch::Sender<usize>,
     is_ending: AtomicBool,
     advances: AtomicU64,
+    compares: AtomicBool,
     pub(super) counting: Counting,
     pub(super) buffers: Buffers,
 }
@@ -82,9 +86,11 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(export: Export) -> (Self, mpsc::Receiver<Reply>) {
         let (replies, done) = mpsc::channel(REQUESTS_MAX);
-        let state = State { scheduler: Scheduler::new(), wakers: HashMap::new() };
+        let state =
+            State { scheduler: Scheduler::new(), wakers: HashMap::new(), coverage: Coverage::default() };
         let room = Room { requests: Semaphore::new(REQUESTS_MAX), bytes: Semaphore::new(HELD_BYTES_MAX) };
         let shared = Self {
+            compares: AtomicBool::new(export.finds_same),
             export,
             name: uuid::Uuid::new_v4().simple().to_string(),
             state: Mutex::new(state),
@@ -144,7 +150,9 @@ impl Shared {
             None if command.operation == Operation::Flush => vec![],
             None => vec![Piece { command, payload: None }],
         };
-        let is_found = |piece: &&Piece<Payload>| piece.command.operation != command.operation;
+        let is_found = |piece: &&Piece<Payload>| {
+            command.operation == Operation::Write && piece.command.operation == Operation::WriteZeroes
+        };
         let found = pieces.iter().filter(is_found).map(|piece| piece.command.length as usize).sum();
         self.counting.has_begun(found);
         self.with(|scheduler| scheduler.submit(cookie, command, pieces));
@@ -153,7 +161,7 @@ impl Shared {
     /// Data and zeroes apart.
     fn cut(&self, command: &Command, data: &Payload) -> Vec<Piece<Payload>> {
         if !self.export.finds_zeroes {
-            return vec![Piece { command: *command, payload: Some(data.clone()) }];
+            return vec![Piece { command: self.of_data(*command), payload: Some(data.clone()) }];
         }
         let piece = |Run { range, is_zero }: Run| {
             let offset = command.offset + range.start as u64;
@@ -163,10 +171,22 @@ impl Shared {
                 let (operation, keeps_allocation) = (Operation::WriteZeroes, !self.export.is_thin);
                 Piece { command: Command { operation, keeps_allocation, ..part }, payload: None }
             } else {
-                Piece { command: part, payload: Some(data.part(range)) }
+                Piece { command: self.of_data(part), payload: Some(data.part(range)) }
             }
         };
         runs(data.bytes(), command.offset).into_iter().map(piece).collect()
+    }
+
+    /// How a part with data begins.
+    fn of_data(&self, part: Command) -> Command {
+        let is_compared =
+            self.compares.load(Ordering::Relaxed) && !part.is_durable && part.length >= COMPARED_BYTES_MIN;
+        Command { operation: if is_compared { Operation::Compare } else { part.operation }, ..part }
+    }
+
+    /// What comes from now on is sent.
+    pub(super) fn end_comparing(&self) {
+        self.compares.store(false, Ordering::Relaxed);
     }
 
     pub(super) fn join(&self, number: StreamNumber, waker: Arc<Notify>) {
@@ -196,7 +216,16 @@ impl Shared {
         result: Result<Option<Payload>, ErrorCode>,
     ) -> Result<(), SplitterError> {
         self.advances();
+        let compared = self.asked(number, handle)?;
+        if compared.operation == Operation::Compare && result.is_ok() {
+            self.counting.is_same(&compared);
+        }
         Ok(self.with(|scheduler| scheduler.answered(number, handle, result))?)
+    }
+
+    pub(super) fn differs(&self, number: StreamNumber, handle: u64) -> Result<(), SplitterError> {
+        self.advances();
+        Ok(self.with(|scheduler| scheduler.differs(number, handle))?)
     }
 
     pub(super) fn fenced(&self, via: StreamNumber, number: StreamNumber) -> Result<(), SplitterError> {
@@ -209,6 +238,11 @@ impl Shared {
         let mut state = self.state.lock().expect("nothing panics with it");
         let decided = decide(&mut state.scheduler);
         for Done { cookie, command, error, data } in state.scheduler.take_done() {
+            // What is trimmed may hold anything.
+            let is_written = matches!(command.operation, Operation::Write | Operation::WriteZeroes);
+            if self.export.finds_same && is_written && error.is_none() {
+                state.coverage.add(command.offset, command.end());
+            }
             self.reply(Reply { cookie, error, data, command: Some(command) });
         }
         for number in state.scheduler.take_woken() {
@@ -249,6 +283,12 @@ impl Shared {
 
     pub(super) fn counters(&self) -> Counters {
         self.counting.read(self.with(|scheduler| scheduler.resent_pieces()))
+    }
+
+    /// Whether all of the disk was written, or found to be what would be written.
+    pub(super) fn is_all_written(&self) -> bool {
+        let state = self.state.lock().expect("nothing panics with it");
+        state.coverage.is_all(self.export.size_bytes)
     }
 
     pub(super) fn live_streams(&self) -> watch::Receiver<usize> {

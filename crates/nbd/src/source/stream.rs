@@ -11,6 +11,7 @@ use tokio::time::timeout;
 
 use super::shared::{Payload, Shared};
 use crate::command::Operation;
+use crate::digest::Digest;
 use crate::error::{Malformed, SplitterError};
 use crate::frame::{ANSWER_BYTES, Answer, Question, StreamNumber};
 use crate::greeting::{Greeting, WELCOME_BYTES, decode_welcome};
@@ -99,7 +100,9 @@ async fn send(
     }
     let question = outgoing.question.encode();
     let mut header = &question[..];
-    let mut left = outgoing.payload.as_ref().map_or(&[][..], Payload::bytes);
+    let digest = digest(outgoing);
+    let data = outgoing.payload.as_ref().map_or(&[][..], Payload::bytes);
+    let mut left = digest.as_ref().map_or(data, |digest| &digest.0[..]);
     loop {
         let (part, rest) = left.split_at(left.len().min(pace.part_bytes()));
         pace.take(header.len() + part.len()).await;
@@ -137,6 +140,13 @@ async fn wait_for_turn<'shared>(
     }
 }
 
+/// What goes in the place of data that are compared.
+fn digest(outgoing: &Outgoing<Payload>) -> Option<Digest> {
+    let Question::Command { command, .. } = outgoing.question else { return None };
+    let data = outgoing.payload.as_ref().filter(|_| command.operation == Operation::Compare);
+    data.map(|data| Digest::of(data.bytes()))
+}
+
 /// Says that nothing more comes; the answer ends the stream.
 async fn end(writer: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
     write_both(writer, &Question::End.encode(), &[], SILENCE).await?;
@@ -160,6 +170,7 @@ async fn hear(
                 let data = read_data(shared, number, handle, length, reader).await?;
                 shared.answered(number, handle, Ok(Some(data)))?;
             }
+            Answer::Differs { handle } => shared.differs(number, handle)?,
             Answer::Fenced(fenced) => shared.fenced(number, fenced)?,
             Answer::Alive => {}
             Answer::Ended if shared.is_ending() => return Ok(()),

@@ -6,20 +6,24 @@ use std::sync::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{Notify, mpsc};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{DiskServer, ServerAddress, Shared};
 use crate::buffers::Buffer;
 use crate::command::{Command, Operation};
+use crate::digest::Digest;
 use crate::error::{Malformed, SplitterError};
 use crate::frame::{Answer, HANDLE_MAX, StreamNumber};
 use crate::held::Held;
-use crate::limits::{DISK_ANSWERS, GREETING};
+use crate::limits::{DISK_ANSWERS, FLUSH_EVERY, GREETING};
 use crate::nbd::{self, REPLY_BYTES, Reply};
 use crate::wire::{read_full, read_next, write_both};
 
 /// Of the flush that ends a connection. No source gives it.
 const LAST_FLUSH: u64 = HANDLE_MAX + 1;
+
+/// Of those before it. No source gives it either.
+const FLUSH: u64 = HANDLE_MAX + 2;
 
 /// Bytes that go both ways.
 pub(super) trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -114,12 +118,17 @@ async fn ask(
     window: &Window<'_>,
     mut tasks: mpsc::Receiver<Task>,
 ) -> Result<(), SplitterError> {
-    while let Some(Task { handle, command, payload }) = tasks.recv().await {
-        let header = nbd::encode_request(handle, &command);
-        let payload = payload.as_deref().unwrap_or_default();
-        let wrote = write_both(writer, &header, payload, DISK_ANSWERS).await;
-        wrote.map_err(|error| SplitterError::disk(&error))?;
-        window.shared.counting.has_sent(window.number, header.len() + payload.len());
+    loop {
+        match timeout(FLUSH_EVERY, tasks.recv()).await {
+            Ok(Some(task)) => ask_one(writer, window, task).await?,
+            Ok(None) => break,
+            Err(_) => {}
+        }
+        if window.shared.flushes.begin(Instant::now()) {
+            let flush = nbd::encode_request(FLUSH, &Command::FLUSH);
+            let wrote = write_both(writer, &flush, &[], DISK_ANSWERS).await;
+            wrote.map_err(|error| SplitterError::disk(&error))?;
+        }
     }
     // A flush covers what is answered, and no more.
     while window.hold(|held| held.at_disk()) > 0 {
@@ -128,6 +137,19 @@ async fn ask(
     let last = nbd::encode_request(LAST_FLUSH, &Command::FLUSH);
     let wrote = write_both(writer, &last, &[], DISK_ANSWERS).await;
     wrote.map_err(|error| SplitterError::disk(&error))
+}
+
+async fn ask_one(
+    writer: &mut (impl AsyncWrite + Unpin),
+    window: &Window<'_>,
+    Task { handle, command, payload }: Task,
+) -> Result<(), SplitterError> {
+    let header = nbd::encode_request(handle, &command);
+    let payload = payload.as_deref().unwrap_or_default();
+    let wrote = write_both(writer, &header, payload, DISK_ANSWERS).await;
+    wrote.map_err(|error| SplitterError::disk(&error))?;
+    window.shared.counting.has_sent(window.number, header.len() + payload.len());
+    Ok(())
 }
 
 async fn hear(
@@ -140,11 +162,17 @@ async fn hear(
             read_next(&mut reader, DISK_ANSWERS).await.map_err(|error| SplitterError::disk(&error))?;
         let header = header.ok_or_else(|| SplitterError::Disk("it closed the connection".into()))?;
         let reply = nbd::decode_reply(&header).map_err(of_reply)?;
+        // One that failed is told by the next that somebody waits for.
+        if reply.cookie == FLUSH && window.shared.flushes.end() {
+            continue;
+        }
         if reply.cookie == LAST_FLUSH && window.hold(|held| held.at_disk()) == 0 {
             let failed = |_| SplitterError::Disk("it cannot flush; look at the storage of the target".into());
             return reply.error.map_or(Ok(()), |error| Err(failed(error)));
         }
         let told = answer(&mut reader, window, reply).await?;
+        // Not when it is sent: a flush covers what is answered.
+        window.shared.flushes.has_written();
         window.hold(|held| held.is_answered(reply.cookie));
         window.answered.notify_one();
         // Where nobody takes answers any more, the stream is lost, and there is room for all in any case.
@@ -159,14 +187,32 @@ async fn answer(
 ) -> Result<Told, SplitterError> {
     let Reply { cookie: handle, error } = reply;
     let command = window.hold(|held| held.asked(handle)).map_err(of_reply)?;
-    if error.is_some() || command.operation != Operation::Read {
+    let brings_data = matches!(command.operation, Operation::Read | Operation::Compare);
+    if error.is_some() || !brings_data {
         window.shared.counting.is_done(&command);
-        return Ok(Told::bare(Answer::Done { handle, error }));
+        // What cannot be read may be written all the same.
+        let differs = command.operation == Operation::Compare;
+        return Ok(Told::bare(if differs {
+            Answer::Differs { handle }
+        } else {
+            Answer::Done { handle, error }
+        }));
     }
     let mut data = window.shared.buffers.take(command.length as usize);
     read_full(reader, &mut data, DISK_ANSWERS).await.map_err(|error| SplitterError::disk(&error))?;
     window.shared.counting.is_done(&command);
+    if command.operation == Operation::Compare {
+        return Ok(Told::bare(compared(window, handle, Digest::of(&data))));
+    }
     Ok(Told { answer: Answer::Data { handle, length: command.length }, data: Some(data) })
+}
+
+fn compared(window: &Window<'_>, handle: u64, there: Digest) -> Answer {
+    if window.hold(|held| held.is_same(handle, there)) {
+        Answer::Done { handle, error: None }
+    } else {
+        Answer::Differs { handle }
+    }
 }
 
 fn of_reply(error: Malformed) -> SplitterError {

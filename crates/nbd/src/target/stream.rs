@@ -12,6 +12,7 @@ use super::Shared;
 use super::disk::{self, Connection, Task, Told, Window};
 use super::registry::Open;
 use crate::command::{Command, Operation};
+use crate::digest::{DIGEST_BYTES, Digest};
 use crate::error::{Malformed, Refusal, SplitterError};
 use crate::frame::{Answer, QUESTION_BYTES, Question, StreamNumber};
 use crate::greeting::{GREETING_BYTES, Greeting, encode_welcome};
@@ -187,10 +188,18 @@ async fn take_command(
     // Before memory is taken for its data.
     window.hold(|held| held.take(handle, command))?;
     let mut payload = None;
-    if command.operation == Operation::Write {
-        let mut data = window.shared.buffers.take(command.length as usize);
-        read_full(reader, &mut data, SILENCE).await.map_err(SplitterError::stream)?;
-        payload = Some(data);
+    match command.operation {
+        Operation::Write => {
+            let mut data = window.shared.buffers.take(command.length as usize);
+            read_full(reader, &mut data, SILENCE).await.map_err(SplitterError::stream)?;
+            payload = Some(data);
+        }
+        Operation::Compare => {
+            let mut digest = [0; DIGEST_BYTES];
+            read_full(reader, &mut digest, SILENCE).await.map_err(SplitterError::stream)?;
+            window.hold(|held| held.is_compared_with(handle, Digest(digest)));
+        }
+        Operation::Read | Operation::WriteZeroes | Operation::Trim | Operation::Flush => {}
     }
     // What was begun and never came is not waited for.
     window.hold(|held| held.goes_to_disk(handle));
@@ -233,7 +242,9 @@ async fn tell(
             Err(_) => Told::bare(Answer::Alive),
         };
         // Before it is written: once the source has it, it may send as much again.
-        if let Answer::Done { handle, .. } | Answer::Data { handle, .. } = told.answer {
+        if let Answer::Done { handle, .. } | Answer::Data { handle, .. } | Answer::Differs { handle } =
+            told.answer
+        {
             window.hold(|held| held.let_go(handle));
         }
         let data = told.data.as_deref().unwrap_or_default();

@@ -1,5 +1,9 @@
 //! Copies where nothing goes wrong.
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+
+use crate::noise::noise;
 use crate::support::{Bench, Settings, allocated_bytes, assert_same, has_qemu, image, said};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -43,4 +47,48 @@ async fn zeroes_are_sent_as_they_are_where_nobody_looks_for_them() {
     let counters = bench.watch.counters();
     assert_eq!((counters.written_bytes, counters.found_zero_bytes), (1 << 20, 0));
     assert!(allocated_bytes(&bench.path("target")) >= 1 << 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_target_has_already_is_not_sent() {
+    if !has_qemu() {
+        return;
+    }
+    let mut bench = Bench::new(Settings { finds_same: true, ..Settings::default() }).await;
+    let (source, target) = (bench.path("source"), bench.path("target"));
+    image(&source, 24);
+    // As an attempt leaves it that came half way; something has changed since.
+    std::fs::copy(&source, &target).unwrap();
+    let left = OpenOptions::new().write(true).open(&target).unwrap();
+    for mebibyte in 12..24 {
+        left.write_all_at(&vec![0; 1 << 20], mebibyte << 20).unwrap();
+    }
+    left.write_all_at(&noise(4096, 99), 3 << 20).unwrap();
+    bench.connect_many(4).await;
+    let (is_well, said) = said(bench.copy(&source)).await;
+    assert!(is_well, "{said}");
+    bench.ended().await.unwrap();
+    assert_same(&source, &target);
+    let counters = bench.watch.counters();
+    assert!(bench.watch.is_all_written());
+    assert_eq!(counters.found_same_bytes, 3 << 20, "{counters:?}");
+    assert!((5 << 20..6 << 20).contains(&counters.sent_bytes()), "{counters:?}");
+    bench.target.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_again_is_compared_with_what_is_there_by_then() {
+    if !has_qemu() {
+        return;
+    }
+    let mut bench = Bench::new(Settings { finds_same: true, ..Settings::default() }).await;
+    bench.connect_many(3).await;
+    let writes = ["write -P 1 0 64k", "write -P 2 0 64k", "write -P 1 0 64k", "write -P 1 0 64k", "flush"];
+    let (is_well, said) = said(bench.qemu_io(&writes)).await;
+    assert!(is_well, "{said}");
+    bench.ended().await.unwrap();
+    assert!(!bench.watch.is_all_written());
+    assert_eq!(bench.watch.counters().found_same_bytes, 64 << 10);
+    assert!(std::fs::read(bench.path("target")).unwrap()[..64 << 10].iter().all(|byte| *byte == 1));
+    bench.target.close().await.unwrap();
 }

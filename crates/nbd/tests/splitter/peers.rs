@@ -9,7 +9,7 @@ use crate::support::{Bench, Settings, has_qemu, in_time, said};
 
 /// A stream's greeting, as it is on the wire.
 fn greeting(session: [u8; 16], number: u16, disk_bytes: u64) -> Vec<u8> {
-    [b"DRPSPLIT\x01", &session[..], &number.to_le_bytes(), &disk_bytes.to_le_bytes()].concat()
+    [b"DRPSPLIT\x02", &session[..], &number.to_le_bytes(), &disk_bytes.to_le_bytes()].concat()
 }
 
 async fn served(bench: &Bench, says: &[u8]) -> Result<(), SplitterError> {

@@ -17,7 +17,7 @@ pub(in crate::api) fn routes() -> Routes {
     OpenApiRouter::new().routes(routes!(left)).routes(routes!(remove_left))
 }
 
-/// The disks that stayed here when their VMs left with copies of them
+/// The disks that stayed here when their VMs left with copies of them, and what is kept of interrupted copies
 #[utoipa::path(get, path = "/v1/disks/left", tag = openapi::HOSTS, responses(
     (status = 200, description = "The oldest first.", body = Vec<LeftDisk>),
 ))]

@@ -61,7 +61,8 @@ impl Executor {
         let (Some(plan), Some(endpoint)) = (&self.plan, &self.endpoint) else {
             return Err(Problem::failed("copies of disks before the hosts are connected"));
         };
-        let disks = endpoint.disks.ok_or_else(|| Problem::refused("the target takes no copies of disks"))?;
+        let disks =
+            endpoint.disks.as_ref().ok_or_else(|| Problem::refused("the target takes no copies of disks"))?;
         let address = disks_at(plan, endpoint, disks.port).map_err(Problem::failed)?;
         let target = &self.running.target;
         let identity = &self.outgoing.peers.identity;
@@ -73,7 +74,7 @@ impl Executor {
         let pace = &self.disk_pace;
         let valve = Valve::Splitters(pace.clone());
         let share = FirstShare::of(&self.outgoing.transfer.bandwidth, self.sending(), plan, valve).await;
-        let sender = DiskSender::start(&plan.disks, &connector, &pace.pace).await?;
+        let sender = DiskSender::start(&plan.disks, &disks.begun, &connector, &pace.pace).await?;
         let started = self.start_each(&sender).await;
         pace.is(DiskPhase::Copying);
         (self.disks, self.disk_throttle) = (Some(sender), Some(share.follow()));
@@ -132,7 +133,9 @@ impl Executor {
             let state = states.iter().find(|state| state.disk == disk);
             let (state, disk) = state.zip(DiskName::at(disk))?;
             let (copied_bytes, total_bytes) = (state.copied_bytes, state.total_bytes);
-            Some(DiskState { disk, copied_bytes, total_bytes, is_ready: state.is_ready })
+            let sent = self.disks.iter().flat_map(DiskSender::disks);
+            let same_bytes = sent.filter(|sent| sent.disk == disk.index()).map(SentDisk::same_bytes).sum();
+            Some(DiskState { disk, copied_bytes, total_bytes, same_bytes, is_ready: state.is_ready })
         });
         let each: Option<Vec<DiskState>> = each.collect();
         each.map(Some).ok_or_else(|| Problem::failed("the copy of a disk has ended by itself"))
@@ -142,6 +145,9 @@ impl Executor {
         // From now on the guest's writes wait for this agent.
         self.guard = Some(self.post_guard().await?);
         self.disk_pace.is(DiskPhase::Mirrored);
+        if let Some(sender) = &self.disks {
+            sender.end_comparing()?;
+        }
         let copies = self.disk_copies()?;
         tokio::select! {
             done = copies.synchronise(SYNCHRONISED_WITHIN) => done.map_err(qemu_failed),

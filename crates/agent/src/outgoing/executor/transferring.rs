@@ -23,6 +23,7 @@ use super::ending::guard_acted;
 use super::{Executor, LOOK_EVERY, qemu_failed};
 use crate::api_types::Endpoint;
 use crate::bandwidth::{FirstShare, Sending, Valve};
+use crate::disk_streams::DiskSender;
 use crate::guard::Guard;
 use crate::link_socket::on_link;
 use crate::outgoing::standstill::StandstillWatch;
@@ -82,7 +83,9 @@ impl Executor {
         let own_peer = self.own_connections().map(|(_, address)| address);
         let (host, running) = (&self.outgoing.host, &self.running);
         let target = host.peer(&running.target)?;
-        Guard::start(&host.config, &running.id, &**self.vmm()?, &target, own_peer).await
+        let disks = self.disks.iter().flat_map(DiskSender::disks).map(|disk| disk.address);
+        let disks: Vec<SocketAddr> = disks.collect();
+        Guard::start(&host.config, &running.id, &**self.vmm()?, &target, own_peer, &disks).await
     }
 
     /// What those must know who hold its bytes back.

@@ -28,6 +28,12 @@ pub(super) enum Planted {
     FuaToldEarly,
     /// What a lost stream carried is taken for done when that is fenced.
     NotSentAgain,
+    /// What differs from what was to be written is taken for the same.
+    DifferenceMissed,
+    /// A durable write is compared.
+    DurableCompared,
+    /// What an earlier attempt has left counts as there before it is durable.
+    LeftNotDurable,
 }
 
 impl Planted {
@@ -35,15 +41,19 @@ impl Planted {
     pub(super) fn shows_as(self) -> &'static str {
         match self {
             Self::Nothing => "",
-            Self::EarlyReply | Self::NotSentAgain => "acknowledged write is not at the disk",
-            Self::LostFlush | Self::FlushOfOneStream | Self::FlushDoesNotWait | Self::FenceDoesNotFlush => {
-                "flush is answered, but"
+            Self::EarlyReply | Self::NotSentAgain | Self::DifferenceMissed => {
+                "acknowledged write is not at the disk"
             }
+            Self::LostFlush
+            | Self::FlushOfOneStream
+            | Self::FlushDoesNotWait
+            | Self::FenceDoesNotFlush
+            | Self::LeftNotDurable => "flush is answered, but",
             Self::NoFence | Self::FenceNotHeeded | Self::FenceDoesNotWait => {
                 "older write came after a newer one"
             }
             Self::OverlapsAtOnce => "order",
-            Self::FuaForgotten => "durable write is answered, but",
+            Self::FuaForgotten | Self::DurableCompared => "durable write is answered, but",
             Self::FuaToldEarly => "before a write before it",
         }
     }

@@ -48,7 +48,7 @@ impl Rules {
         match command.operation {
             Operation::Read => self.read(version, &command, &before, done.data.as_deref()),
             Operation::Flush => Self::flushed(version, &before, disk),
-            Operation::Write | Operation::WriteZeroes | Operation::Trim => {
+            Operation::Write | Operation::Compare | Operation::WriteZeroes | Operation::Trim => {
                 self.wrote(version, &command, disk)
             }
         }

@@ -17,6 +17,7 @@ pub(super) type Data = Vec<Version>;
 #[derive(Debug)]
 pub(super) enum Told {
     Done(u64, Option<Data>),
+    Differs(u64),
     Fenced(StreamNumber),
 }
 
@@ -48,11 +49,20 @@ pub(super) struct Target {
     pub(super) streams: BTreeMap<StreamNumber, Stream>,
     /// Requests that came by a stream that the source had given up.
     pub(super) late: u64,
+    /// Comparisons that found the same, and others.
+    pub(super) compared: [u64; 2],
 }
 
 impl Target {
     pub(super) fn new(planted: Planted) -> Self {
-        Self { planted, disk: Disk::default(), fences: Fences::default(), streams: BTreeMap::new(), late: 0 }
+        Self {
+            planted,
+            disk: Disk::default(),
+            fences: Fences::default(),
+            streams: BTreeMap::new(),
+            late: 0,
+            compared: [0; 2],
+        }
     }
 
     pub(super) fn open(&mut self, number: StreamNumber) {
@@ -122,6 +132,9 @@ impl Target {
         let Task { handle, command, data, is_answered } =
             stream.tasks.swap_remove(random.index(stream.tasks.len()));
         let begin = usize::try_from(command.offset).expect("the disk is small");
+        if command.operation == Operation::Compare {
+            return self.compare(number, handle, begin, &data.expect("it has a version"));
+        }
         let read = match command.operation {
             Operation::Read => Some(self.disk.read(begin, command.length as usize)),
             Operation::Flush => {
@@ -132,6 +145,7 @@ impl Target {
                 }
                 None
             }
+            Operation::Compare => unreachable!("it was compared"),
             Operation::Write | Operation::WriteZeroes | Operation::Trim => {
                 self.disk.write(&mut stream.cache, begin, &data.expect("it has a version"));
                 if command.is_durable && self.planted != Planted::FuaForgotten {
@@ -143,6 +157,21 @@ impl Target {
         if !is_answered {
             stream.answers.push_back(Told::Done(handle, read));
         }
+    }
+
+    fn compare(&mut self, number: StreamNumber, handle: u64, begin: usize, versions: &[Version]) {
+        let is_same = self.disk.has(begin, versions);
+        self.compared[usize::from(!is_same)] += 1;
+        if is_same {
+            let caches = self.streams.values_mut().map(|stream| &mut stream.cache);
+            self.disk.count_as(begin, versions, caches, self.planted != Planted::LeftNotDurable);
+        }
+        let stream = self.streams.get_mut(&number).expect("it is one of them");
+        stream.answers.push_back(if is_same || self.planted == Planted::DifferenceMissed {
+            Told::Done(handle, None)
+        } else {
+            Told::Differs(handle)
+        });
     }
 
     /// Ends a stream that takes nothing more, once the disk has done all of it.

@@ -24,6 +24,8 @@ pub(super) struct Run {
     pub(super) late: u64,
     pub(super) fenced: u64,
     pub(super) flushes: u64,
+    /// Comparisons that found the same, and others.
+    pub(super) compared: [u64; 2],
 }
 
 struct World {
@@ -124,15 +126,25 @@ impl World {
         if command.operation == Operation::Flush {
             return vec![];
         }
-        let payload = |length: u32| command.modifies().then(|| vec![version; length as usize]);
+        let command = self.as_begun(command);
+        let has_data = command.modifies() || command.operation == Operation::Compare;
+        let payload = |length: u32| has_data.then(|| vec![version; length as usize]);
         let whole = Piece { command, payload: payload(command.length) };
-        if !command.modifies() || command.length < 2 || self.random.chance(50) {
+        if !has_data || command.length < 2 || self.random.chance(50) {
             return vec![whole];
         }
         let (offset, rest) = (command.offset + 1, command.length - 1);
         let first = Command { length: 1, ..command };
         let second = Command { offset, length: rest, ..command };
         vec![Piece { command: first, payload: payload(1) }, Piece { command: second, payload: payload(rest) }]
+    }
+
+    /// Some writes are compared first.
+    fn as_begun(&mut self, command: Command) -> Command {
+        let may_be = command.operation == Operation::Write
+            && (!command.is_durable || self.planted == Planted::DurableCompared);
+        let is_compared = may_be && self.random.chance(50);
+        Command { operation: if is_compared { Operation::Compare } else { command.operation }, ..command }
     }
 
     fn join(&mut self) {
@@ -176,6 +188,7 @@ impl World {
         let stream = self.target.streams.get_mut(&number).expect("it is one of them");
         let heard = match stream.answers.pop_front() {
             Some(Told::Done(handle, data)) => self.scheduler.answered(number, handle, Ok(data)),
+            Some(Told::Differs(handle)) => self.scheduler.differs(number, handle),
             Some(Told::Fenced(fenced)) => {
                 self.run.fenced += 1;
                 self.scheduler.fenced(number, fenced)
@@ -226,6 +239,7 @@ impl World {
         self.rules.hold_at_end(&self.target.disk)?;
         self.run.resent = self.scheduler.resent_pieces();
         self.run.late = self.target.late;
+        self.run.compared = self.target.compared;
         Ok(self.run)
     }
 }

@@ -1,0 +1,177 @@
+//! What is here of copies that were interrupted: kept under a name that no VM has, taken up by the next copy of the same
+//! disk of the same VM from the same host, and removed when its time is over.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::storage::{DiskCopy, DiskImage, KeptPart};
+use jiff::Timestamp;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::{named_by_others, remove_one_left};
+use crate::api_types::LeftDisk;
+use crate::incoming::Incoming;
+use crate::incoming::vm::IncomingVm;
+use crate::journal::{DiskFile, FileId, LeftFile, MadeDisk};
+use crate::vm_files::VmFiles;
+
+/// How often it is looked for those whose time is over.
+const EXPIRE_EVERY: Duration = Duration::from_mins(10);
+
+/// What there is for a copy to go on from.
+struct Kept {
+    path: String,
+    file: FileId,
+}
+
+fn find(incoming: &Incoming, (vm, source): (&str, &str), copy: &DiskCopy) -> Result<Option<Kept>, Problem> {
+    let is_of = |disk: &LeftDisk| disk.vm == vm && disk.target == source && disk.was == copy.to;
+    let may_go_on = |part: &KeptPart| part.is_like(copy);
+    let left = incoming.journal.left_disks()?;
+    let mut fitting = left
+        .into_iter()
+        .filter(|left| is_of(&left.disk) && left.part.is_some_and(|(part, _)| may_go_on(&part)));
+    // The newest has most of it.
+    Ok(fitting
+        .next_back()
+        .and_then(|LeftFile { disk, file, .. }| Some(Kept { path: disk.path, file: file? })))
+}
+
+/// What there is already of a disk that is to be copied from `source`.
+pub(in crate::incoming) async fn bytes(
+    incoming: &Incoming,
+    of: (&str, &str),
+    copy: &DiskCopy,
+) -> Result<u64, Problem> {
+    let Some(Kept { path, file }) = find(incoming, of, copy)? else { return Ok(0) };
+    Ok(incoming.files.room(&path, file).await?.map_or(0, |room| room.taken_bytes))
+}
+
+/// Gives what there is of a disk its place. Whether there was any.
+///
+/// All of it is durable then: QEMU may flush nothing where it writes nothing.
+pub(super) async fn take_up(
+    incoming: &Incoming,
+    entry: &IncomingVm,
+    copy: &DiskCopy,
+) -> Result<bool, Problem> {
+    let of = (entry.definition.name.as_str(), entry.source.as_str());
+    let Some(Kept { path, file }) = find(incoming, of, copy)? else { return Ok(false) };
+    match incoming.files.settle(&path, file).await {
+        Ok(true) => {}
+        Ok(false) => {
+            incoming.journal.forget_left_disk(&path)?;
+            return Ok(false);
+        }
+        Err(problem) => {
+            warn!(%problem, path, "what there is of an interrupted copy is of no use: it stays for its time");
+            return Ok(false);
+        }
+    }
+    // While both are recorded, it is found under either name.
+    incoming.journal.make_disk(&entry.id, &copy.to)?;
+    incoming.journal.disk_made(&entry.id, &copy.to, file)?;
+    if copy.image == DiskImage::Raw {
+        // Of an image it is not known before QEMU has opened it whether it is one.
+        incoming.journal.disk_opens(&entry.id, &copy.to, &KeptPart::of(copy))?;
+    }
+    let kept = DiskFile { path, file: Some(file) };
+    let has_place =
+        incoming.files.rename_left(&kept, &copy.to, named_by_others(incoming, &entry.id)?).await?;
+    incoming.journal.forget_left_disk(&kept.path)?;
+    if has_place {
+        info!(path = copy.to, "a copy goes on from what was interrupted");
+    } else {
+        incoming.journal.forget_made_disk(&entry.id, &copy.to)?;
+    }
+    Ok(has_place)
+}
+
+/// Whether what is there of a disk is kept. If not, it is of no use any more.
+pub(super) async fn keep(incoming: &Incoming, id: &str, made: &MadeDisk, named: Vec<PathBuf>) -> bool {
+    let path = &made.disk.path;
+    match try_keep(incoming, id, made, named).await {
+        Ok(Some(until)) => {
+            info!(path, until, "what there is of an interrupted copy is kept: see `drainpipe disk left`");
+            true
+        }
+        Ok(None) => false,
+        Err(problem) => {
+            warn!(%problem, path, "what there is of an interrupted copy cannot be kept");
+            false
+        }
+    }
+}
+
+/// Until when.
+async fn try_keep(
+    incoming: &Incoming,
+    id: &str,
+    made: &MadeDisk,
+    named: Vec<PathBuf>,
+) -> Result<Option<String>, Problem> {
+    let MadeDisk { disk: DiskFile { path: was, file: Some(file) }, part: Some(part) } = made else {
+        return Ok(None);
+    };
+    let Some(record) = incoming.journal.incoming_record(id)? else { return Ok(None) };
+    let Some(room) = incoming.files.room(was, *file).await? else { return Ok(None) };
+    let now = Timestamp::now();
+    let keep_h = incoming.host.config.disks.keep_interrupted_h;
+    let until_s = match part.until_s(now.as_second().cast_unsigned(), keep_h, room) {
+        Ok(until_s) => until_s,
+        Err(why) => {
+            info!(path = was, %why, "nothing is kept of an interrupted copy");
+            return Ok(None);
+        }
+    };
+    let kept_until = Timestamp::from_second(until_s.cast_signed()).map_err(Problem::failed)?.to_string();
+    let disk = LeftDisk {
+        path: VmFiles::kept_path(was, id),
+        was: was.clone(),
+        vm: record.vm,
+        target: record.source,
+        left_at: now.to_string(),
+        kept_until: Some(kept_until.clone()),
+    };
+    let left = LeftFile { disk, file: Some(*file), part: Some((*part, until_s)) };
+    incoming.journal.disk_left(&left)?;
+    if incoming.files.rename_left(&made.disk, &left.disk.path, named).await? {
+        settle_soon(incoming, left.disk.path, *file);
+        return Ok(Some(kept_until));
+    }
+    incoming.journal.forget_left_disk(&left.disk.path)?;
+    Ok(None)
+}
+
+/// Beside, as it may take long: the next copy waits the less for it.
+fn settle_soon(incoming: &Incoming, path: String, file: FileId) {
+    let files = Arc::clone(&incoming.files);
+    tokio::spawn(async move {
+        if let Err(problem) = files.settle(&path, file).await {
+            warn!(%problem, path, "what is kept of an interrupted copy is not durable yet");
+        }
+    });
+}
+
+/// Removes those whose time is over, as long as the agent lives.
+pub(crate) async fn keep_expiring(incoming: Arc<Incoming>) {
+    loop {
+        if let Err(problem) = expire(&incoming, Timestamp::now()).await {
+            warn!(%problem, "what is kept of interrupted copies stays beyond its time; tried again soon");
+        }
+        sleep(EXPIRE_EVERY).await;
+    }
+}
+
+pub(in crate::incoming) async fn expire(incoming: &Incoming, now: Timestamp) -> Result<(), Problem> {
+    let now_s = now.as_second().cast_unsigned();
+    for left in incoming.journal.left_disks()? {
+        if left.part.is_some_and(|(_, until_s)| until_s <= now_s) && remove_one_left(incoming, &left).await? {
+            info!(path = left.disk.path, "what was kept of an interrupted copy is removed: its time is over");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,259 @@
+//! Copies of disks that are interrupted, go on, or are given up.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::thread;
+
+use drainpipe_agent::api_types::LeftDisk;
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use rustix::process::{Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::Test;
+use crate::copied_disks::{Apart, DISK_MIB, content};
+use crate::mute_qemu::Still;
+use crate::support::eventually;
+
+/// Where there is a newer QEMU.
+pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
+    ("a_copy_that_is_cancelled_goes_on_or_is_given_up", a_copy_that_is_cancelled_goes_on_or_is_given_up),
+    ("a_copy_whose_agent_dies_goes_on", a_copy_whose_agent_dies_goes_on),
+    ("a_copy_whose_target_dies_goes_on", a_copy_whose_target_dies_goes_on),
+    ("a_copy_whose_links_fail_goes_on", a_copy_whose_links_fail_goes_on),
+    ("nothing_is_kept_where_nobody_wants_it", nothing_is_kept_where_nobody_wants_it),
+    ("an_agent_that_stands_still_holds_up_no_writes", an_agent_that_stands_still_holds_up_no_writes),
+];
+
+/// Slow enough for a test to act late in a copy.
+const SLOW_MBPS: &str = "16";
+
+/// Of each disk, when it is interrupted. The first half of it is not zeroes.
+const COPIED_MIB: u64 = 10;
+
+impl Apart {
+    /// QEMU's other monitor, while no guard has it.
+    #[track_caller]
+    fn monitor(&self) -> Monitor {
+        let socket = UnixStream::connect(self.lab.directory("a").join("run/vms/web/guard.sock")).unwrap();
+        let mut monitor = Monitor { heard: BufReader::new(socket.try_clone().unwrap()), socket };
+        monitor.ask("qmp_capabilities", json!({}));
+        monitor
+    }
+
+    /// Fails the test unless the VM runs on `a` with its disks, and parts of them are kept on `b`.
+    #[track_caller]
+    fn assert_kept(&self) {
+        self.lab.assert_runs_on("web", "a");
+        let are_kept = |names: &[String]| names.iter().all(|name| name.contains(".interrupted-"));
+        eventually("parts are kept on b", || {
+            let names = self.names("b");
+            names.len() == 2 && are_kept(&names)
+        });
+        let left: Vec<LeftDisk> = self.lab.json(&["disk", "left", "b"]);
+        assert!(left.len() == 2 && left.iter().all(|disk| disk.kept_until.is_some()), "{left:#?}");
+        assert_eq!(self.names("a"), ["web.qcow2", "web.raw"]);
+    }
+
+    /// Moves it, with nothing in the way.
+    #[track_caller]
+    fn goes_on(&self) -> MigrationResult {
+        for link in ["e0", "e1"] {
+            self.lab.fault(&format!("rate {link} unlimited"));
+        }
+        let copies = self.copies();
+        let result = self.lab.migrate("web", "b", &copies.iter().map(String::as_str).collect::<Vec<&str>>());
+        self.lab.assert_runs_on("web", "b");
+        self.lab.drainpipe(&["vm", "stop", "web", "--force", "--agent", &self.lab.agent_socket("b")]).done();
+        assert_eq!(self.names("b"), ["web.qcow2", "web.raw"]);
+        assert_eq!(self.lab.json::<Vec<LeftDisk>>(&["disk", "left", "b"]), []);
+        result
+    }
+}
+
+/// Fails the test unless less than half of what is no zeroes was sent. Of an image, what its tables did not have yet is sent
+/// again.
+#[track_caller]
+fn assert_sent_only_the_rest(result: &MigrationResult) {
+    let noise_bytes = 2 * (DISK_MIB as u64) << 19;
+    let same_bytes: u64 = result.disks.iter().map(|disk| disk.same_bytes).sum();
+    assert!(result.disks.len() == 2 && same_bytes > noise_bytes / 2, "{result:#?}");
+}
+
+/// A client of QEMU's own protocol.
+struct Monitor {
+    heard: BufReader<UnixStream>,
+    socket: UnixStream,
+}
+
+impl Monitor {
+    #[track_caller]
+    fn ask(&mut self, command: &str, arguments: Value) -> Value {
+        writeln!(self.socket, "{}", json!({ "execute": command, "arguments": arguments })).unwrap();
+        loop {
+            let mut line = String::new();
+            assert!(self.heard.read_line(&mut line).unwrap() > 0, "QEMU hangs up");
+            let said: Value = serde_json::from_str(&line).unwrap();
+            assert!(said.get("error").is_none(), "{command}: {said}");
+            if let Some(answer) = said.get("return") {
+                return answer.clone();
+            }
+        }
+    }
+
+    /// Writes to one of the VM's disks, as its guest does, and waits until that is done.
+    #[track_caller]
+    fn write(&mut self, disk: usize, mebibyte: usize, byte: u8) {
+        let what = if byte == 0 { "-z -u".into() } else { format!("-P {byte}") };
+        let command = format!(
+            "qemu-io -d /machine/peripheral/blk{disk}/virtio-backend \"write {what} {mebibyte}M 1M\""
+        );
+        let said = self.ask("human-monitor-command", json!({ "command-line": command }));
+        assert!(!said.to_string().contains("rror"), "{said}");
+    }
+
+    /// What jobs, nodes and bitmaps there are in QEMU for copies.
+    #[track_caller]
+    fn remains(&mut self) -> String {
+        let nodes = self.ask("query-named-block-nodes", json!({ "flat": true })).to_string();
+        format!("{} {nodes}", self.ask("query-block-jobs", json!({})))
+    }
+}
+
+/// What [`Monitor::write`] makes of what is there.
+fn written(mut content: Vec<u8>, mebibyte: usize, byte: u8) -> Vec<u8> {
+    content[mebibyte << 20..(mebibyte + 1) << 20].fill(byte);
+    content
+}
+
+fn a_copy_that_is_cancelled_goes_on_or_is_given_up() {
+    let apart = Apart::over(SLOW_MBPS);
+    let cancel = || {
+        let migrating = apart.begin(COPIED_MIB);
+        let id = apart.lab.migrations("a").remove(0).id;
+        apart.lab.drainpipe(&["cancel", &id]).done();
+        migrating.wait();
+        assert_eq!(apart.last_result().outcome, Outcome::Cancelled);
+        apart.assert_kept();
+    };
+    cancel();
+    apart.lab.drainpipe(&["disk", "left", "b", "--remove", "--agent", &apart.lab.agent_socket("b")]).done();
+    assert_eq!(apart.names("b"), [""; 0]);
+    cancel();
+    let mut monitor = apart.monitor();
+    // Of what is there already, and of what is not.
+    monitor.write(0, 2, 0x5a);
+    monitor.write(1, 11, 0x5b);
+    // Holes.
+    monitor.write(0, 4, 0);
+    monitor.write(1, 4, 0);
+    let remains = monitor.remains();
+    assert!(!remains.contains("copy") && !remains.contains("bitmap"), "{remains}");
+    drop(monitor);
+    assert_sent_only_the_rest(&apart.goes_on());
+    let contents = [written(content(7), 2, 0x5a), written(content(8), 11, 0x5b)];
+    let contents = contents.map(|content| written(content, 4, 0));
+    apart.assert_has("b", ["web.raw", "web.qcow2"], [&contents[0], &contents[1]]);
+}
+
+fn a_copy_whose_agent_dies_goes_on() {
+    for host in ["a", "b"] {
+        let apart = Apart::over(SLOW_MBPS);
+        let migrating = apart.begin(COPIED_MIB);
+        apart.lab.stop_agent(host, Signal::KILL);
+        apart.lab.start_agent(host);
+        migrating.wait();
+        assert_eq!(apart.last_result().outcome, Outcome::Failed, "the agent of {host} has died");
+        apart.assert_kept();
+        // Whose name it was is known to the next agent too.
+        apart.lab.stop_agent("b", Signal::KILL);
+        apart.lab.start_agent("b");
+        assert_sent_only_the_rest(&apart.goes_on());
+        apart.assert_whole("b", ["web.raw", "web.qcow2"]);
+    }
+}
+
+/// As in a power cut, but for what its disks had not written.
+fn a_copy_whose_target_dies_goes_on() {
+    let apart = Apart::over(SLOW_MBPS);
+    let migrating = apart.begin(COPIED_MIB);
+    let qemu = apart.lab.qemu_pid("b", "web").unwrap();
+    apart.lab.stop_agent("b", Signal::KILL);
+    kill_process(qemu, Signal::KILL).unwrap();
+    apart.lab.start_agent("b");
+    migrating.wait();
+    assert_eq!(apart.last_result().outcome, Outcome::Failed);
+    apart.assert_kept();
+    let result = apart.goes_on();
+    // Where its data were, the image may not have known yet.
+    assert!(result.disks[0].same_bytes > (DISK_MIB as u64) << 18, "{result:#?}");
+    let mend =
+        Command::new("qemu-img").args(["check", "-r", "leaks"]).arg(apart.on("b", "web.qcow2")).output();
+    assert!(mend.unwrap().status.success());
+    apart.assert_whole("b", ["web.raw", "web.qcow2"]);
+}
+
+fn a_copy_whose_links_fail_goes_on() {
+    let apart = Apart::over(SLOW_MBPS);
+    apart.lab.configure("a", "[tls]", "[limits]\nstall_s = 4\n\n[tls]");
+    apart.lab.stop_agent("a", Signal::TERM);
+    apart.lab.start_agent("a");
+    let migrating = apart.begin(COPIED_MIB);
+    for link in ["e0", "e1"] {
+        apart.lab.fault(&format!("link-down b {link}"));
+    }
+    apart.monitor().write(0, 1, 0x5c);
+    migrating.wait();
+    assert_eq!(apart.last_result().outcome, Outcome::Failed);
+    for link in ["e0", "e1"] {
+        apart.lab.fault(&format!("link-up b {link}"));
+    }
+    apart.assert_kept();
+    assert_sent_only_the_rest(&apart.goes_on());
+    apart.assert_has("b", ["web.raw", "web.qcow2"], [&written(content(7), 1, 0x5c), &content(8)]);
+}
+
+fn nothing_is_kept_where_nobody_wants_it() {
+    let apart = Apart::over(SLOW_MBPS);
+    apart.lab.configure("b", "[tls]", "[disks]\nkeep_interrupted_h = 0\n\n[tls]");
+    apart.lab.stop_agent("b", Signal::TERM);
+    apart.lab.start_agent("b");
+    let migrating = apart.begin(0);
+    let id = apart.lab.migrations("a").remove(0).id;
+    apart.lab.drainpipe(&["cancel", &id]).done();
+    migrating.wait();
+    eventually("nothing is left on b", || apart.names("b").is_empty());
+    apart.lab.assert_runs_on("web", "a");
+}
+
+/// Each write goes to both disks by then, and through the agent.
+fn an_agent_that_stands_still_holds_up_no_writes() {
+    let apart = Apart::over(SLOW_MBPS);
+    let migrating = apart.begin(11);
+    // Memory takes a while.
+    for link in ["e0", "e1"] {
+        apart.lab.fault(&format!("rate {link} 4"));
+    }
+    eventually("memory is sent", || {
+        let views = apart.lab.migrations("a");
+        let progress = views.first().and_then(|view| view.progress.as_ref());
+        progress.is_some_and(|progress| {
+            progress.disks.iter().all(|disk| disk.is_ready) && progress.sent_bytes > 0
+        })
+    });
+    let mut monitor = apart.monitor();
+    let agent = Still::of(apart.lab.agent_pid("a").unwrap());
+    let writing = thread::spawn(move || {
+        monitor.write(0, 1, 0x5d);
+        monitor.write(1, 1, 0x5e);
+    });
+    eventually("the writes are done", || writing.is_finished());
+    writing.join().unwrap();
+    drop(agent);
+    migrating.wait();
+    assert_eq!(apart.last_result().outcome, Outcome::Failed);
+    apart.lab.assert_runs_on("web", "a");
+    apart.lab.drainpipe(&["vm", "stop", "web", "--force"]).done();
+    let contents = [written(content(7), 1, 0x5d), written(content(8), 1, 0x5e)];
+    apart.assert_has("a", ["web.raw", "web.qcow2"], [&contents[0], &contents[1]]);
+}
