@@ -23,6 +23,7 @@ use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
 use drainpipe_hypervisor::spec::{Placement, ResolvedSpec, VmName, VmSpec};
 use drainpipe_hypervisor::{Manager, Parcel, TlsKey};
 use drainpipe_identity::check_name;
+use drainpipe_net::TrackedConnection;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
@@ -609,6 +610,28 @@ pub struct LiveVm {
     pub runs: Option<bool>,
     /// What it is once the journal is adopted, in words for people.
     pub will_be: String,
+}
+
+/// Step 8, between agents: what the source's firewall tracks of the VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TrackedRequest {
+    /// The VM's addresses, as the source knows them.
+    #[schema(value_type = Vec<String>)]
+    pub addresses: Vec<std::net::IpAddr>,
+    /// Its connections.
+    #[schema(value_type = Vec<Object>)]
+    pub connections: Vec<TrackedConnection>,
+}
+
+/// How many of them the target's firewall tracks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TrackedTaken {
+    /// So many.
+    pub taken: u64,
+    /// Why not all.
+    #[serde(default)]
+    pub why: Option<String>,
 }
 
 /// What the target used, at the end.

@@ -337,6 +337,8 @@ pub(crate) async fn recover(parts: &Parts) -> Result<(), Problem> {
     drain::recover(drains)?;
     outgoing::recover(outgoing)?;
     unresponsive::keep_trying(outgoing);
+    incoming::tell_of_left(incoming)?;
+    outgoing::settle_left(outgoing)?;
     // Beside: its storage may hang.
     tokio::spawn(outgoing::keep_all_left(Arc::clone(outgoing)));
     Ok(())

@@ -72,6 +72,9 @@ pub struct Config {
     /// Copies of disks that come here.
     #[serde(default)]
     pub(crate) disks: Disks,
+    /// Programs that are told of migrations from and to this host.
+    #[serde(default)]
+    pub(crate) hooks: Hooks,
     /// Bounds of migrations from this host.
     #[serde(default)]
     pub limits: Limits,
@@ -200,6 +203,34 @@ pub(crate) struct Disks {
 impl Default for Disks {
     fn default() -> Self {
         Self { keep_interrupted_h: 24 }
+    }
+}
+
+/// Programs that are told of migrations.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Hooks {
+    /// Told on the source before a VM is paused; absent for none.
+    pub(crate) before_pause: Option<PathBuf>,
+    /// Seconds that it may take. The VM is sent on meanwhile, and not paused.
+    pub(crate) before_pause_s: u32,
+    /// Told on the target once a VM runs there, and on the source if it has stayed after all; absent for none.
+    pub(crate) after: Option<PathBuf>,
+    /// Seconds that it may take.
+    pub(crate) after_s: u32,
+}
+
+impl Hooks {
+    /// The most seconds that one may take before the pause: a migration in which nothing new is sent is soon undone.
+    pub(crate) const BEFORE_PAUSE_S_MAX: u32 = 60;
+
+    /// The most seconds that one may take after it.
+    pub(crate) const AFTER_S_MAX: u32 = 3600;
+}
+
+impl Default for Hooks {
+    fn default() -> Self {
+        Self { before_pause: None, before_pause_s: 10, after: None, after_s: 60 }
     }
 }
 

@@ -12,6 +12,7 @@ mod disks;
 mod ending;
 mod facts;
 mod holding;
+mod hooks;
 mod listing;
 mod memory;
 mod order;
@@ -20,6 +21,7 @@ mod post_copy;
 mod silence;
 #[cfg(test)]
 mod tests;
+mod tracked;
 mod vm;
 
 use std::collections::BTreeMap;
@@ -41,12 +43,14 @@ pub(crate) use self::disks::{
 };
 pub(crate) use self::ending::{clear_discarded, close_arrivals, stop_told};
 pub(crate) use self::holding::{check_nowhere_else, holding};
+pub(crate) use self::hooks::tell_of_left;
 pub(crate) use self::memory::reserve_memory;
 pub(crate) use self::order::{discard, finish, run_by_order, view, wait_received};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::permit::check_described;
 pub(crate) use self::permit::permit;
 pub(crate) use self::post_copy::{connect_again, end_part, take_up_parts};
+pub(crate) use self::tracked::take_tracked;
 use self::vm::IncomingVm;
 use crate::beside::{Beside, Way};
 use crate::host::Host;
@@ -272,6 +276,7 @@ pub(crate) async fn build_incoming_vm(incoming: &Incoming, id: &str) -> Result<(
     })?;
     let arrival = Way { id: id.into(), host: entry.source.clone() };
     let beside = Beside { arrival: Some(arrival), ..Beside::of(entry.definition.clone()) };
+    hooks::note_due(incoming, &entry);
     let launched = incoming.vms.launch(spec, &beside, Role::Incoming).await;
     let vmm = launched.map_err(|error| refused_here(incoming, &error))?;
     vm_end::watch(entry.definition.name.as_str(), &vmm);

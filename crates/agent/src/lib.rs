@@ -60,6 +60,7 @@ mod fleet_list;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod guard;
+mod hooks;
 mod host;
 mod hypervisors;
 mod idle_cores;
@@ -98,6 +99,7 @@ mod supervised;
 #[cfg(test)]
 mod test_host;
 mod throttles;
+mod tracking;
 mod transfer;
 mod transport;
 mod unresponsive;

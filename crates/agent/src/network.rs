@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use drainpipe_engine::problem::Problem;
-use drainpipe_net::{Before, Change, Flow, FlowCounters, LinkKind, Network, RouteState, Undo};
+use drainpipe_net::{Before, Change, Flow, FlowCounters, LinkKind, Neighbour, Network, RouteState, Undo};
 use ipnet::IpNet;
 use tokio::sync::Mutex;
 use tracing::{debug, info, warn};
@@ -69,6 +69,17 @@ impl HostNetwork {
     /// The subnet of a link, or the destination of a route, that an address belongs to on this host.
     pub(crate) async fn subnet_of(&self, address: IpAddr) -> Result<Option<IpNet>, Problem> {
         self.network.subnet_of(address).await.map_err(Problem::failed)
+    }
+
+    /// The addresses of this host, on whichever link.
+    pub(crate) async fn addresses(&self) -> Result<Vec<IpAddr>, Problem> {
+        let links = self.network.links().await.map_err(Problem::failed)?;
+        Ok(links.iter().flat_map(|link| &link.addresses).map(IpNet::addr).collect())
+    }
+
+    /// The machines on its links.
+    pub(crate) async fn neighbours(&self) -> Result<Vec<Neighbour>, Problem> {
+        self.network.neighbours().await.map_err(Problem::failed)
     }
 
     /// The subnets of all links, as they are now; not the addresses of migrations under way.

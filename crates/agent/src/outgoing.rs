@@ -3,9 +3,11 @@
 mod connections;
 mod disks;
 mod executor;
+mod hooks;
 mod pause;
 mod standstill;
 mod target_watch;
+mod tracked;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +34,7 @@ use uuid::Uuid;
 
 pub(crate) use self::disks::keep_all_left;
 use self::executor::Executor;
+pub(crate) use self::hooks::settle_left;
 use crate::api_types::{HandOverView, HostView, MigrateRequest, MigrationView, PlanView};
 use crate::beside::{Beside, Way};
 use crate::check::{self, Checks};

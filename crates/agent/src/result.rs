@@ -112,6 +112,7 @@ pub(crate) fn assemble(
         paths,
         elsewhere: measured.elsewhere,
         compression: measured.compression,
+        tracked_connections: None,
         encryption: plan.map(|plan| encryption_use(plan, measured.rounds, measured.cipher_suite)),
         findings: migration.findings().to_vec(),
         events,

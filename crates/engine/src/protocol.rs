@@ -7,7 +7,7 @@
 //! | protocol | since | new in it |
 //! |---|---|---|
 //! | 1 | 0.1.0 | all that 0.1.0 says |
-//! | 2 | 0.2.0 | a source names its release in step 2, and the round trip in step 5; QEMU itself encrypts post-copy; disks are copied |
+//! | 2 | 0.2.0 | a source names its release in step 2, and the round trip in step 5; QEMU itself encrypts post-copy; disks are copied; tracked connections go along |
 //!
 //! What a protocol brings, and whatever else 0.1.0 would not take, is asked of the [`Protocol`] agreed on, here and nowhere
 //! else. Answers may have new fields in any release: whoever does not know one ignores it. Requests may not: an agent
@@ -129,6 +129,11 @@ impl Protocol {
                 self.0
             )
         })
+    }
+
+    /// Whether the target takes what the source's firewall tracks of the VM.
+    pub fn takes_tracked_connections(self) -> bool {
+        self.0 >= 2
     }
 
     /// What a source says of its release in step 2, so that the target can refuse it; nothing where the target would not

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::check::finding::Finding;
-use crate::format::bytes;
+use crate::format::{bytes, one_line};
 use crate::known::if_known;
 use crate::option::{MigrationOption, RequestedOption};
 use crate::path::write_name;
@@ -109,6 +109,10 @@ pub struct MigrationResult {
     /// What compression did; absent without it.
     #[serde(default)]
     pub compression: Option<CompressionUse>,
+    /// What has become of the connections that firewalls track of the VM; absent where the source's kernel tracks none, where
+    /// the VM has no NIC, and where it did not leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tracked_connections: Option<TrackedUse>,
     /// Whether it was encrypted, why, and how; absent when it ended before that was decided.
     #[serde(default)]
     pub encryption: Option<EncryptionUse>,
@@ -221,6 +225,22 @@ pub struct EncryptionUse {
     pub cipher_suite: Option<String>,
 }
 
+/// What has become of a VM's connections that the source's kernel tracked (`nf_conntrack`).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TrackedUse {
+    /// Those that the target's kernel tracked before the VM ran there.
+    pub along: u64,
+    /// Those that it did not.
+    pub left: u64,
+    /// Why; absent where nothing was left.
+    pub why: Option<String>,
+    /// From the pause's begin until the target's kernel had them, while the rest of the VM's state went; absent where it
+    /// was not waited for that.
+    pub took_ms: Option<f64>,
+    /// By how much the pause was longer for it.
+    pub waited_ms: f64,
+}
+
 /// What one path carried.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PathUse {
@@ -277,6 +297,17 @@ impl MigrationResult {
     /// The host on which a VM that is [lost](Outcome::Lost) has ended.
     pub fn ended_on(&self) -> &str {
         if self.has_left() { &self.target } else { &self.source }
+    }
+}
+
+impl fmt::Display for TrackedUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { along, left, why, .. } = self;
+        write!(f, "{along} tracked connections went along")?;
+        if *left > 0 {
+            write!(f, ", {left} did not")?;
+        }
+        why.iter().try_for_each(|why| write!(f, ": {}", one_line(why)))
     }
 }
 

@@ -19,6 +19,8 @@ pub struct VmResources {
     pub devices: Vec<PathBuf>,
     /// Bridges that NICs may join; absent for each bridge of the host.
     pub bridges: Option<Vec<String>>,
+    /// Whether the connections that firewalls track of VMs go along with these, from here and to here.
+    pub conntrack: bool,
 }
 
 impl Default for VmResources {
@@ -29,6 +31,7 @@ impl Default for VmResources {
                 .to_vec(),
             devices: vec![],
             bridges: None,
+            conntrack: true,
         }
     }
 }
@@ -184,7 +187,12 @@ mod tests {
 
     fn resources(directories: &[&str], devices: &[&str]) -> VmResources {
         let paths = |paths: &[&str]| paths.iter().map(PathBuf::from).collect();
-        VmResources { directories: paths(directories), devices: paths(devices), bridges: None }
+        VmResources {
+            directories: paths(directories),
+            devices: paths(devices),
+            bridges: None,
+            conntrack: true,
+        }
     }
 
     #[test]

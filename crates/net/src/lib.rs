@@ -7,11 +7,13 @@
 //! - [`Network`] is the connection to the kernel: links, counters, routes, neighbours.
 //! - [`Change`] is one thing to change on the host. It is a value, so it can be written to a
 //!   journal with what was there [`Before`], and be undone by another process after a crash.
+//! - [`tracked_connections`] are those that stateful firewalls go by; another host may be given them.
 //! - [`multichannel_changes`] says which changes spread the traffic between two hosts over
 //!   all their paths; [`weights`] says how much each path gets.
 
 mod address;
 mod change;
+mod conntrack;
 mod ended_flows;
 mod error;
 mod flow;
@@ -31,6 +33,10 @@ mod unreachable;
 mod weights;
 
 pub use change::{Before, Change, NextHop, Undo, Way};
+pub use conntrack::{
+    LISTED_MAX, Loaded, TcpEnd, TcpState, Tracked, TrackedConnection, Transport, forget_tracked, track,
+    tracked_connections, tracked_count, tracked_room,
+};
 pub use ended_flows::EndedFlows;
 pub use error::Error;
 pub use flow::{Flow, FlowCounters, RouteState};
@@ -38,6 +44,7 @@ pub use link::{Link, LinkCounters, LinkKind, Vlan};
 pub use multichannel::{
     MultichannelError, channel_congestion_control, ignore_linkdown, multichannel_changes,
 };
+pub use neighbour::Neighbour;
 pub use network::Network;
 pub use packet_size::packets_by_pace;
 pub use placement::Placement;

@@ -14,6 +14,28 @@ use crate::network::{Network, collect, execute};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
+/// A machine on a link of this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Its address.
+    pub address: IpAddr,
+    /// Where the link's packets to it go, such as an Ethernet address.
+    pub link_address: Vec<u8>,
+}
+
+impl Neighbour {
+    fn of(message: &NeighbourMessage) -> Option<Self> {
+        use NeighbourState::{Delay, Permanent, Probe, Reachable, Stale};
+        let link_address = message.attributes.iter().find_map(|attribute| match attribute {
+            NeighbourAttribute::LinkLayerAddress(address) => Some(address.clone()),
+            _ => None,
+        })?;
+        let is_known = matches!(message.header.state, Reachable | Stale | Delay | Probe | Permanent);
+        let address = address_of(message)?;
+        is_known.then_some(Self { address, link_address })
+    }
+}
+
 impl Network {
     /// Makes the kernel find the hardware address of `gateway` on `link`, and waits for it until
     /// `deadline`.
@@ -63,6 +85,17 @@ impl Network {
             .state(NeighbourState::None)
             .flags(NeighbourFlags::Use);
         execute(&format!("resolve neighbour {gateway} on link {link}"), request.execute()).await
+    }
+
+    /// The machines that this host has heard of on its links, but for those that have not answered it lately.
+    pub async fn neighbours(&self) -> Result<Vec<Neighbour>, Error> {
+        let mut neighbours = vec![];
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let request = || self.netlink.neighbours().get().set_address_family(family).execute();
+            let messages = collect("list the neighbours", request).await?;
+            neighbours.extend(messages.iter().filter_map(Neighbour::of));
+        }
+        Ok(neighbours)
     }
 
     async fn neighbour_state(&self, index: u32, address: IpAddr) -> Result<Option<NeighbourState>, Error> {

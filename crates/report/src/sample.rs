@@ -62,6 +62,7 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         rounds: 2,
         others_at_once: 0,
         throttle_percent: None,
+        tracked_connections: None,
         predicted_total_ms: None,
         free_cores: None,
         cpu_seconds: CpuSeconds { source_vmm: 1.1, source_agent: 0.02, target_vmm: 1.3, target_agent: 0.01 },

@@ -13,7 +13,8 @@ use super::handlers::between_agents::check_paths;
 use crate::api_types::{
     BandwidthShare, BandwidthView, CheckRequest, ConnectionRequest, DrainRequest, DrainView, Endpoint,
     FleetNews, HandOverView, HostView, IncomingPermit, IncomingRequest, IncomingView, JoinRequest,
-    MigrateRequest, MigrationView, ReclaimRequest, RenewalRequest, TargetUse, VmList, WatchEnd, WatchRequest,
+    MigrateRequest, MigrationView, ReclaimRequest, RenewalRequest, TargetUse, TrackedRequest, TrackedTaken,
+    VmList, WatchEnd, WatchRequest,
 };
 use crate::check::{Round, RoundResult, SessionRequest, SessionView, VmsRequest, WayBack};
 use crate::discovery::{DiscoveryPorts, DiscoveryRequest};
@@ -46,6 +47,7 @@ enum Message {
     Fleet(FleetNews),
     List(FleetList),
     Renewal(RenewalRequest),
+    Tracked(TrackedRequest),
     Answer(Box<Answer>),
 }
 
@@ -66,6 +68,7 @@ enum Answer {
     Incoming(IncomingView),
     HandOver(HandOverView),
     TargetUse(TargetUse),
+    TrackedTaken(TrackedTaken),
     Share(BandwidthShare),
     Bandwidth(BandwidthView),
     Migration(Box<MigrationView>),
@@ -94,6 +97,11 @@ pub fn messages(data: &[u8]) {
         | Message::Session(SessionRequest { paths, .. }) => check_over_own_links(&paths),
         // Where there is no authority, nobody signs for it.
         Message::Fleet(FleetNews { list: Some(list), .. }) => assert!(list.verified(&[]).is_err()),
+        Message::Tracked(TrackedRequest { connections, .. }) => {
+            for believed in connections.iter().filter_map(|connection| connection.believable()) {
+                assert_eq!(believed.believable(), Some(believed));
+            }
+        }
         _ => {}
     }
 }
@@ -187,6 +195,13 @@ pub fn messages_seeds() -> Vec<Vec<u8>> {
         }}),
         json!({"fleet": {"version": 2, "list": {"list": "{\"version\":2}", "signature": [48, 0]}}}),
         json!({"renewal": {"certificate_request": "-----BEGIN"}}),
+        json!({"tracked": {"addresses": ["10.0.0.5", "2001:db8::5"], "connections": [
+            {"source": "10.0.0.5:40000", "destination": "10.0.9.9:443", "transport": {"tcp": {
+                "state": 3, "source": {"window_scale": 7, "flags": 11}, "destination": {"window_scale": 9, "flags": 3},
+            }}, "is_answered": true, "is_assured": true, "timeout_s": 431_990, "mark": 7, "zone": 1},
+            {"source": "[2001:db8::5]:5000", "destination": "[2001:db8::9]:53", "transport": "udp", "is_answered": false,
+                "is_assured": false, "timeout_s": 30},
+        ]}}),
     ];
     let vm = json!({
         "name": "web", "host": "b", "state": "running", "memory_mib": 64, "vcpus": 1, "migration": null,
@@ -203,6 +218,7 @@ pub fn messages_seeds() -> Vec<Vec<u8>> {
         }}),
         json!({"incoming": "ready"}),
         json!({"target_use": {"vmm_cpu_seconds": 1.5, "agent_cpu_seconds": 0.1}}),
+        json!({"tracked_taken": {"taken": 2, "why": "b refused one"}}),
         json!({"problem": {"kind": "refused", "message": "no"}}),
     ];
     let answers = answers.map(|answer| json!({"answer": answer}));

@@ -2,12 +2,13 @@
 
 use std::collections::HashSet;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use drainpipe_engine::bandwidth::BandwidthWindow;
 use drainpipe_engine::throttle::THROTTLE_PERCENT_MAX;
 use toml::de::DeTable;
 
-use super::{Config, DrainBounds, Limits};
+use super::{Config, DrainBounds, Hooks, Limits};
 use crate::api_types::TRANSFERS_MAX;
 
 /// The most memory that copies of pages may take, in MiB: what a large VM rewrites all the time.
@@ -58,6 +59,7 @@ impl Config {
             Self::in_bandwidth,
             Self::in_compression,
             Self::in_vms,
+            Self::in_hooks,
         ];
         checks.iter().find_map(|check| check(self))
     }
@@ -144,6 +146,24 @@ impl Config {
             .then(|| at("compression.page_cache_mib", message))
     }
 
+    fn in_hooks(&self) -> Option<Contradiction> {
+        let Hooks { before_pause, before_pause_s, after, after_s } = &self.hooks;
+        let programs = [("before_pause", before_pause), ("after", after)];
+        let is_relative = |program: &Option<PathBuf>| program.as_ref().is_some_and(|path| path.is_relative());
+        if let Some((key, _)) = programs.iter().find(|(_, program)| is_relative(program)) {
+            return Some(at(
+                format!("hooks.{key}"),
+                format!("[hooks]: {key} is the absolute path of a program"),
+            ));
+        }
+        let seconds = [
+            ("before_pause_s", before_pause_s, Hooks::BEFORE_PAUSE_S_MAX),
+            ("after_s", after_s, Hooks::AFTER_S_MAX),
+        ];
+        let (key, _, max) = seconds.iter().find(|(_, seconds, max)| !(1..=*max).contains(*seconds))?;
+        Some(at(format!("hooks.{key}"), format!("[hooks]: {key} may be 1 to {max}")))
+    }
+
     fn in_vms(&self) -> Option<Contradiction> {
         let (key, message) = self.vms.contradiction()?;
         Some(at(format!("vms.{key}"), message))
@@ -182,6 +202,8 @@ mod tests {
             ("migration_address = \"0.0.0.0\"", 3, "no address of one host"),
             ("[[link]]\nname = \"e0\"\nspeed_mbps = 0", 5, "speed_mbps = 0"),
             ("[vms]\n\ndirectories = [\"srv\"]", 5, "`srv` in `directories`"),
+            ("[hooks]\n\nafter = \"after\"", 5, "absolute path"),
+            ("[hooks]\nbefore_pause_s = 61", 4, "1 to 60"),
             ("[limits]\ndeadline_s = 9\nstall_s = 0", 5, "[limits]: 0 seconds"),
             ("limits.throttle_max_percent = 100", 3, "0 to 99"),
             ("[drain]\ninbound = 0", 4, "inbound may be 1 to 8"),

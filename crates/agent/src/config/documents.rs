@@ -67,6 +67,7 @@ fn the_example_has_every_key() {
     let tables = [
         "[vms]",
         "[disks]",
+        "[hooks]",
         "[limits]",
         "[drain]",
         "[bandwidth]",

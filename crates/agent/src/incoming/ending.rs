@@ -8,8 +8,9 @@ use drainpipe_hypervisor::spec::VmSpec;
 use tracing::warn;
 
 use super::Incoming;
-use super::disks;
+use super::tracked::forget_loaded;
 use super::vm::IncomingVm;
+use super::{disks, hooks};
 use crate::journal::IncomingRecord;
 use crate::vms::{QEMU_DEADLINE, Vms};
 
@@ -59,11 +60,15 @@ pub(super) async fn remove(incoming: &Incoming, id: &str, entry: Option<&Incomin
             None => clear(&incoming.vms, &entry.definition).await?,
         }
     }
+    if let Some(entry) = entry {
+        forget_loaded(entry).await;
+    }
     let put_back = incoming.transfer.watches.leave(id).await;
     let removed = disks::remove(incoming, id).await;
     incoming.entries.remove(id);
     put_back?;
     removed?;
+    hooks::not_due(incoming, id)?;
     Ok(incoming.journal.forget_incoming_vm(id)?)
 }
 

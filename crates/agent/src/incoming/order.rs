@@ -13,11 +13,11 @@ use drainpipe_relay::{Receiver, RelayError};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::{info, warn};
 
-use super::disks;
 use super::ending::{finish_arrival, remove};
 use super::post_copy::{look_at_rest, told_qemu};
 use super::vm::{IncomingVm, WATCH_EVERY, not_built};
 use super::{Incoming, no_migration, not_on_its_way};
+use super::{disks, hooks};
 use crate::api_types::TargetUse;
 use crate::cpu_priority;
 use crate::host::hardware;
@@ -373,6 +373,7 @@ impl<'a> Carrier<'a> {
     fn adopt(&mut self) -> Result<(), Problem> {
         let (entry, vmm) = (self.entry()?, self.vmm()?);
         entry.join(&self.incoming.vms, vmm);
+        hooks::tell_it_runs(self.incoming, self.id);
         if self.problem.is_none() {
             info!(vm = %entry.definition.name, source = entry.source, "runs here");
         }

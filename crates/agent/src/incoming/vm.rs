@@ -13,6 +13,7 @@ use drainpipe_engine::protocol::Protocol;
 use drainpipe_engine::storage::{DiskCopy, DiskName};
 use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
 use drainpipe_hypervisor::{Machine, MigrationStatus, RunState, TransferStatus, VmError};
+use drainpipe_net::TrackedConnection;
 use drainpipe_relay::Receiver;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
@@ -55,6 +56,8 @@ pub(super) struct IncomingVm {
     pub(super) relay: Mutex<Option<Receiver>>,
     /// Whether it is encrypted.
     pub(super) is_encrypted: AtomicBool,
+    /// What the firewall here tracks for it since this was loaded; one request at a time, and none once it is given up.
+    pub(super) tracked: AsyncMutex<Vec<TrackedConnection>>,
     /// Those who answer when the source tries the paths.
     pub(super) answering: Mutex<JoinSet<()>>,
     /// One step at a time, whatever the order in which requests arrive.
@@ -83,6 +86,7 @@ impl IncomingVm {
             agent_cpu_at_start: hardware::own_cpu(),
             relay: Mutex::default(),
             is_encrypted: AtomicBool::default(),
+            tracked: AsyncMutex::default(),
             answering: Mutex::default(),
             stepping: AsyncMutex::default(),
             taking_hold: AsyncMutex::default(),

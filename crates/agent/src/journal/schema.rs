@@ -171,6 +171,15 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
     ALTER TABLE left_disks ADD COLUMN part TEXT;
     ALTER TABLE left_disks ADD COLUMN kept_until_s INTEGER;
 ",
+    // Migrations of whose end a hook is to be told.
+    "
+    CREATE TABLE hooks_due (
+        migration TEXT PRIMARY KEY,
+        vm TEXT NOT NULL,
+        source TEXT NOT NULL,
+        target TEXT NOT NULL
+    );
+",
 ];
 
 /// Makes the journal's directory, if it is not there.

@@ -2,12 +2,14 @@
 
 mod disks;
 mod ending;
+mod hooks;
 mod limiting;
 mod post_copy;
 mod preparing;
 #[cfg(test)]
 mod tests;
 mod throttling;
+mod tracked;
 mod transferring;
 
 use std::sync::Arc;
@@ -28,11 +30,13 @@ use tokio::sync::{broadcast, mpsc};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
+use self::hooks::BeforePause;
 use self::throttling::CpuThrottle;
 use super::connections::{Setting, UnsentLimit};
 use super::pause::Pause;
 use super::standstill::StandstillWatch;
 use super::target_watch::TargetWatch;
+use super::tracked::Gone;
 use super::{Outgoing, Running, Turn, asked_for};
 use crate::api_types::{Endpoint, MigrateRequest, TargetUse};
 use crate::bandwidth::{DiskPace, Throttle};
@@ -83,6 +87,9 @@ pub(super) struct Executor {
     plan: Option<Plan>,
     endpoint: Option<Endpoint>,
     downtime_limit_ms: u64,
+    before_pause: BeforePause,
+    // Until that had ended.
+    rounds_held: u64,
     unsent_limit: UnsentLimit,
     no_resets: Setting,
     // From the request to the end; absent until there is a plan, and where it cannot be told.
@@ -106,6 +113,8 @@ pub(super) struct Executor {
     news: mpsc::Receiver<News>,
     relay: Option<OutgoingRelay>,
     target_watch: TargetWatch,
+    // Its connections, once all is there that it needs to run.
+    tracked: Option<Gone>,
     measurements: Measurements,
     target_use: TargetUse,
 }
@@ -145,6 +154,8 @@ impl Executor {
             plan: None,
             endpoint: None,
             downtime_limit_ms: downtime_limit_ms(0),
+            before_pause: BeforePause::default(),
+            rounds_held: 0,
             unsent_limit: UnsentLimit::new(),
             no_resets: Setting::new(
                 "should the target's QEMU end meanwhile, this VM may have to be shut down before it can be \
@@ -163,6 +174,7 @@ impl Executor {
             cpu_throttle: CpuThrottle::default(),
             relay: None,
             target_watch: TargetWatch::default(),
+            tracked: None,
             // Closed until paths are watched.
             news: mpsc::channel(1).1,
             target_use: TargetUse::default(),
@@ -362,6 +374,7 @@ impl Executor {
             measured,
         );
         result.protocol = self.protocol.map(Protocol::number);
+        result.tracked_connections = self.tracked_use().filter(|_| result.has_left());
         result.predicted_total_ms = self.predicted_total_ms.map(result::tenth);
         result.free_cores = self.facts.as_ref().and_then(|(source, _)| source.idle_cores);
         if outcome == Outcome::Cancelled && self.outgoing.host.check_not_stopping().is_err() {
@@ -388,6 +401,7 @@ impl Executor {
             tokio::time::sleep(RECORD_AGAIN_AFTER).await;
         }
         *self.running.unrecorded() = None;
+        super::hooks::settle(&self.outgoing, &result);
         // Once more: what could not be recorded to be put back would stay until the next start.
         if let Err(problem) = self.put_back().await {
             warn!(%problem, migration = result.id, "the network is put back at the next start");

@@ -256,6 +256,9 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
     for link in &result.elsewhere {
         output::remark(&link.to_string());
     }
+    result.tracked_connections.iter().filter(|used| used.along + used.left > 0).for_each(|used| {
+        output::remark(&used.to_string());
+    });
     if let Some(percent) = result.throttle_percent {
         output::remark(&format!(
             "its memory got dirty too fast: its CPUs were throttled by up to {percent} %"

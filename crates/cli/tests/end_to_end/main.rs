@@ -29,6 +29,7 @@ mod drain_meetings;
 mod encrypted;
 mod flooded;
 mod guest;
+mod guest_network;
 mod huge_pages;
 mod idle_paths;
 mod interrupted_copies;
@@ -51,6 +52,7 @@ mod lost;
 mod lost_journal;
 mod measure_both;
 mod measure_busy;
+mod measure_conntrack;
 mod measure_domains;
 mod measure_drain;
 mod measure_faults;
@@ -122,6 +124,7 @@ const MODULES: &[(&str, &[Test])] = &[
     ("shared_paths", shared_paths::TESTS),
     ("bad_input", bad_input::TESTS),
     ("flooded", flooded::TESTS),
+    ("guest_network", guest_network::TESTS),
     ("unauthenticated", unauthenticated::TESTS),
     ("check", check::TESTS),
     ("check_fix", check_fix::TESTS),
@@ -305,6 +308,10 @@ fn measures(filter: &str) -> bool {
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_TLS") {
         measure_tls::run(repeats);
+        return true;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_CONNTRACK") {
+        measure_conntrack::run(repeats);
         return true;
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DOMAINS") {

@@ -53,6 +53,17 @@ impl Namespace {
         ip.expect("ip(8) of iproute2").status.success()
     }
 
+    /// Runs nft(8). Whether the kernel could do that.
+    pub(crate) fn may_nft(&self, commands: &str) -> bool {
+        let nft = Command::new("ip").args(["netns", "exec", &self.name, "nft", commands]).output();
+        nft.is_ok_and(|output| output.status.success())
+    }
+
+    /// Has the kernel get to know the machine with this address.
+    pub(crate) fn ping(&self, address: &str) {
+        self.exec(&["ping", "-c1", "-W5", address]);
+    }
+
     pub(crate) fn sysctl(&self, key: &str, value: &str) {
         self.exec(&["sysctl", "-q", "-w", &format!("{key}={value}")]);
     }

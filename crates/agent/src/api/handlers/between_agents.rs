@@ -26,7 +26,7 @@ use crate::api::forward::refuse_host;
 use crate::api::{Routes, openapi};
 use crate::api_types::{
     BandwidthShare, ConnectionRequest, Endpoint, HandOverView, IncomingPermit, IncomingRequest, IncomingView,
-    TargetUse, WatchEnd, WatchRequest,
+    TargetUse, TrackedRequest, TrackedTaken, WatchEnd, WatchRequest,
 };
 use crate::bandwidth::Sent;
 use crate::discovery::{self, DiscoveryPorts, DiscoveryRequest};
@@ -54,6 +54,7 @@ pub(in crate::api) fn routes() -> Routes {
         .routes(routes!(bandwidth_share))
         .routes(routes!(close_disks))
         .routes(routes!(complete))
+        .routes(routes!(take_tracked))
         .routes(routes!(received))
         .routes(routes!(run))
         .routes(routes!(connect_again))
@@ -371,6 +372,27 @@ async fn complete(
 ) -> Answer<()> {
     check_source(&incoming, &caller, &id)?;
     Ok(Json(incoming::complete(&incoming, &id, parcel).await?))
+}
+
+/// Step 8: the connections that the source's firewall tracks of the VM
+///
+/// This host's firewall tracks them from then on. Those of addresses that cannot be the VM's here are left out. Since
+/// protocol 2.
+#[utoipa::path(post, path = "/v1/incoming/{id}/tracked", tag = openapi::BETWEEN_AGENTS, params(
+    ("id" = String, Path, format = "uuid")
+), request_body = TrackedRequest, responses(
+    (status = 200, description = "How many are tracked here.", body = TrackedTaken),
+    (status = 404, description = "No such migration on its way here.", body = Problem),
+    (status = 409, description = "It was given up here, or runs here.", body = Problem),
+))]
+async fn take_tracked(
+    State(incoming): State<Arc<Incoming>>,
+    Extension(caller): Extension<Caller>,
+    MigrationId(id): MigrationId,
+    Body(request): Body<TrackedRequest>,
+) -> Answer<TrackedTaken> {
+    check_source(&incoming, &caller, &id)?;
+    Ok(Json(incoming::take_tracked(&incoming, &id, request).await?))
 }
 
 /// Step 8: is all state here?

@@ -120,6 +120,12 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
         ("GET", "/v1/incoming/{id}/bandwidth", none(), SOURCE),
         ("POST", "/v1/incoming/{id}/complete", "{}".into(), SOURCE),
         ("GET", "/v1/incoming/{id}/received", none(), SOURCE),
+        (
+            "POST",
+            "/v1/incoming/{id}/tracked",
+            json!({ "addresses": [], "connections": [] }).to_string(),
+            SOURCE,
+        ),
         ("POST", "/v1/incoming/{id}/run", none(), SOURCE),
         ("POST", "/v1/incoming/{id}/close-disks", none(), SOURCE),
         ("GET", "/v1/disks/left", none(), ALL),

@@ -9,6 +9,7 @@ use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_hypervisor::{Connections, Machine, RunState};
 use tracing::warn;
 
+use super::hooks::BeforePause;
 use super::{Executor, qemu_failed};
 use crate::api_types::{IncomingView, TargetUse};
 use crate::cpu_priority;
@@ -41,6 +42,7 @@ const LOST_QUESTIONS: u8 = 3;
 impl Executor {
     pub(super) async fn switch_over(&mut self) -> Result<(), Problem> {
         self.target_watch = TargetWatch::default();
+        self.end_hook();
         if self.is_post_copy_begun
             && let Some(throttle) = self.throttle.take()
         {
@@ -52,6 +54,15 @@ impl Executor {
         if let Some(Err(error)) = self.guard.as_ref().map(Guard::switches_over) {
             warn!(%error, "its guard is gone, or does not hear that the VM is paused");
         }
+        let on_way = self.send_tracked();
+        self.send_rest().await?;
+        if let Some(on_way) = on_way {
+            self.tracked = Some(on_way.settle(&self.running.vm).await);
+        }
+        Ok(())
+    }
+
+    async fn send_rest(&self) -> Result<(), Problem> {
         let vmm = self.vmm()?;
         self.outgoing.transfer.first_sessions.begin(&**vmm);
         let here = async {
@@ -201,6 +212,7 @@ impl Executor {
         };
         let network = self.put_back();
         let (used, destroyed, put_back) = tokio::join!(there, here, network);
+        self.forget_tracked().await;
         (self.guard, self.relay) = (None, None);
         // A target that does not answer puts its network back by itself when it hears nothing more.
         self.target_use = used.unwrap_or_default();
@@ -234,6 +246,7 @@ impl Executor {
 
     pub(super) async fn stop_transfer(&mut self) -> Result<(), Problem> {
         (self.throttle, self.target_watch) = (None, TargetWatch::default());
+        self.before_pause = BeforePause::Over;
         if self.vmm().is_err() {
             return Ok(());
         }

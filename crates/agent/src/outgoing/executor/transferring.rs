@@ -47,6 +47,7 @@ const ABORT_LOOK_EVERY: Duration = Duration::from_millis(10);
 
 impl Executor {
     pub(super) async fn start_transfer(&mut self) -> Result<(), Problem> {
+        let downtime_limit_ms = self.first_downtime_limit_ms();
         // Where disks are copied it stands already.
         let guard = match self.guard.take() {
             Some(guard) => guard,
@@ -66,7 +67,7 @@ impl Executor {
         self.keep_packets_small(share.limit_mbps()).await;
         let standstill_watch = StandstillWatch::start(vmm).await;
         let settings = SourceSettings {
-            downtime_limit_ms: self.downtime_limit_ms,
+            downtime_limit_ms,
             bandwidth_mbps: share.of_qemu_mbps(),
             zero_pages: self.facts.as_ref().and_then(zero_pages),
         };
@@ -251,6 +252,7 @@ impl Executor {
                     self.measurements.beside(self.outgoing.migrations.sending_beside(&self.running.id));
                 }
                 let transferred = self.transferred(&status);
+                self.consider_hook(&status);
                 self.follow_downtime_limit(transferred.rounds).await;
                 if let Some(relay) = &mut self.relay {
                     relay.read(now_ms);
@@ -307,18 +309,24 @@ impl Executor {
 
     pub(super) fn transferred(&self, status: &TransferStatus) -> Transferred {
         let ram = status.ram.unwrap_or_default();
+        let dirty_bytes_per_s = ram.dirty_pages_per_second.saturating_mul(ram.page_bytes);
         Transferred {
             sent_bytes: self.measurements.arrived_bytes().unwrap_or(ram.transferred_bytes),
             remaining_bytes: ram.remaining_bytes,
             total_bytes: ram.total_bytes,
             rounds: ram.rounds,
             passed_bytes: ram.transferred_bytes,
-            dirty_bytes_per_s: ram.dirty_pages_per_second.saturating_mul(ram.page_bytes),
+            // What is sent meanwhile is what gets dirty, however little that is: the VM is not throttled for it.
+            dirty_bytes_per_s: if self.before_pause.holds() { 0 } else { dirty_bytes_per_s },
         }
     }
 
     async fn follow_downtime_limit(&mut self, rounds: u64) {
-        let limit = downtime_limit_ms(rounds);
+        if self.before_pause.holds() {
+            self.rounds_held = rounds;
+            return;
+        }
+        let limit = downtime_limit_ms(rounds.saturating_sub(self.rounds_held));
         if limit == self.downtime_limit_ms {
             return;
         }

@@ -1,0 +1,90 @@
+//! A hook is told of VMs that have come here and run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use drainpipe_engine::migration::target::IncomingState;
+use drainpipe_hypervisor::RunState;
+use tokio::time::sleep;
+use tracing::warn;
+
+use super::Incoming;
+use super::vm::IncomingVm;
+use crate::hooks::{self, Moment};
+use crate::journal::{HookDue, JournalError};
+use crate::vms::QMP_DEADLINE;
+
+/// How often it is looked whether the VM runs, after the agent was started anew, and how many times.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOKS: u32 = 60;
+
+/// A VM is about to come: should it run here, a hook is told. Recorded early, since the VM waits later.
+pub(super) fn note_due(incoming: &Incoming, entry: &IncomingVm) {
+    if incoming.host.config.hooks.after.is_none() {
+        return;
+    }
+    let due = HookDue {
+        migration: entry.id.clone(),
+        vm: entry.definition.name.to_string(),
+        source: entry.source.clone(),
+        target: incoming.host.name().into(),
+    };
+    if let Err(error) = incoming.journal.hook_is_due(&due) {
+        warn!(vm = due.vm, %error, "no hook is told when it runs here: that cannot be recorded");
+    }
+}
+
+/// It runs here.
+pub(super) fn tell_it_runs(incoming: &Incoming, id: &str) {
+    match incoming.journal.hook_due(id) {
+        Ok(Some(due)) => {
+            tokio::spawn(tell(incoming.host.config.hooks.clone(), Arc::clone(&incoming.journal), due));
+        }
+        Ok(None) => {}
+        Err(error) => {
+            warn!(%error, migration = id, "no hook is told that it runs here, until the next start");
+        }
+    }
+}
+
+/// It will not run here.
+pub(super) fn not_due(incoming: &Incoming, id: &str) -> Result<(), JournalError> {
+    incoming.journal.hook_is_done(id)
+}
+
+async fn tell(hooks: crate::config::Hooks, journal: Arc<crate::journal::Journal>, due: HookDue) {
+    hooks::run(&hooks, Moment::Moved, &due).await;
+    if let Err(error) = journal.hook_is_done(&due.migration) {
+        warn!(%error, vm = due.vm, "a hook that was told that it runs here is told so again at the next start");
+    }
+}
+
+/// Of VMs that were told to run here before an earlier life of this agent ended.
+pub(crate) fn tell_of_left(incoming: &Arc<Incoming>) -> Result<(), JournalError> {
+    for due in incoming.journal.hooks_due()? {
+        match incoming.journal.incoming_state(&due.migration)? {
+            Some((_, IncomingState::Running | IncomingState::Finished)) => {
+                tokio::spawn(tell_once_it_runs(Arc::clone(incoming), due));
+            }
+            Some((_, IncomingState::Discarded)) => incoming.journal.hook_is_done(&due.migration)?,
+            // It is on its way still, or from here.
+            Some((_, IncomingState::Waiting)) | None => {}
+        }
+    }
+    Ok(())
+}
+
+async fn tell_once_it_runs(incoming: Arc<Incoming>, due: HookDue) {
+    for _ in 0..LOOKS {
+        if runs(&incoming, &due.vm).await {
+            break;
+        }
+        sleep(LOOK_EVERY).await;
+    }
+    tell(incoming.host.config.hooks.clone(), Arc::clone(&incoming.journal), due).await;
+}
+
+async fn runs(incoming: &Incoming, vm: &str) -> bool {
+    let Some(vmm) = incoming.vms.running(vm) else { return false };
+    vmm.run_state(QMP_DEADLINE).await.is_ok_and(|state| state == RunState::Running)
+}

@@ -1,0 +1,122 @@
+//! The host's hooks: a VM's is told before the pause, and another one should the VM stay.
+
+use drainpipe_hypervisor::TransferStatus;
+use tokio::task::JoinHandle;
+use tracing::warn;
+
+use super::Executor;
+use crate::hooks::{self, Moment};
+use crate::journal::HookDue;
+
+/// With it the hypervisor pauses the VM only when nothing is left to send, which is rare while the guest works.
+const HELD_DOWNTIME_LIMIT_MS: u64 = 0;
+
+/// The hook is told so long before the VM would be paused: it may take as long as that at no cost.
+const TOLD_BEFORE_MS: f64 = 2_000.0;
+
+/// How far the hook is that is told before the pause.
+#[derive(Debug, Default)]
+pub(super) enum BeforePause {
+    /// There is none, or it has ended.
+    #[default]
+    Over,
+    /// It is not time for it yet.
+    ToBegin,
+    /// Until it ends, the VM is not to be paused.
+    UnderWay(JoinHandle<()>),
+}
+
+impl Drop for BeforePause {
+    fn drop(&mut self) {
+        if let Self::UnderWay(hook) = self {
+            hook.abort();
+        }
+    }
+}
+
+impl BeforePause {
+    /// Whether the VM is not to be paused yet.
+    pub(super) fn holds(&self) -> bool {
+        match self {
+            Self::Over => false,
+            Self::ToBegin => true,
+            Self::UnderWay(hook) => !hook.is_finished(),
+        }
+    }
+}
+
+impl Executor {
+    /// With which the transfer begins.
+    pub(super) fn first_downtime_limit_ms(&mut self) -> u64 {
+        if self.outgoing.host.config.hooks.before_pause.is_some() {
+            self.before_pause = BeforePause::ToBegin;
+            self.downtime_limit_ms = HELD_DOWNTIME_LIMIT_MS;
+        }
+        self.downtime_limit_ms
+    }
+
+    /// Begins it once the pause is near.
+    pub(super) fn consider_hook(&mut self, status: &TransferStatus) {
+        let ram = status.ram.unwrap_or_default();
+        let is_near = is_near(ram.remaining_bytes, ram.throughput_mbps, ram.rounds);
+        if matches!(self.before_pause, BeforePause::ToBegin) && is_near {
+            self.before_pause = match self.note_hook_due() {
+                Some(due) => self.begin_hook(due),
+                None => BeforePause::Over,
+            };
+        }
+    }
+
+    /// The VM is paused: what the hook has not done by now cannot be done.
+    pub(super) fn end_hook(&mut self) {
+        let before = std::mem::take(&mut self.before_pause);
+        if before.holds() {
+            warn!(vm = self.running.vm, "was paused before its hook had ended, or begun: the hook is ended");
+        }
+    }
+
+    fn begin_hook(&self, due: HookDue) -> BeforePause {
+        let outgoing = std::sync::Arc::clone(&self.outgoing);
+        BeforePause::UnderWay(tokio::spawn(async move {
+            hooks::run(&outgoing.host.config.hooks, Moment::BeforePause, &due).await;
+        }))
+    }
+
+    /// First: should the agent end, another hook is to undo what this one did. None where that cannot be recorded.
+    fn note_hook_due(&self) -> Option<HookDue> {
+        let due = HookDue {
+            migration: self.running.id.clone(),
+            vm: self.running.vm.clone(),
+            source: self.outgoing.host.name().into(),
+            target: self.running.target.clone(),
+        };
+        match self.outgoing.journal.hook_is_due(&due) {
+            Ok(()) => Some(due),
+            Err(error) => {
+                warn!(vm = due.vm, %error, "no hook is told before the pause: that cannot be recorded");
+                None
+            }
+        }
+    }
+}
+
+/// Whether the VM would be paused soon: after one round through its memory, or at this pace.
+fn is_near(remaining_bytes: u64, mbps: f64, rounds: u64) -> bool {
+    // Mb/s are so many thousand bits a millisecond.
+    let left_ms = remaining_bytes as f64 * 8.0 / (mbps * 1_000.0);
+    rounds > 1 || (mbps > 0.0 && left_ms <= TOLD_BEFORE_MS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hook_is_told_when_the_pause_is_near() {
+        let mib = 1 << 20;
+        assert!(!is_near(1_000 * mib, 1_000.0, 1), "8 s");
+        assert!(is_near(200 * mib, 1_000.0, 1), "1.7 s");
+        assert!(!is_near(200 * mib, 0.0, 1), "who knows");
+        assert!(is_near(1_000 * mib, 1_000.0, 2), "all was sent once");
+    }
+}

@@ -1,0 +1,44 @@
+//! Steps 8 and 10: the VM's connections go to the target's firewall, and this host's forgets them.
+
+use drainpipe_engine::protocol::Protocol;
+use drainpipe_engine::result::TrackedUse;
+use drainpipe_hypervisor::spec::MacAddress;
+
+use super::Executor;
+use crate::outgoing::tracked::{Gone, OnWay, Taker, forget};
+
+impl Executor {
+    /// Beside the last of its state; none where there is nothing to send or nobody to take it.
+    pub(super) fn send_tracked(&self) -> Option<OnWay> {
+        let macs = self.macs();
+        let is_taken = self.protocol.is_some_and(Protocol::takes_tracked_connections);
+        if macs.is_empty() || !is_taken || !self.outgoing.host.config.vms.conntrack {
+            return None;
+        }
+        let client = self.peer().ok()?;
+        let taker = Taker { client, path: self.incoming("tracked"), host: self.running.target.clone() };
+        Some(OnWay::begin(&self.outgoing, macs, taker))
+    }
+
+    /// The VM is the target's.
+    pub(super) async fn forget_tracked(&mut self) {
+        let macs = self.macs();
+        if macs.is_empty() || !self.outgoing.host.config.vms.conntrack {
+            return;
+        }
+        let listed = self.tracked.as_mut().and_then(|gone| gone.listed.take());
+        forget(&self.outgoing, &macs, listed).await;
+    }
+
+    pub(super) fn tracked_use(&self) -> Option<TrackedUse> {
+        self.tracked.as_ref().and_then(|Gone { told, .. }| told.clone())
+    }
+
+    /// Of its NICs. That of one that the definition leaves open only its QEMU tells.
+    fn macs(&self) -> Vec<MacAddress> {
+        match &self.claimed.vmm {
+            Some(vmm) => vmm.spec().macs().to_vec(),
+            None => self.claimed.definition.nics.iter().filter_map(|nic| nic.mac).collect(),
+        }
+    }
+}

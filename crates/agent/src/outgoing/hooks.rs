@@ -1,0 +1,43 @@
+//! A hook is told of VMs that have stayed here, after another one was told that they would be paused.
+
+use std::sync::Arc;
+
+use drainpipe_engine::result::MigrationResult;
+use tracing::warn;
+
+use super::Outgoing;
+use crate::hooks::{self, Moment};
+use crate::journal::{HookDue, JournalError};
+
+/// A migration from here is over: has the hook told that the VM stays, if that is due.
+pub(super) fn settle(outgoing: &Arc<Outgoing>, result: &MigrationResult) {
+    if let Err(error) = try_settle(outgoing, result) {
+        warn!(%error, migration = result.id, "no hook is told that the VM stays, until the next start");
+    }
+}
+
+fn try_settle(outgoing: &Arc<Outgoing>, result: &MigrationResult) -> Result<(), JournalError> {
+    let Some(due) = outgoing.journal.hook_due(&result.id)? else { return Ok(()) };
+    if result.has_left() {
+        return outgoing.journal.hook_is_done(&due.migration);
+    }
+    tokio::spawn(tell(Arc::clone(outgoing), due));
+    Ok(())
+}
+
+async fn tell(outgoing: Arc<Outgoing>, due: HookDue) {
+    hooks::run(&outgoing.host.config.hooks, Moment::Stayed, &due).await;
+    if let Err(error) = outgoing.journal.hook_is_done(&due.migration) {
+        warn!(%error, vm = due.vm, "a hook that was told that it stays is told so again at the next start");
+    }
+}
+
+/// Of migrations that were over when an earlier life of this agent ended.
+pub(crate) fn settle_left(outgoing: &Arc<Outgoing>) -> Result<(), JournalError> {
+    for due in outgoing.journal.hooks_due()? {
+        if let Some(result) = outgoing.journal.result(&due.migration)? {
+            settle(outgoing, &result);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,294 @@
+//! The connections of a VM that leaves: the target's firewall is to track them from before it runs there.
+//!
+//! All of it goes beside the last of the VM's state. The VM waits for it hardly any longer than for that.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_engine::result::TrackedUse;
+use drainpipe_hypervisor::spec::MacAddress;
+use drainpipe_net::{Tracked, TrackedConnection, forget_tracked};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tracing::{debug, info, warn};
+
+use super::Outgoing;
+use crate::api_types::{TrackedRequest, TrackedTaken};
+use crate::client::ApiClient;
+use crate::lock::lock;
+use crate::result::tenth;
+use crate::tracking::{self, Look};
+
+/// How much longer than for its state a VM is paused for its connections at most.
+const PAUSE_LONGER_MAX: Duration = Duration::from_millis(20);
+
+/// How long all of it may take where the state takes longer.
+const WITHIN: Duration = Duration::from_secs(5);
+
+/// How long the kernel may take to forget them.
+const FORGET_WITHIN: Duration = Duration::from_secs(5);
+
+/// So many make a request that is well below what an agent reads.
+const REQUEST_CONNECTIONS: usize = 2_000;
+
+/// What is known of a VM's connections on their way.
+#[derive(Debug, Default)]
+struct Known {
+    // None where nothing is tracked.
+    listed: Option<Tracked>,
+    taken: u64,
+    // Why none or not all were taken, where somebody says so.
+    why: Vec<String>,
+    took: Option<Duration>,
+}
+
+/// On their way to the target. That ends with this.
+#[derive(Debug)]
+pub(super) struct OnWay {
+    known: Arc<Mutex<Known>>,
+    task: JoinHandle<()>,
+}
+
+/// What has become of them.
+#[derive(Debug)]
+pub(super) struct Gone {
+    /// What was tracked here; none where nobody could list it.
+    pub(super) listed: Option<Vec<TrackedConnection>>,
+    /// What is told; none where nothing is tracked.
+    pub(super) told: Option<TrackedUse>,
+}
+
+/// Who takes them.
+pub(super) struct Taker {
+    pub(super) client: ApiClient,
+    pub(super) path: String,
+    pub(super) host: String,
+}
+
+impl Drop for OnWay {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl OnWay {
+    /// Begins to send those of a VM with these NICs.
+    pub(super) fn begin(outgoing: &Arc<Outgoing>, macs: Vec<MacAddress>, taker: Taker) -> Self {
+        let known = Arc::new(Mutex::new(Known::default()));
+        let (outgoing, filled) = (Arc::clone(outgoing), Arc::clone(&known));
+        let task = tokio::spawn(async move {
+            let began = Instant::now();
+            if let Err(problem) = send(&outgoing, &macs, &taker, &filled, began + WITHIN).await {
+                lock(&filled).why.push(problem.message);
+            }
+            lock(&filled).took = Some(began.elapsed());
+        });
+        Self { known, task }
+    }
+
+    /// The state is there: waits for what is still on its way, but not for long.
+    pub(super) async fn settle(mut self, vm: &str) -> Gone {
+        let began = Instant::now();
+        let is_late = timeout(PAUSE_LONGER_MAX, &mut self.task).await.is_err();
+        let waited = began.elapsed();
+        let known = std::mem::take(&mut *lock(&self.known));
+        let told = known.told(is_late, waited);
+        if let Some(told) = told.as_ref().filter(|told| told.along + told.left > 0 || told.why.is_some()) {
+            let TrackedUse { along, left, why, .. } = told;
+            info!(vm, along, left, why, waited_ms = told.waited_ms, "connections that are tracked of it");
+        }
+        Gone { listed: known.listed.map(|listed| listed.connections), told }
+    }
+}
+
+impl Known {
+    fn told(&self, is_late: bool, waited: Duration) -> Option<TrackedUse> {
+        let listed = self.listed.as_ref();
+        let all = listed.map_or(0, |listed| listed.connections.len() + listed.translated + listed.others);
+        let along = self.taken.min(all as u64);
+        let mut why = self.why.clone();
+        if let Some(listed) = listed {
+            why.extend(of_listed(listed));
+        }
+        if is_late {
+            let limit_ms = PAUSE_LONGER_MAX.as_millis();
+            why.push(format!(
+                "there was no time for more: the pause is not made longer than by {limit_ms} ms"
+            ));
+        }
+        (listed.is_some() || !why.is_empty()).then(|| TrackedUse {
+            along,
+            left: all as u64 - along,
+            why: (!why.is_empty()).then(|| why.join("; ")),
+            took_ms: self.took.map(|took| tenth(took.as_secs_f64() * 1_000.0)),
+            waited_ms: tenth(waited.as_secs_f64() * 1_000.0),
+        })
+    }
+}
+
+/// Why some of what is tracked here cannot be elsewhere.
+fn of_listed(listed: &Tracked) -> Vec<String> {
+    let Tracked { translated, others, is_whole, .. } = listed;
+    let mut why = vec![];
+    if *translated > 0 {
+        why.push(format!("of {translated} this host translates an address"));
+    }
+    if *others > 0 {
+        why.push(format!("{others} are neither TCP nor UDP"));
+    }
+    if !is_whole {
+        why.push("there are more than could be listed".into());
+    }
+    why
+}
+
+async fn send(
+    outgoing: &Outgoing,
+    macs: &[MacAddress],
+    taker: &Taker,
+    known: &Mutex<Known>,
+    until: Instant,
+) -> Result<(), Problem> {
+    let (addresses, connections) = match tracking::look(&outgoing.host.network, macs, until).await? {
+        Look::NoTracking => {
+            say_once_that_nothing_is_tracked();
+            return Ok(());
+        }
+        Look::NoAddress => {
+            let own = outgoing.host.name();
+            return Err(Problem::failed(format!("{own} has not heard of an address of the VM")));
+        }
+        Look::Found(addresses, tracked) => {
+            let connections = tracked.connections.clone();
+            lock(known).listed = Some(tracked);
+            (addresses, connections)
+        }
+    };
+    for connections in in_order(connections).chunks(REQUEST_CONNECTIONS) {
+        let answer = give(taker, &addresses, connections, until).await?;
+        let mut known = lock(known);
+        known.taken += answer.taken.min(connections.len() as u64);
+        known.why.extend(answer.why);
+    }
+    Ok(())
+}
+
+/// Those first that are worth most: that both ends use.
+fn in_order(mut connections: Vec<TrackedConnection>) -> Vec<TrackedConnection> {
+    connections.sort_by_key(|connection| (!connection.is_assured, !connection.is_answered));
+    connections
+}
+
+async fn give(
+    taker: &Taker,
+    addresses: &[IpAddr],
+    connections: &[TrackedConnection],
+    until: Instant,
+) -> Result<TrackedTaken, Problem> {
+    let request = TrackedRequest { addresses: addresses.to_vec(), connections: connections.to_vec() };
+    let left = until.saturating_duration_since(Instant::now());
+    let given = taker.client.post_within(&taker.path, &request, left).await;
+    given.map_err(|problem: Problem| match problem.kind {
+        ProblemKind::NotFound => Problem::failed(format!("{} takes none: upgrade it", taker.host)),
+        _ => problem,
+    })
+}
+
+fn say_once_that_nothing_is_tracked() {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    SAID.call_once(|| info!("this kernel tracks no connections, so none go along with VMs"));
+}
+
+/// The VM is another host's: has this one's firewall forget its connections, but for those that this host itself has with
+/// it.
+pub(super) async fn forget(outgoing: &Outgoing, macs: &[MacAddress], listed: Option<Vec<TrackedConnection>>) {
+    if let Err(problem) = try_forget(outgoing, macs, listed).await {
+        warn!(%problem, "the firewall here tracks connections of a VM that has left until they time out");
+    }
+}
+
+async fn try_forget(
+    outgoing: &Outgoing,
+    macs: &[MacAddress],
+    listed: Option<Vec<TrackedConnection>>,
+) -> Result<(), Problem> {
+    let until = Instant::now() + FORGET_WITHIN;
+    let network = &outgoing.host.network;
+    let listed = match listed {
+        Some(listed) => listed,
+        // As after a crash.
+        None => match tracking::look(network, macs, until).await? {
+            Look::Found(_, tracked) => tracked.connections,
+            Look::NoTracking | Look::NoAddress => return Ok(()),
+        },
+    };
+    let others = but_those_of(&network.addresses().await?, listed);
+    if !others.is_empty() {
+        let forgotten = forget_tracked(others, until).await.map_err(Problem::failed)?;
+        debug!(forgotten, "connections of a VM that has left");
+    }
+    Ok(())
+}
+
+/// Those that this host has itself.
+fn but_those_of(own: &[IpAddr], mut listed: Vec<TrackedConnection>) -> Vec<TrackedConnection> {
+    listed.retain(|connection| !own.iter().any(|address| connection.is_of(*address)));
+    listed
+}
+
+#[cfg(test)]
+mod tests {
+    use drainpipe_net::Transport;
+
+    use super::*;
+
+    fn udp(source: &str, is_assured: bool) -> TrackedConnection {
+        TrackedConnection {
+            source: format!("{source}:1000").parse().unwrap(),
+            destination: "10.0.0.5:53".parse().unwrap(),
+            transport: Transport::Udp,
+            is_answered: is_assured,
+            is_assured,
+            timeout_s: 30,
+            mark: 0,
+            zone: 0,
+        }
+    }
+
+    fn known(translated: usize, is_whole: bool, taken: u64) -> Known {
+        let connections = vec![udp("10.0.9.9", true), udp("10.0.9.8", true)];
+        let listed = Tracked { connections, translated, others: 0, is_whole };
+        Known { listed: Some(listed), taken, ..Known::default() }
+    }
+
+    #[test]
+    fn what_went_along_and_what_did_not_is_told() {
+        assert_eq!(Known::default().told(false, Duration::ZERO), None, "nothing is tracked");
+        let all = known(0, true, 2).told(false, Duration::from_millis(3)).unwrap();
+        assert_eq!((all.along, all.left, all.why, all.waited_ms), (2, 0, None, 3.0));
+        let part = known(1, false, 1).told(true, Duration::from_millis(20)).unwrap();
+        let why = part.why.unwrap();
+        assert_eq!((part.along, part.left), (1, 2));
+        for words in ["translates", "more than could be listed", "no time for more"] {
+            assert!(why.contains(words), "{why}");
+        }
+        let lied = known(0, true, 99).told(false, Duration::ZERO).unwrap();
+        assert_eq!((lied.along, lied.left), (2, 0), "no more than there are");
+        let unlisted = Known { why: vec!["as it is".into()], ..Known::default() };
+        assert_eq!(unlisted.told(false, Duration::ZERO).unwrap().why.as_deref(), Some("as it is"));
+    }
+
+    #[test]
+    fn those_in_use_go_first() {
+        let ordered = in_order(vec![udp("10.0.9.9", false), udp("10.0.9.8", true)]);
+        assert_eq!(ordered, [udp("10.0.9.8", true), udp("10.0.9.9", false)]);
+    }
+
+    #[test]
+    fn what_this_host_has_itself_with_the_vm_is_kept() {
+        let listed = vec![udp("10.0.0.1", true), udp("10.0.9.8", true)];
+        assert_eq!(but_those_of(&["10.0.0.1".parse().unwrap()], listed), [udp("10.0.9.8", true)]);
+    }
+}
