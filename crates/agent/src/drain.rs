@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! view      what a plan is made from
+//! disks     the disks that would go with VMs
 //! executor  carries out what the engine says of a drain under way
 //! failback  the way back
 //! record    what is told of either, from the journal and from what became of the migrations
@@ -10,6 +11,7 @@
 //! One drain or way back at a time. A drain cordons the host before anything is looked at, so that what is
 //! seen then is all there is to move; the cordon stays until somebody resumes the host.
 
+mod disks;
 mod executor;
 mod failback;
 mod record;
@@ -228,14 +230,16 @@ fn limits(drains: &Drains, request: &DrainRequest) -> DrainLimits {
         transfers: request.transfers,
         attempts,
         post_copy: request.post_copy,
+        disks_first: request.disks_first,
     }
 }
 
 /// How long the migration of one VM may take, in seconds: what was configured with usual VMs in mind must not end that
-/// of a huge one.
+/// of a huge one, nor of one whose disks are copied, which may take so much longer.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
-fn migration_deadline_s(configured_s: u32, predicted_ms: f64) -> u32 {
-    configured_s.max((PREDICTIONS_MAX * predicted_ms / 1_000.0 + UNPREDICTED_MAX_S).ceil() as u32)
+fn migration_deadline_s(configured_s: u32, predicted_ms: f64, disks_ms: f64) -> u32 {
+    let usual_s = (PREDICTIONS_MAX * predicted_ms / 1_000.0 + UNPREDICTED_MAX_S).ceil() as u32;
+    configured_s.max(usual_s).saturating_add((disks_ms / 1_000.0).ceil() as u32)
 }
 
 async fn plan_anew(drains: &Drains, request: &DrainRequest, standing: &Standing) -> DrainPlanView {
@@ -393,10 +397,11 @@ mod tests {
     fn a_huge_vm_has_the_time_that_it_is_predicted_to_take() {
         let minutes = |minutes: u32| minutes * 60;
         let predicted_ms = |count| f64::from(minutes(count)) * 1_000.0;
-        assert_eq!(migration_deadline_s(3_600, predicted_ms(73)), minutes(3 * 73 + 10));
-        assert_eq!(migration_deadline_s(3_600, predicted_ms(16)), 3_600);
-        assert_eq!(migration_deadline_s(7, 0.0), minutes(10));
-        assert_eq!(migration_deadline_s(7, f64::INFINITY), u32::MAX);
+        assert_eq!(migration_deadline_s(3_600, predicted_ms(73), 0.0), minutes(3 * 73 + 10));
+        assert_eq!(migration_deadline_s(3_600, predicted_ms(16), 0.0), 3_600);
+        assert_eq!(migration_deadline_s(7, 0.0, 0.0), minutes(10));
+        assert_eq!(migration_deadline_s(7, f64::INFINITY, 9.0), u32::MAX);
+        assert_eq!(migration_deadline_s(3_600, 0.0, 1_500.0), 3_602, "disks take longer");
     }
 
     #[tokio::test]

@@ -296,7 +296,7 @@ impl Executor<'_> {
         match action {
             Action::Listen => {
                 let heard = listen(signs, &mut self.source.told);
-                self.source.cut_disk_copies_if(&heard);
+                self.source.cut_disk_copies_if(heard);
                 return Ok(heard);
             }
             Action::LookAtVm => return Ok(Event::VmRuns(self.source.look().await)),

@@ -39,7 +39,7 @@ pub(crate) use self::arrived::resume_recorded;
 pub(crate) use self::connect::{connect, open_trials, watch_again};
 pub(crate) use self::disks::{
     close as close_disks, keep_expiring, left as left_disks, make as make_disks, named as named_disks,
-    remove_left as remove_left_disks,
+    promised_bytes as promised_disk_bytes, remove_left as remove_left_disks,
 };
 pub(crate) use self::ending::{clear_discarded, close_arrivals, stop_told};
 pub(crate) use self::holding::{check_nowhere_else, holding};

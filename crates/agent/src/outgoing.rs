@@ -32,7 +32,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{error, warn};
 use uuid::Uuid;
 
-pub(crate) use self::disks::keep_all_left;
+pub(crate) use self::disks::{check_hosts, check_vm, disks_of, keep_all_left};
 use self::executor::Executor;
 pub(crate) use self::hooks::settle_left;
 use crate::api_types::{HandOverView, HostView, MigrateRequest, MigrationView, PlanView};
@@ -176,7 +176,8 @@ impl OutgoingMigrations {
     /// How many others are sending.
     fn sending_beside(&self, id: &str) -> usize {
         let running = self.lock();
-        running.values().filter(|other| other.id != id && *other.stage.borrow() == Stage::Sending).count()
+        let uses_links = |stage| matches!(stage, Stage::CopyingDisks | Stage::Sending);
+        running.values().filter(|other| other.id != id && uses_links(*other.stage.borrow())).count()
     }
 
     /// Those that an earlier life of the agent, or a task that has crashed, has begun, but for those in doubt: these
@@ -294,6 +295,11 @@ impl Running {
     /// What the target's host has confirmed so far.
     pub(crate) fn sent_bytes(&self) -> u64 {
         self.progress.borrow().sent_bytes
+    }
+
+    /// What of its disks was gone through so far; 0 where none is copied.
+    pub(crate) fn copied_bytes(&self) -> u64 {
+        self.progress.borrow().disks.iter().map(|disk| disk.copied_bytes).sum()
     }
 
     /// How it ended, once it has; also when that is not known until the target answers.

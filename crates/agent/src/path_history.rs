@@ -75,7 +75,14 @@ fn path_history(results: &[MigrationResult], transfers: Option<FoundTransfers>) 
         setup_ms: median_of(|result| result.setup_ms)?,
         completion_ms: median_of(|result| result.completion_ms)?,
         transfers,
+        disk_mbps: median(results.iter().filter_map(disk_mbps).collect()),
     })
+}
+
+/// What the copies of its disks carried, in Mb/s, if it had any.
+fn disk_mbps(result: &MigrationResult) -> Option<f64> {
+    let ms = result.disk_ms.filter(|ms| *ms > 0.0)?;
+    (result.disk_bytes > 0).then(|| result.disk_bytes as f64 * 8.0 / 1_000.0 / ms)
 }
 
 /// Of one that was not long enough, nothing. Those beside it had as much of the cores and of the links.

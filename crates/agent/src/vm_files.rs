@@ -32,6 +32,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use self::making::CannotMake;
+pub(crate) use self::making::Room;
 use self::opening::Unusable;
 use crate::config::Config;
 use crate::journal::{DiskFile, FileId};
@@ -156,6 +157,18 @@ impl VmFiles {
         self.act("take a copy as", &disk.to, look).await
     }
 
+    /// What is free where a disk would be made, once `promised_bytes` of its device are taken off; nothing where that is
+    /// not known.
+    pub(crate) async fn room(
+        &self,
+        path: &Path,
+        promised_bytes: impl FnOnce(u64) -> u64 + Send + 'static,
+    ) -> Option<Room> {
+        let (at, name) = (path.to_owned(), path.to_string_lossy());
+        let look = self.try_act(&name, move |rules| making::room(rules, &at, promised_bytes));
+        timeout(LOOK_DEADLINE, look).await.ok()?.ok()?.ok()
+    }
+
     /// Makes an empty disk where nothing is.
     pub(crate) async fn make(&self, path: &str, image: DiskImage, bytes: u64) -> Result<FileId, NotMade> {
         let at = PathBuf::from(path);
@@ -194,9 +207,9 @@ impl VmFiles {
     }
 
     /// What a file takes, and what is free beside it; none if it is not there.
-    pub(crate) async fn room(&self, path: &str, file: FileId) -> Result<Option<FileRoom>, Problem> {
+    pub(crate) async fn file_room(&self, path: &str, file: FileId) -> Result<Option<FileRoom>, Problem> {
         let at = PathBuf::from(path);
-        self.act("look at", path, move |rules| making::room(rules, &at, file)).await
+        self.act("look at", path, move |rules| making::file_room(rules, &at, file)).await
     }
 
     /// Makes all of a file durable, so that the storage has what is read of it from now on. Whether it was there.

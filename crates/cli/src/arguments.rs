@@ -538,6 +538,12 @@ pub(crate) struct DrainArguments {
     /// then until the rest has followed, the loss of either host is the loss of what such a VM was doing
     #[arg(long)]
     pub(crate) post_copy: bool,
+    /// Copy the disks that a VM's target does not see, to the same path there, while the VM runs
+    #[arg(long)]
+    pub(crate) copy_storage: bool,
+    /// With --copy-storage: begin with the VMs whose disks are copied, instead of ending with them
+    #[arg(long, requires = "copy_storage")]
+    pub(crate) disks_first: bool,
     /// Say which VM would go where, in which order, and how long it would take, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -580,6 +586,7 @@ Examples:
   drainpipe drain a --swap b                         with `drain b --swap a`: a and b change places
   drainpipe drain a --throttle 0                     slow no VM down, even if it then stays
   drainpipe drain a --post-copy                      VMs too busy for all else go too, at a risk
+  drainpipe drain a --copy-storage                   VMs whose disks no other host sees go with them
   drainpipe drain status a                           how far is it?
   drainpipe drain cancel a                           stop it; what has moved stays there
   drainpipe resume a --failback                      after the service: all back

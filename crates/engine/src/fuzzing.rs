@@ -215,6 +215,7 @@ fn drain_to(answers: &Answers, option: RequestedOption, plan: &Plan) {
         immovable: None,
         refusals: BTreeMap::new(),
         memory: None,
+        copies: BTreeMap::new(),
     };
     let path = |path: &Path| PathView {
         link: path.link.clone(),
@@ -226,6 +227,7 @@ fn drain_to(answers: &Answers, option: RequestedOption, plan: &Plan) {
         unavailable: None,
         warnings: vec![],
         memory_available_bytes: theirs.memory_available_bytes,
+        file_systems: vec![],
         makes_room: answers.vms.len() > 2,
         makes_room_now: answers.vms.len() > 3,
         vms: answers.vms.clone(),

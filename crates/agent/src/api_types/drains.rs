@@ -25,6 +25,7 @@ pub const TRANSFERS_MAX: u8 = 8;
 /// A request to empty the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "each is asked for by itself")]
 pub struct DrainRequest {
     /// The hosts that may take its VMs; all that it knows if empty.
     #[serde(default, deserialize_with = "host_names")]
@@ -59,6 +60,12 @@ pub struct DrainRequest {
     /// there. From then until the rest has followed, such a VM is lost if either host is.
     #[serde(default)]
     pub post_copy: bool,
+    /// Whether VMs go with copies of the disks that their targets do not see.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub copy_storage: bool,
+    /// Whether VMs whose disks are copied go before the others, and not after them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disks_first: bool,
 }
 
 /// How a host would be emptied, and nothing done.

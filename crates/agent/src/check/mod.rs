@@ -52,10 +52,10 @@ use crate::vms::Vms;
 
 pub(crate) use facts::read;
 pub(crate) use idle::keep_trying;
-pub(crate) use quick::{before_migration, disks_there};
+pub(crate) use quick::{before_migration, disks_of, disks_there, judge};
 pub(crate) use run::run;
 pub(crate) use session::{Round, RoundResult, SessionRequest, SessionView, close, open, play, source_of};
-pub(crate) use vms::{VmsRequest, fits};
+pub(crate) use vms::{VmsRequest, ask as ask_of_vms, fits};
 pub(crate) use way_back::{WayBack, try_back};
 
 /// Checks that one agent leads at once. Each sends some hundred packets on each path.

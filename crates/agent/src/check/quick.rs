@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use drainpipe_engine::check::finding::Finding;
-use drainpipe_engine::check::vm::{FilePurpose, FileState, VmFile};
+use drainpipe_engine::check::vm::{DiskRoom, FilePurpose, FileState, VmCheck, VmFile};
 use drainpipe_engine::check::{Pair, check, worth_telling};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::disks::There;
@@ -22,9 +22,20 @@ pub(crate) async fn before_migration(
     running: &[Arc<dyn Machine>],
     plan: &Plan,
 ) -> Result<Vec<Finding>, Problem> {
+    let vms = vms::ask(checks, peer, target, running).await?;
+    judge(checks, peer, target, vms, plan).await
+}
+
+/// The same of VMs that both hosts were asked about.
+pub(crate) async fn judge(
+    checks: &Checks,
+    peer: &ApiClient,
+    target: &str,
+    mut vms: Vec<VmCheck>,
+    plan: &Plan,
+) -> Result<Vec<Finding>, Problem> {
     let (target_facts, clock) = facts::ask(checks, peer, target).await?;
     let source_facts = facts::read(checks).await?;
-    let mut vms = vms::ask(checks, peer, target, running).await?;
     let is_copied = |file: &VmFile| plan.disks.iter().any(|disk| disk.from == file.path);
     for file in vms.iter_mut().flat_map(|checked| &mut checked.vm.files).filter(|file| is_copied(file)) {
         file.purpose = FilePurpose::CopiedDisk;
@@ -50,10 +61,19 @@ pub(crate) async fn disks_there(
     vm: &Arc<dyn Machine>,
 ) -> Result<Vec<There>, Problem> {
     let checked = vms::ask(checks, peer, target, std::slice::from_ref(vm)).await?.remove(0);
-    let first = checked.fit.files.len() - vm.spec().spec().disks.len();
+    Ok(disks_of(&checked, vm.spec().spec().disks.len()).into_iter().map(|(there, _)| there).collect())
+}
+
+/// What the target has under the path of each of a VM's disks, which are so many; and where one would be made.
+pub(crate) fn disks_of(checked: &VmCheck, count: usize) -> Vec<(There, Option<DiskRoom>)> {
+    let fit = &checked.fit;
+    // What it boots from stands before them.
+    let first = fit.files.len().saturating_sub(count);
     let there = |(index, state): (usize, &FileState)| {
-        let may_be_there = checked.fit.files_not_allowed.iter().all(|refused| refused.index != index);
-        if *state == FileState::Missing && may_be_there { There::Nothing } else { There::Other }
+        let may_be_there = fit.files_not_allowed.iter().all(|refused| refused.index != index);
+        let is_nothing = *state == FileState::Missing && may_be_there;
+        let room = fit.disk_rooms.iter().find(|room| room.index == index).copied();
+        (if is_nothing { There::Nothing } else { There::Other }, room)
     };
-    Ok(checked.fit.files.iter().enumerate().skip(first).map(there).collect())
+    fit.files.iter().enumerate().skip(first).map(there).collect()
 }

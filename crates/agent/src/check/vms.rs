@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use drainpipe_engine::check::vm::{
-    CpuFeatures, FileNotAllowed, FilePurpose, FileState, Obstacle, VmCheck, VmFacts, VmFile, VmFit,
+    CpuFeatures, DiskRoom, FileNotAllowed, FilePurpose, FileState, Obstacle, VmCheck, VmFacts, VmFile, VmFit,
 };
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::{ResolveError, ResolvedSpec};
@@ -16,6 +16,7 @@ use utoipa::ToSchema;
 
 use super::{Checks, needs};
 use crate::client::ApiClient;
+use crate::incoming::promised_disk_bytes;
 use crate::vm_files::Look;
 use crate::vms::QMP_DEADLINE;
 
@@ -64,7 +65,9 @@ async fn fit(checks: &Checks, spec: &ResolvedSpec, needs: &[Need], links: &[Link
         Look::NotAllowed(why) => Some(FileNotAllowed { index, why: why.clone() }),
         _ => None,
     });
+    let disk_rooms = disk_rooms(checks, &looks).await;
     Ok(VmFit {
+        disk_rooms,
         lacking,
         missing_bridges: missing_bridges(spec, links),
         bridges_not_allowed: checks.files.bridges_not_allowed(spec.spec()),
@@ -127,6 +130,19 @@ async fn looks<'a>(checks: &Checks, spec: &'a ResolvedSpec) -> Vec<(&'a Path, Fi
     join_all(looks).await
 }
 
+/// Where disks would be made that are not here, if they were copied.
+async fn disk_rooms(checks: &Checks, looks: &[(&Path, FilePurpose, Look)]) -> Vec<DiskRoom> {
+    let missing = looks
+        .iter()
+        .enumerate()
+        .filter(|(_, (_, purpose, look))| *look == Look::Missing && *purpose == FilePurpose::Disk);
+    let rooms = missing.map(async |(index, (path, ..))| {
+        let room = checks.files.room(path, promised_disk_bytes(&checks.incoming)).await?;
+        Some(DiskRoom { index, device: room.device, free_bytes: room.free_bytes })
+    });
+    join_all(rooms).await.into_iter().flatten().collect()
+}
+
 fn state(look: Look) -> FileState {
     match look {
         Look::Present(identity) => FileState::Present(identity),
@@ -163,7 +179,7 @@ async fn describe(checks: &Checks, vmm: &dyn Machine, demands: Demands) -> VmFac
 }
 
 /// What this host and `peer`, the host `target`, say of running VMs of this one.
-pub(super) async fn ask(
+pub(crate) async fn ask(
     checks: &Checks,
     peer: &ApiClient,
     target: &str,

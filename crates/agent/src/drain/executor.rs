@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use drainpipe_engine::drain::disks::longer_ms;
 use drainpipe_engine::drain::plan::DrainPlan;
 use drainpipe_engine::drain::run::{Action, Departure, Drain, Event, MoveEnd};
-use drainpipe_engine::drain::status::{DrainStatus, LinkRate, MoveState, MoveStatus};
+use drainpipe_engine::drain::status::{DisksProgress, DrainStatus, LinkRate, MoveState, MoveStatus};
 use drainpipe_engine::drain::view::FoundTransfers;
 use drainpipe_engine::migration::Stage;
 use drainpipe_engine::option::RequestedOption;
@@ -286,8 +287,9 @@ impl Executor {
 
     fn begin(&mut self, vm: String, target: String, post_copy: bool) {
         let DrainRequest { option, throttle_max_percent, encrypt, .. } = self.request;
-        let deadline_s =
-            migration_deadline_s(self.drains.host.config.limits.deadline_s, self.predicted_ms(&vm));
+        let disks = self.drain.disks_of(&vm);
+        let configured_s = self.drains.host.config.limits.deadline_s;
+        let deadline_s = migration_deadline_s(configured_s, self.predicted_ms(&vm), longer_ms(disks));
         let request = MigrateRequest {
             vm: vm.clone(),
             target,
@@ -295,7 +297,7 @@ impl Executor {
             option: if post_copy { RequestedOption::Tcp } else { option },
             encrypt,
             post_copy,
-            copy_storage: false,
+            copy_storage: !disks.is_empty(),
             disks: BTreeMap::new(),
             deadline_s: Some(deadline_s),
             throttle_max_percent,
@@ -464,7 +466,10 @@ fn warn_of(plan: &DrainPlan, known: &mut BTreeSet<String>) {
 
 /// Whether they differ in more than the bytes that have arrived.
 fn differ(one: &MoveStatus, other: &MoveStatus) -> bool {
-    let without_bytes = |one: &MoveStatus| MoveStatus { sent_bytes: 0, ..one.clone() };
+    let without_bytes = |one: &MoveStatus| {
+        let disks = one.disks.map(|disks| DisksProgress { copied_bytes: 0, ..disks });
+        MoveStatus { sent_bytes: 0, disks, ..one.clone() }
+    };
     without_bytes(one) != without_bytes(other)
 }
 
@@ -476,6 +481,12 @@ async fn follow(drains: Arc<Drains>, flight: Arc<Running>, tell: mpsc::Sender<Ev
     loop {
         let stage = *stages.borrow_and_update();
         let mut news = vec![Event::Arrived { vm: vm(), bytes: flight.sent_bytes() }];
+        if flight.copied_bytes() > 0 {
+            news.insert(0, Event::DisksCopied { vm: vm(), bytes: flight.copied_bytes() });
+        }
+        if told == Stage::CopyingDisks && stage == Stage::Sending {
+            news.push(Event::MemoryFollows { vm: vm() });
+        }
         if stage != told {
             news.extend(event_of(stage, vm()));
             told = stage;
@@ -515,7 +526,7 @@ fn event_of(stage: Stage, vm: String) -> Option<Event> {
         Stage::SwitchingOver => Some(Event::Paused { vm }),
         Stage::SendingRest => Some(Event::RestFollows { vm }),
         Stage::Sent => Some(Event::Sent { vm }),
-        Stage::Preparing | Stage::Sending | Stage::Undoing | Stage::Ended => None,
+        Stage::Preparing | Stage::CopyingDisks | Stage::Sending | Stage::Undoing | Stage::Ended => None,
     }
 }
 

@@ -6,12 +6,15 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::drain::pace::{Load, LoadStage, Pace};
 use drainpipe_engine::drain::plan::Stay;
-use drainpipe_engine::drain::status::{DrainState, DrainStatus, LinkRate, MoveState, MoveStatus};
+use drainpipe_engine::drain::status::{
+    DisksProgress, DrainState, DrainStatus, LinkRate, MoveState, MoveStatus,
+};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::{PathRate, Progress};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_engine::step::Step;
+use drainpipe_engine::storage::{DiskCopy, allowance_ms};
 use futures_util::{StreamExt, stream};
 use jiff::Timestamp;
 use tokio::time::sleep;
@@ -153,6 +156,7 @@ fn as_they_went(went: &DrainRequest, asked: ResumeRequest) -> DrainRequest {
 
 /// What the links carried in a millisecond while so many VMs shared them at a time: no less than for any one of them.
 fn bytes_per_ms(moves: &[MoveStatus], at_once: u8) -> f64 {
+    // What is told of the time is of memory alone.
     let carried = || moves.iter().filter_map(|one| Some((one.sent_bytes as f64, one.transfer_ms?.max(1.0))));
     let (bytes, ms) = carried().fold((0.0, 0.0), |all, one| (all.0 + one.0, all.1 + one.1));
     let at_once = usize::from(at_once.max(1)).min(carried().count()) as f64;
@@ -171,6 +175,11 @@ fn waiting(one: MoveStatus) -> MoveStatus {
         attempts: 0,
         predicted_ms,
         transfer_ms: None,
+        disks: one.disks.map(|disks| DisksProgress {
+            bytes: if disks.copied_bytes > 0 { disks.copied_bytes } else { disks.bytes },
+            copied_bytes: 0,
+            are_being_copied: false,
+        }),
         ..one
     }
 }
@@ -200,8 +209,11 @@ pub(super) fn start(drains: &Arc<Drains>, away: Away, asked: ResumeRequest) -> R
 impl WayBack {
     async fn run(self) {
         let is_waiting = |one: &&MoveStatus| one.state == MoveState::Waiting;
-        let vms: Vec<String> =
-            self.course.status.borrow().moves.iter().filter(is_waiting).map(|one| one.vm.clone()).collect();
+        let mut waiting: Vec<MoveStatus> =
+            self.course.status.borrow().moves.iter().filter(is_waiting).cloned().collect();
+        // Whose disks are copied takes long.
+        waiting.sort_by_key(|one| one.disks.is_some());
+        let vms: Vec<String> = waiting.into_iter().map(|one| one.vm).collect();
         stream::iter(vms)
             .for_each_concurrent(usize::from(AT_ONCE), |vm| {
                 let way_back = &self;
@@ -314,7 +326,9 @@ impl WayBack {
 
     /// Has the host on which a VM is move it here; gives the migration.
     async fn ask_for(&self, peer: &ApiClient, one: &MoveStatus) -> Result<String, Problem> {
-        let deadline_s = migration_deadline_s(self.drains.host.config.limits.deadline_s, one.predicted_ms);
+        let configured_s = self.drains.host.config.limits.deadline_s;
+        let disks = self.disks_of(one);
+        let deadline_s = migration_deadline_s(configured_s, one.predicted_ms, allowance_ms(&disks));
         let DrainRequest { throttle_max_percent, encrypt, .. } = self.request;
         let request = MigrateRequest {
             vm: one.vm.clone(),
@@ -323,12 +337,18 @@ impl WayBack {
             encrypt,
             post_copy: self.request.post_copy && self.came_in_parts(one),
             // By this host's configuration: what that of the other one says is not known here.
-            copy_storage: false,
+            copy_storage: one.disks.is_some() || !disks.is_empty(),
             disks: BTreeMap::new(),
             deadline_s: Some(deadline_s.min(DEADLINE_S_MAX)),
             throttle_max_percent,
         };
         Ok(peer.post::<MigrationView>("/v1/migrations", &request).await?.id)
+    }
+
+    /// Those that went with it, which were copied to the same paths. They are copied back in whole.
+    fn disks_of(&self, one: &MoveStatus) -> Vec<DiskCopy> {
+        let disks = self.way_there(one).map(|result| result.disks).unwrap_or_default();
+        disks.into_iter().map(|disk| disk.copy).collect()
     }
 
     /// It comes back as it went.
@@ -378,13 +398,20 @@ impl WayBack {
     }
 
     fn progressed(&self, vm: &str, progress: &Progress) {
+        let copied_bytes: u64 = progress.disks.iter().map(|disk| disk.copied_bytes).sum();
+        // From when its disks are on the links until its memory is.
+        let are_being_copied = progress.step == Step::ConnectHosts && copied_bytes > 0;
         let state = match progress.step {
+            _ if are_being_copied => MoveState::Transferring,
             Step::ResumeOnTarget | Step::CleanUp => MoveState::Finishing,
             Step::CopyMemory | Step::CopyDirtyMemory | Step::Downtime => MoveState::Transferring,
             _ => MoveState::Preparing,
         };
         self.update(vm, |one| {
             (one.state, one.sent_bytes) = (state, progress.sent_bytes);
+            if let Some(disks) = &mut one.disks {
+                (disks.copied_bytes, disks.are_being_copied) = (copied_bytes, are_being_copied);
+            }
             one.compression = progress.compression.filter(|_| state == MoveState::Transferring);
         });
         self.carry(vm, progress.paths.clone());
@@ -428,7 +455,7 @@ impl WayBack {
                 change(one);
             }
             let Arrival { pace, seen_bytes } = &mut *lock(&self.arrival);
-            let sent_bytes: u64 = status.moves.iter().map(|one| one.sent_bytes).sum();
+            let sent_bytes = status.sent_bytes();
             // What is tried again begins at nothing.
             pace.arrived(sent_bytes.saturating_sub(*seen_bytes));
             *seen_bytes = sent_bytes;
@@ -498,7 +525,12 @@ fn load(one: &MoveStatus) -> Load {
         }
     };
     let predicted_bytes = if one.predicted_bytes > 0 { one.predicted_bytes } else { one.memory_bytes };
-    Load { stage, predicted_bytes, sent_bytes: one.sent_bytes }
+    let disk_bytes = one.disks.map_or(0, |disks| disks.bytes);
+    Load {
+        stage,
+        predicted_bytes: predicted_bytes.saturating_add(disk_bytes),
+        sent_bytes: one.arrived_bytes(),
+    }
 }
 
 #[cfg(test)]
@@ -520,6 +552,7 @@ mod tests {
             predicted_ms: 9.0,
             transfer_ms: Some(transfer_ms),
             compression: None,
+            disks: None,
         }
     }
 

@@ -257,6 +257,7 @@ mod tests {
             predicted_ms: 1.0,
             transfer_ms: None,
             compression: None,
+            disks: None,
         }
     }
 

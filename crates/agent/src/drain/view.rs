@@ -8,6 +8,7 @@ use std::time::Duration;
 use drainpipe_engine::check::code::FindingCode;
 use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::vm::Told;
+use drainpipe_engine::drain::disks::DrainedDisk;
 use drainpipe_engine::drain::status::DrainStatus;
 use drainpipe_engine::drain::view::{
     DrainView, LimitView, PathView, PlacedVm, Placement, TargetView, VmView,
@@ -26,6 +27,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::Drains;
+use super::disks::{self, Copies, OwnDisks};
 use crate::api_types::{self, BandwidthView, DrainKind, DrainRequest, VmList, VmState};
 use crate::check;
 use crate::memory_look;
@@ -49,11 +51,13 @@ pub(super) async fn look(drains: &Drains, request: &DrainRequest) -> DrainView {
     let present: Vec<PresentVm> =
         present.into_iter().filter(|vm| !swap.vms.contains(vm.definition.name.as_str())).collect();
     let running: Vec<Arc<dyn Machine>> = present.iter().filter_map(|vm| vm.vmm.clone()).collect();
+    let disks = disks::look(request, &running).await;
+    let leaving = Leaving { running: &running, disks: &disks };
     let names = targets(drains, request);
     let turns = Semaphore::new(LOOKS_AT_ONCE);
     let targets = names.iter().map(|name| async {
         let _turn = turns.acquire().await;
-        look_at(drains, name, request, &running, &swap).await
+        look_at(drains, name, request, leaving, &swap).await
     });
     let vms = present.into_iter().map(|vm| async {
         let _turn = turns.acquire().await;
@@ -67,6 +71,9 @@ pub(super) async fn look(drains: &Drains, request: &DrainRequest) -> DrainView {
         for vm in &mut vms {
             if let Some(why) = target.refusals.get(&vm.name) {
                 vm.refusals.insert(target.view.name.clone(), why.clone());
+            }
+            if let Some(copies) = target.copies.get(&vm.name) {
+                vm.copies.insert(target.view.name.clone(), copies.clone());
             }
         }
         views.push(target.view);
@@ -170,6 +177,7 @@ fn described(definition: &VmSpec, immovable: Option<String>) -> VmView {
         immovable,
         refusals: BTreeMap::new(),
         memory: None,
+        copies: BTreeMap::new(),
     }
 }
 
@@ -213,6 +221,7 @@ fn unmanaged(one: Unmanaged) -> Option<VmView> {
         immovable: Some(format!("cannot move: {}", one.why)),
         refusals: BTreeMap::new(),
         memory: None,
+        copies: BTreeMap::new(),
     })
 }
 
@@ -226,17 +235,25 @@ fn coming(expected: Vec<VmSpec>, present: &[PresentVm]) -> Vec<VmView> {
     coming.map(|definition| described(&definition, Some(COMING.into()))).collect()
 }
 
-/// A target, and why it would not take some of the VMs, by their names.
+/// The VMs that run here, and their disks where these may be copied.
+#[derive(Clone, Copy)]
+struct Leaving<'a> {
+    running: &'a [Arc<dyn Machine>],
+    disks: &'a OwnDisks,
+}
+
+/// A target, and of some of the VMs, by their names: why it would not take them, and which disks would be copied.
 struct LookedAt {
     view: TargetView,
     refusals: BTreeMap<String, String>,
+    copies: BTreeMap<String, Vec<DrainedDisk>>,
 }
 
 async fn look_at(
     drains: &Drains,
     name: &str,
     asked_for: &DrainRequest,
-    running: &[Arc<dyn Machine>],
+    leaving: Leaving<'_>,
     swap: &Swap,
 ) -> LookedAt {
     let (journal, free_cores) = (&drains.journal, drains.host.idle_cores.known());
@@ -248,7 +265,7 @@ async fn look_at(
     let Learnt { saved_mbps, compressed_slower, .. } = learnt;
     let request =
         Request { saved_mbps, compressed_slower, encrypt: asked_for.encrypt, ..asked_for.option.into() };
-    let asked = match timeout(TARGET_DEADLINE, ask(drains, name, request, running, swap)).await {
+    let asked = match timeout(TARGET_DEADLINE, ask(drains, name, request, leaving, swap)).await {
         Ok(asked) => asked,
         Err(_) => Err(Problem::failed(format!("no answer within {} s", TARGET_DEADLINE.as_secs()))),
     };
@@ -258,6 +275,7 @@ async fn look_at(
             unavailable: Some(problem.message),
             warnings: vec![],
             memory_available_bytes: 0,
+            file_systems: vec![],
             makes_room: false,
             makes_room_now: false,
             vms: vec![],
@@ -270,6 +288,7 @@ async fn look_at(
             path_history: None,
         },
         refusals: BTreeMap::new(),
+        copies: BTreeMap::new(),
     });
     looked_at.view.path_history = learnt.path_history;
     if swap.is_with(name) {
@@ -284,21 +303,28 @@ async fn ask(
     drains: &Drains,
     name: &str,
     request: Request,
-    running: &[Arc<dyn Machine>],
+    leaving: Leaving<'_>,
     swap: &Swap,
 ) -> Result<LookedAt, Problem> {
+    let Leaving { running, disks } = leaving;
     let peer = drains.peers.target(name)?;
     let largest = running.iter().map(|vmm| vmm.spec().memory_kib() << 10).max();
-    let Meeting { source, target, plan, .. } =
+    let meeting =
         meet(&drains.outgoing, &peer, name, manager_of_all(running), request, largest.unwrap_or(0)).await?;
     let list = peer.get::<VmList>("/v1/vms");
     let limit = peer.get::<BandwidthView>("/v1/bandwidth");
-    let findings = check::before_migration(&drains.checks, &peer, name, running, &plan);
-    let (list, limit, findings) = tokio::try_join!(list, limit, findings)?;
+    let checked = check::ask_of_vms(&drains.checks, &peer, name, running);
+    let (list, limit, checked) = tokio::try_join!(list, limit, checked)?;
+    let copies = Copies::to(name, &meeting, running, disks, &checked);
+    let Meeting { source, target, plan, .. } = meeting;
+    let plan = Plan { disks: copies.disks(), ..plan };
+    let findings = check::judge(&drains.checks, &peer, name, checked, &plan).await?;
     let limits = [drains.transfer.bandwidth.limit_mbps(), limit.limit_mbps];
     // Of the partner's memory the plan knows by itself, and that it may become more.
     let counts = |finding: &&Finding| !swap.is_with(name) || !is_of_memory(finding);
-    let (refusals, all_refused) = refusals(findings.iter().filter(counts));
+    let (mut refusals, all_refused) = refusals(findings.iter().filter(counts));
+    // Why a disk is not copied says more than that it is missing.
+    refusals.extend(copies.refusals);
     let swaps = swap.is_with(name) && target.swap_with.as_deref() == Some(drains.host.name());
     let cordoned = (target.cordoned && !swaps).then(|| {
         format!(
@@ -312,6 +338,7 @@ async fn ask(
         unavailable: cordoned.or(all_refused),
         warnings: findings.iter().filter(|finding| is_of_way(finding)).map(in_a_line).collect(),
         memory_available_bytes: target.facts.memory_available_bytes,
+        file_systems: copies.file_systems,
         makes_room: false,
         makes_room_now: false,
         vms: list.vms.iter().filter(|vm| vm.state != VmState::Stopped).map(placed).collect(),
@@ -329,7 +356,7 @@ async fn ask(
         no_post_copy: no_post_copy.map(|why| why.to_string()),
         path_history: None,
     };
-    Ok(LookedAt { view, refusals })
+    Ok(LookedAt { view, refusals, copies: copies.of_vms })
 }
 
 /// Who owns all of them; none where some are Drainpipe's own. What is said of the way is of those then.

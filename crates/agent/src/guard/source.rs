@@ -99,7 +99,7 @@ impl Source {
 
     /// Copies of disks go through the agent, and the guest's writes wait for them. Not at its first silence: the copy would
     /// have to begin anew.
-    pub(super) fn cut_disk_copies_if(&mut self, heard: &Event) {
+    pub(super) fn cut_disk_copies_if(&mut self, heard: Event) {
         self.silences =
             if matches!(heard, Event::Silent { .. }) { self.silences.saturating_add(1) } else { 0 };
         // Also one that QEMU has connected anew since.

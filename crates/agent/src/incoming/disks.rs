@@ -105,6 +105,15 @@ async fn check_room(
     Ok(())
 }
 
+/// What of a file system, by its device, is promised to VMs that come.
+pub(crate) fn promised_bytes(incoming: &Incoming) -> impl FnOnce(u64) -> u64 + Send + use<> {
+    let promised = promised_to_others(incoming, "");
+    move |device| {
+        let there = promised.iter().filter(|promised| promised.device == device);
+        there.map(Promised::outstanding_bytes).fold(0, u64::saturating_add)
+    }
+}
+
 fn promised_to_others(incoming: &Incoming, id: &str) -> Vec<Promised> {
     let entries = lock(&incoming.entries.by_id);
     let others = entries.values().filter(|entry| entry.id != id && !entry.is_adopted(&incoming.vms));

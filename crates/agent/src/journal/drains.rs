@@ -380,6 +380,7 @@ mod tests {
             predicted_ms: 100.0,
             transfer_ms: None,
             compression: None,
+            disks: None,
         }
     }
 

@@ -7,7 +7,7 @@ use drainpipe_engine::plan::disks::{There, VmDisk, copies};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskCopy, DiskName};
 use drainpipe_hypervisor::spec::Disk;
-use drainpipe_hypervisor::{Machine, OpenDisk};
+use drainpipe_hypervisor::{DiskCopies, Machine, OpenDisk};
 use jiff::Timestamp;
 use rustix::fs::{FileType, stat};
 use tracing::{info, warn};
@@ -38,6 +38,20 @@ pub(super) async fn to_copy(
         ));
     }
     let target = &request.target;
+    check_hosts(target, meeting)?;
+    let disks = disks_of(&**vmm).await?;
+    let there = disks_there(&outgoing.checks, peer, target, vmm).await?;
+    let disks: Vec<VmDisk> =
+        disks.into_iter().zip(there).map(|(disk, there)| VmDisk { there, ..disk }).collect();
+    let copied = copies(&request.vm, target, &disks, &request.disks).map_err(Problem::refused)?;
+    if !copied.is_empty() {
+        check_vm(&**vmm)?;
+    }
+    Ok(copied)
+}
+
+/// Refuses hosts of which one copies no disks.
+pub(crate) fn check_hosts(target: &str, meeting: &Meeting) -> Result<(), Problem> {
     if let Some(why) = meeting.protocol.obstacle_to_disks(target) {
         return Err(Problem::refused(why));
     }
@@ -45,24 +59,27 @@ pub(super) async fn to_copy(
         if !facts.hypervisor.capabilities.copies_disks {
             let (name, host) = (&facts.hypervisor.name, &facts.name);
             return Err(Problem::refused(format!(
-                "{name} of {host} does not copy disks: VM {} moves with shared disks only",
-                request.vm
+                "{name} of {host} does not copy disks: VMs move with shared disks only"
             )));
         }
     }
-    let none = || Problem::refused("the VM's hypervisor does not copy disks");
-    let hypervisor = vmm.disk_copies().ok_or_else(none)?;
-    let open = hypervisor.disks(QMP_DEADLINE).await.map_err(Problem::failed)?;
-    let there = disks_there(&outgoing.checks, peer, target, vmm).await?;
-    let disks = vmm.spec().spec().disks.iter().zip(open).zip(there).enumerate();
-    let disks: Vec<VmDisk> = disks
-        .map(|(index, ((disk, open), there))| describe(index, disk, &open, there))
-        .collect::<Result<_, _>>()?;
-    let copied = copies(&request.vm, target, &disks, &request.disks).map_err(Problem::refused)?;
-    if !copied.is_empty() {
-        hypervisor.check().map_err(Problem::refused)?;
-    }
-    Ok(copied)
+    Ok(())
+}
+
+/// Refuses a VM whose hypervisor copies no disks.
+pub(crate) fn check_vm(vmm: &dyn Machine) -> Result<(), Problem> {
+    disk_copies(vmm)?.check().map_err(Problem::refused)
+}
+
+fn disk_copies(vmm: &dyn Machine) -> Result<&dyn DiskCopies, Problem> {
+    vmm.disk_copies().ok_or_else(|| Problem::refused("the VM's hypervisor does not copy disks"))
+}
+
+/// The disks of a running VM, as its host knows them; what a target has under their paths is not asked.
+pub(crate) async fn disks_of(vmm: &dyn Machine) -> Result<Vec<VmDisk>, Problem> {
+    let open = disk_copies(vmm)?.disks(QMP_DEADLINE).await.map_err(Problem::failed)?;
+    let disks = vmm.spec().spec().disks.iter().zip(open).enumerate();
+    disks.map(|(index, (disk, open))| describe(index, disk, &open)).collect()
 }
 
 /// Gives the disks that a VM has left here names that no VM has.
@@ -105,7 +122,7 @@ async fn try_keep_all_left(outgoing: &Outgoing) -> Result<(), Problem> {
     Ok(())
 }
 
-fn describe(index: usize, disk: &Disk, open: &OpenDisk, there: There) -> Result<VmDisk, Problem> {
+fn describe(index: usize, disk: &Disk, open: &OpenDisk) -> Result<VmDisk, Problem> {
     let name =
         DiskName::at(index).ok_or_else(|| Problem::refused("a VM with more disks than there are names"))?;
     let path = disk.path.to_str().ok_or_else(|| {
@@ -124,7 +141,7 @@ fn describe(index: usize, disk: &Disk, open: &OpenDisk, there: There) -> Result<
         image: open.image,
         size_bytes: open.size_bytes,
         allocated_bytes: open.allocated_bytes,
-        there,
+        there: There::Other,
     })
 }
 

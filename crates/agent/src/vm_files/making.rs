@@ -49,6 +49,15 @@ impl From<Errno> for CannotMake {
     }
 }
 
+/// What a file system has free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Number of its device.
+    pub(crate) device: u64,
+    /// What is free and promised to nobody.
+    pub(crate) free_bytes: u64,
+}
+
 /// A place in a directory that VMs may use.
 struct Spot {
     directory: OwnedFd,
@@ -73,6 +82,14 @@ impl Spot {
             }
         };
         Ok(Self { directory, name })
+    }
+
+    /// `promised_bytes` says what of it others will take.
+    fn room(&self, promised_bytes: impl FnOnce(u64) -> u64) -> Result<Room, CannotMake> {
+        let file_system = fstatvfs(&self.directory)?;
+        let device = rustix::fs::fstat(&self.directory)?.st_dev;
+        let free = file_system.f_bavail.saturating_mul(file_system.f_frsize);
+        Ok(Room { device, free_bytes: free.saturating_sub(promised_bytes(device)) })
     }
 
     /// What is there, if it is a file.
@@ -123,7 +140,7 @@ pub(super) fn identify(rules: &Rules, path: &Path) -> Result<Option<FileId>, Can
 }
 
 /// What a file takes, and what is free beside it; none if another one is there, or none.
-pub(super) fn room(rules: &Rules, path: &Path, file: FileId) -> Result<Option<FileRoom>, CannotMake> {
+pub(super) fn file_room(rules: &Rules, path: &Path, file: FileId) -> Result<Option<FileRoom>, CannotMake> {
     const BLOCK_BYTES: u64 = 512;
     let spot = Spot::find(rules, path)?;
     if spot.file()? != Some(file) {
@@ -152,6 +169,15 @@ pub(super) fn settle(rules: &Rules, path: &Path, file: FileId) -> Result<bool, C
     Ok(true)
 }
 
+/// What is free on the file system where a disk would be made.
+pub(super) fn room(
+    rules: &Rules,
+    path: &Path,
+    promised_bytes: impl FnOnce(u64) -> u64,
+) -> Result<Room, CannotMake> {
+    Spot::find(rules, path)?.room(promised_bytes)
+}
+
 /// Whether a disk could be made there, which takes so much; `promised_bytes` says what of a file system others will take.
 pub(super) fn check_room(
     rules: &Rules,
@@ -163,10 +189,7 @@ pub(super) fn check_room(
     if statat(&spot.directory, &spot.name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
         return Err(CannotMake::Taken);
     }
-    let file_system = fstatvfs(&spot.directory)?;
-    let device = rustix::fs::fstat(&spot.directory)?.st_dev;
-    let free = file_system.f_bavail.saturating_mul(file_system.f_frsize);
-    let free = free.saturating_sub(promised_bytes(device));
+    let free = spot.room(promised_bytes)?.free_bytes;
     if free >= bytes {
         return Ok(());
     }

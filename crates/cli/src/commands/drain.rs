@@ -5,7 +5,7 @@ use std::fmt::Write;
 use drainpipe_agent::api_types::{
     DrainKind, DrainPlanView, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest, plan_warnings,
 };
-use drainpipe_engine::drain::plan::{DrainPlan, Stay};
+use drainpipe_engine::drain::plan::{DrainPlan, Move, Stay};
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveStatus};
 use drainpipe_engine::format;
 use drainpipe_engine::option::RequestedOption;
@@ -49,6 +49,8 @@ async fn drain(
         throttle_max_percent: arguments.throttle,
         encrypt: arguments.encrypt,
         post_copy: arguments.post_copy,
+        copy_storage: arguments.copy_storage,
+        disks_first: arguments.disks_first,
     };
     if arguments.dry_run {
         return dry_run(&host, &request, json).await;
@@ -113,7 +115,7 @@ fn describe_plan(plan: &DrainPlan) -> String {
                 one.vm.clone(),
                 format::bytes(one.memory_bytes as f64),
                 one.target.clone(),
-                format::bytes(one.predicted_bytes as f64) + if one.is_compressed { ", packed" } else { "" },
+                to_send(one),
                 format::estimate(one.predicted_transfer_ms),
             ]
         });
@@ -131,10 +133,35 @@ fn describe_plan(plan: &DrainPlan) -> String {
         ),
     };
     let warnings = plan_warnings(plan).map(|warning| format!("warning: {warning}"));
-    for line in stays(&plan.stays).chain(warnings).chain([whole]) {
+    for line in disks(plan).chain(stays(&plan.stays)).chain(warnings).chain([whole]) {
         writeln!(text, "{line}").expect("a String takes all");
     }
     text
+}
+
+fn to_send(one: &Move) -> String {
+    let memory = format::bytes(one.predicted_bytes as f64) + if one.is_compressed { ", packed" } else { "" };
+    if one.disks.is_empty() {
+        return memory;
+    }
+    format!("{memory} and {} of disks", format::bytes(one.disk_bytes() as f64))
+}
+
+/// A line for each disk that is copied.
+fn disks(plan: &DrainPlan) -> impl Iterator<Item = String> {
+    let of_moves = plan.moves.iter().flat_map(|one| one.disks.iter().map(move |disk| (one, &disk.copy)));
+    of_moves.map(|(one, copy)| {
+        let flattened = if copy.is_flattened { "; with the images below it, as one" } else { "" };
+        format!(
+            "{} takes {} {} along, {} of {}: {} does not see it{flattened}",
+            one.vm,
+            copy.disk,
+            copy.to,
+            format::bytes(copy.allocated_bytes as f64),
+            format::bytes(copy.size_bytes as f64),
+            one.target
+        )
+    })
 }
 
 fn stays(stays: &[Stay]) -> impl Iterator<Item = String> {
@@ -252,8 +279,8 @@ fn row(one: &MoveStatus) -> Vec<String> {
     vec![
         one.vm.clone(),
         one.target.clone(),
-        format!("{}{}", follow::state_word(one.state), follow::describe_packing(one.compression)),
-        format::bytes(one.sent_bytes as f64),
+        format!("{}{}", follow::state_word(one), follow::describe_packing(one.compression)),
+        format::bytes(one.arrived_bytes() as f64),
         one.transfer_ms.map_or(String::new(), format::duration),
         format::estimate(one.predicted_ms),
     ]
@@ -287,9 +314,14 @@ fn again(view: &DrainView) -> String {
         let swap = view.swap_with.as_ref().map_or(String::new(), |host| format!(" --swap {host}"));
         return format!("`{command}{swap}`, with the other options of the first time if there were any,");
     };
-    // What came by post-copy goes back by it, without being asked.
+    // What came by post-copy, or with its disks, goes back so, without being asked.
     let is_drain = view.kind != Some(DrainKind::Failback);
-    let request = DrainRequest { post_copy: request.post_copy && is_drain, ..request.clone() };
+    let request = DrainRequest {
+        post_copy: request.post_copy && is_drain,
+        copy_storage: request.copy_storage && is_drain,
+        disks_first: request.disks_first && is_drain,
+        ..request.clone()
+    };
     format!("`{command}{}`", options(&request))
 }
 
@@ -303,6 +335,8 @@ fn options(request: &DrainRequest) -> String {
         throttle_max_percent,
         encrypt,
         post_copy,
+        copy_storage,
+        disks_first,
     } = request;
     let option = Some(option).filter(|option| **option != RequestedOption::default());
     let given = [
@@ -314,6 +348,8 @@ fn options(request: &DrainRequest) -> String {
         throttle_max_percent.map(|percent| format!(" --throttle {percent}")),
         encrypt.then(|| " --encrypt".to_owned()),
         post_copy.then(|| " --post-copy".to_owned()),
+        copy_storage.then(|| " --copy-storage".to_owned()),
+        disks_first.then(|| " --disks-first".to_owned()),
     ];
     given.into_iter().flatten().collect()
 }
@@ -339,8 +375,9 @@ fn describe_moved(view: &DrainView, status: &DrainStatus) -> String {
 
 #[cfg(test)]
 mod tests {
-    use drainpipe_engine::drain::plan::Move;
+    use drainpipe_engine::drain::disks::DrainedDisk;
     use drainpipe_engine::drain::status::MoveState;
+    use drainpipe_engine::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
 
     use super::*;
 
@@ -359,7 +396,22 @@ mod tests {
             predicted_ms: 9_000.0,
             transfer_ms: (state == MoveState::Moved).then_some(8_600.0),
             compression: None,
+            disks: None,
         }
+    }
+
+    fn a_disk() -> DrainedDisk {
+        let copy = DiskCopy {
+            disk: DiskName::at(0).expect("the first has a name"),
+            from: "/srv/web1.img".into(),
+            to: "/srv/web1.img".into(),
+            image: DiskImage::Raw,
+            size_bytes: 8 << 30,
+            allocated_bytes: 2 << 30,
+            why: CopyReason::NotSeen,
+            is_flattened: false,
+        };
+        DrainedDisk { copy, from_device: 1, to_device: 2 }
     }
 
     fn a_view(state: DrainState, moves: Vec<MoveStatus>) -> DrainView {
@@ -404,6 +456,7 @@ mod tests {
                 predicted_transfer_ms: 4_300.0,
                 predicted_shared_ms: 4_300.0,
                 warning: Some("changes its memory fast".into()),
+                disks: vec![a_disk()],
             }],
             stays: vec![Stay { vm: "db1".into(), why: "licence".into() }],
             await_room: vec![],
@@ -416,7 +469,8 @@ mod tests {
         };
         let text = describe_plan(&plan);
         for part in [
-            "web1  1.00 GiB  b   512 MiB  4.3 s",
+            "web1  1.00 GiB  b   512 MiB and 2.00 GiB of disks  4.3 s",
+            "web1 takes vda /srv/web1.img along, 2.00 GiB of 8.00 GiB: b does not see it",
             "db1 stays: licence",
             "warning: web1: changes its memory fast",
             "warning: no room for the failure of b",
@@ -468,11 +522,13 @@ mod tests {
             throttle_max_percent: Some(0),
             encrypt: true,
             post_copy: true,
+            copy_storage: true,
+            disks_first: true,
             ..DrainRequest::default()
         };
         told(
             DrainView { request: Some(request), ..interrupted() },
-            "`drainpipe drain a --to b,c --option multichannel --throttle 0 --encrypt --post-copy` carries on",
+            "`drainpipe drain a --to b,c --option multichannel --throttle 0 --encrypt --post-copy --copy-storage --disks-first` carries on",
         );
         let older = DrainView { swap_with, ..interrupted() };
         told(older, "`drainpipe drain a --swap b`, with the other options of the first time");

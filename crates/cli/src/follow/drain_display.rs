@@ -55,7 +55,7 @@ impl Words {
             MoveState::InDoubt => format!("it is not known yet where {vm} runs{why}"),
             MoveState::Left => format!("{vm} was moved to {target} by somebody else"),
             MoveState::Waiting => format!("{vm} waits to be tried again{why}"),
-            state => format!("{vm} {way} {target}: {}", state_word(state)),
+            _ => format!("{vm} {way} {target}: {}", state_word(one)),
         }
     }
 }
@@ -141,8 +141,10 @@ impl Bars {
             bar.set_prefix(format!("{} {} {}", one.vm, self.words.way, one.target));
             bar
         });
-        bar.set_length(one.memory_bytes.max(1));
-        bar.set_position(one.sent_bytes.min(one.memory_bytes));
+        let disk_bytes = one.disks.map_or(0, |disks| disks.bytes);
+        let whole = one.memory_bytes.saturating_add(disk_bytes).max(1);
+        bar.set_length(whole);
+        bar.set_position(one.arrived_bytes().min(whole));
         bar.set_message(describe_move(one));
     }
 
@@ -185,11 +187,12 @@ impl Lines {
 }
 
 /// What a VM is doing, in a word or two.
-pub(crate) fn state_word(state: MoveState) -> &'static str {
-    match state {
+pub(crate) fn state_word(one: &MoveStatus) -> &'static str {
+    match one.state {
         MoveState::Waiting => "waiting",
         MoveState::Preparing => "preparing",
         MoveState::Ready => "ready",
+        MoveState::Transferring if copies_disks(one) => "copying disks",
         MoveState::Transferring => "on the links",
         MoveState::Finishing => "finishing",
         MoveState::Moved => "moved",
@@ -198,6 +201,10 @@ pub(crate) fn state_word(state: MoveState) -> &'static str {
         MoveState::InDoubt => "not known yet",
         MoveState::Left => "moved by others",
     }
+}
+
+fn copies_disks(one: &MoveStatus) -> bool {
+    one.disks.is_some_and(|disks| disks.are_being_copied)
 }
 
 fn is_under_way(state: MoveState) -> bool {
@@ -246,12 +253,11 @@ fn describe_links(status: &DrainStatus) -> String {
 }
 
 fn describe_move(one: &MoveStatus) -> String {
-    let state = state_word(one.state);
+    let state = state_word(one);
     match one.state {
         MoveState::Transferring => {
-            let expected_bytes = one.sent_bytes.max(one.predicted_bytes);
             let (sent, expected) =
-                (format::bytes(one.sent_bytes as f64), format::bytes(expected_bytes as f64));
+                (format::bytes(one.arrived_bytes() as f64), format::bytes(one.expected_bytes() as f64));
             format!("{state}: {sent} sent of about {expected}{}", describe_packing(one.compression))
         }
         _ => one.waits.as_ref().map_or_else(|| state.into(), |waits| format!("{state}: {waits}")),
@@ -280,6 +286,7 @@ mod tests {
             predicted_ms: 1.0,
             transfer_ms: Some(2_000.0),
             compression: None,
+            disks: None,
         }
     }
 

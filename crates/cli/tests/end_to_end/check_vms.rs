@@ -42,6 +42,12 @@ pub(crate) fn start_vm(lab: &TestLab, name: &str, machine: &str, more: &str) -> 
 #[track_caller]
 pub(crate) fn restart_agent_with_mounts(lab: &TestLab, host: &str, command: &str) {
     lab.stop_agent(host, Signal::TERM);
+    start_agent_with_mounts(lab, host, command);
+}
+
+/// The same of one that has ended.
+#[track_caller]
+pub(crate) fn start_agent_with_mounts(lab: &TestLab, host: &str, command: &str) {
     // In a shell of its own: the command may set what the arguments of this one are.
     let program = format!("({command}) && exec \"$0\" \"$@\"");
     lab.start_agent_by(host, &["unshare", "--mount", "bash", "-c", &program, DRAINPIPE]);

@@ -37,7 +37,7 @@ impl Apart {
     fn monitor(&self) -> Monitor {
         let socket = UnixStream::connect(self.lab.directory("a").join("run/vms/web/guard.sock")).unwrap();
         let mut monitor = Monitor { heard: BufReader::new(socket.try_clone().unwrap()), socket };
-        monitor.ask("qmp_capabilities", json!({}));
+        monitor.ask("qmp_capabilities", &json!({}));
         monitor
     }
 
@@ -75,7 +75,7 @@ impl Apart {
 /// again.
 #[track_caller]
 fn assert_sent_only_the_rest(result: &MigrationResult) {
-    let noise_bytes = 2 * (DISK_MIB as u64) << 19;
+    let noise_bytes = (2 * DISK_MIB as u64) << 19;
     let same_bytes: u64 = result.disks.iter().map(|disk| disk.same_bytes).sum();
     assert!(result.disks.len() == 2 && same_bytes > noise_bytes / 2, "{result:#?}");
 }
@@ -88,7 +88,7 @@ struct Monitor {
 
 impl Monitor {
     #[track_caller]
-    fn ask(&mut self, command: &str, arguments: Value) -> Value {
+    fn ask(&mut self, command: &str, arguments: &Value) -> Value {
         writeln!(self.socket, "{}", json!({ "execute": command, "arguments": arguments })).unwrap();
         loop {
             let mut line = String::new();
@@ -108,15 +108,15 @@ impl Monitor {
         let command = format!(
             "qemu-io -d /machine/peripheral/blk{disk}/virtio-backend \"write {what} {mebibyte}M 1M\""
         );
-        let said = self.ask("human-monitor-command", json!({ "command-line": command }));
+        let said = self.ask("human-monitor-command", &json!({ "command-line": command }));
         assert!(!said.to_string().contains("rror"), "{said}");
     }
 
     /// What jobs, nodes and bitmaps there are in QEMU for copies.
     #[track_caller]
     fn remains(&mut self) -> String {
-        let nodes = self.ask("query-named-block-nodes", json!({ "flat": true })).to_string();
-        format!("{} {nodes}", self.ask("query-block-jobs", json!({})))
+        let nodes = self.ask("query-named-block-nodes", &json!({ "flat": true })).to_string();
+        format!("{} {nodes}", self.ask("query-block-jobs", &json!({})))
     }
 }
 

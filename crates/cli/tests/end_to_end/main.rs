@@ -26,6 +26,7 @@ mod drain_cli;
 mod drain_faults;
 mod drain_losses;
 mod drain_meetings;
+mod drained_disks;
 mod encrypted;
 mod flooded;
 mod guest;
@@ -44,8 +45,8 @@ mod libvirt_kills;
 mod libvirt_lab;
 mod libvirt_moves;
 mod libvirt_relayed;
-mod limited_disks;
 mod libvirt_snapshots;
+mod limited_disks;
 mod link_addresses;
 mod link_rate;
 mod lost;
@@ -241,6 +242,9 @@ fn main() -> ExitCode {
     }
     for (name, test) in interrupted_copies::WITH_NEWER_QEMU {
         trials.push(trial(format!("interrupted_copies::{name}"), *test, no_other_qemu.clone()));
+    }
+    for (name, test) in drained_disks::WITH_NEWER_QEMU {
+        trials.push(trial(format!("drained_disks::{name}"), *test, no_other_qemu.clone()));
     }
     for (name, test) in copied_disks::WITH_NEWER_QEMU {
         trials.push(trial(format!("copied_disks::{name}"), *test, no_other_qemu.clone()));

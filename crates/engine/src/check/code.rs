@@ -169,6 +169,7 @@ finding_codes! {
     DrainVmLost "drain-vm-lost" Refusal,
     DrainVmDoubled "drain-vm-doubled" Refusal,
     DrainOtherMemory "drain-other-memory" Refusal,
+    DrainOtherDisks "drain-other-disks" Refusal,
     DrainNoReason "drain-no-reason" Refusal,
     DrainMustStay "drain-must-stay" Refusal,
     DrainUnknownTarget "drain-unknown-target" Refusal,

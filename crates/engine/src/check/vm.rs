@@ -76,9 +76,23 @@ pub struct VmFit {
     /// Files that no VM may use there; each is [`FileState::Missing`] among the files.
     #[serde(default)]
     pub files_not_allowed: Vec<FileNotAllowed>,
+    /// What is free where disks would be made that the host does not have, and of which that is known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disk_rooms: Vec<DiskRoom>,
     /// What it needs and the host does not have, by places in [`VmFacts::needs`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lacking: Vec<usize>,
+}
+
+/// Where a disk would be made on a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiskRoom {
+    /// Which of the files, from 0.
+    pub index: usize,
+    /// Number of the device of the file system there.
+    pub device: u64,
+    /// What is free on that, and promised to no VM that comes.
+    pub free_bytes: u64,
 }
 
 /// A file that no VM may use on a host.
@@ -209,6 +223,8 @@ impl VmFit {
             || self.lacking.iter().any(|need| *need >= needs)
             || features.max(bridges).max(self.files_not_allowed.len()) > LIST_MAX
             || !self.files_not_allowed.iter().all(is_known)
+            || self.disk_rooms.len() > files
+            || self.disk_rooms.iter().any(|room| room.index >= files)
         {
             return Err(ImplausibleFacts::List { host: host.into() });
         }

@@ -113,6 +113,7 @@ mod tests {
             unavailable: None,
             warnings: vec![],
             memory_available_bytes: 0,
+            file_systems: vec![],
             makes_room: false,
             makes_room_now: false,
             vms: vec![],

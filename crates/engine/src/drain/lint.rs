@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::disks::FileSystemView;
 use super::plan::{DrainPlan, Move};
 use super::view::{DrainView, PlacedVm, TargetView, VmView};
 use crate::check::code::FindingCode;
@@ -107,6 +108,12 @@ impl<'a> Lint<'a> {
                 format!("the plan says that VM {} has {} bytes", vm.name, planned.memory_bytes),
             );
         }
+        if vm.copies.get(&planned.target).map_or(&[][..], Vec::as_slice) != planned.disks {
+            finding(
+                FindingCode::DrainOtherDisks,
+                format!("the plan copies other disks of VM {} than {} lacks", vm.name, planned.target),
+            );
+        }
         if let Some(why) = vm.placement.stays.as_ref().or(vm.immovable.as_ref()) {
             finding(FindingCode::DrainMustStay, format!("VM {} is to move and must stay: {why}", vm.name));
         }
@@ -166,8 +173,26 @@ impl<'a> Lint<'a> {
             );
             findings.push(self.finding(FindingCode::DrainOvercommit, None, what));
         }
+        findings.extend(self.overfilled(view, vms));
         findings.extend(self.untold_risk(view, needs_bytes));
         findings
+    }
+
+    /// Two VMs may not count on the same room for their disks.
+    fn overfilled(&self, target: &TargetView, vms: &[&VmView]) -> Vec<Finding> {
+        let disks = || vms.iter().filter_map(|vm| vm.copies.get(&target.name)).flatten();
+        let finding = |of: &FileSystemView| {
+            let there = disks().filter(|disk| disk.to_device == of.device);
+            let needs_bytes: u128 = there.map(|disk| u128::from(disk.copy.room_bytes())).sum();
+            (needs_bytes > u128::from(of.free_bytes)).then(|| {
+                let what = format!(
+                    "disks that are to go to one file system of {} need {needs_bytes} bytes, and {} are free",
+                    target.name, of.free_bytes
+                );
+                self.finding(FindingCode::DrainOvercommit, None, what)
+            })
+        };
+        target.file_systems.iter().filter_map(finding).collect()
     }
 
     /// That the failure of one more host would leave its VMs without room is allowed, but must be told.

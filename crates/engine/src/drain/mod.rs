@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! view         what was seen when the plan was made: VMs, targets, what was remembered
+//! disks        which disks go with a VM, and between which devices
 //! plan         which VM goes where, in which order, how long it will take; which stay, and why
 //! placement    which target takes which VM
 //! order        whose turn it is among those that go to several targets
@@ -11,11 +12,14 @@
 //! host_links   what the host's links carry to several targets at once
 //! schedule     how long all take that share the links
 //! concurrency  how many VMs are on the links at a time
+//! lanes        how many copy disks at a time
 //! run          the drain under way: events in, actions out
 //! ```
 
 mod concurrency;
+pub mod disks;
 mod host_links;
+mod lanes;
 mod limited;
 pub mod lint;
 mod order;

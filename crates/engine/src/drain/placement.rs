@@ -1,8 +1,9 @@
 //! Which target takes which VM: memory, refusals, and groups that must be together or apart.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::disks;
 use super::predict::paths_mbps;
 use super::view::{DrainView, Placement, TargetView, VmView};
 use crate::format::bytes;
@@ -21,20 +22,34 @@ pub(super) enum Place {
 
 /// Places every VM of the view.
 ///
-/// Largest first, on the target with the fastest paths, then with the most room. Where that leaves VMs
-/// here, other orders are tried; the one that leaves the fewest here is taken.
+/// Largest first, on the target that sees most of its disks, then with the fastest paths, then with the most room. Where
+/// that leaves VMs here, other orders are tried; the one that leaves the fewest here is taken, and of these the one
+/// that copies least.
 pub(super) fn place(view: &DrainView) -> Vec<Place> {
     let units = units(view);
     let rooms = rooms(view);
     let attempts = [Order::LargestFirst, Order::ConfinedFirst].into_iter().flat_map(|order| {
-        [Fit::Fast, Fit::Tight].map(|fit| place_in(view, &units, rooms.clone(), order, fit))
+        [Fit::Fast, Fit::TightWhereSeen, Fit::Tight]
+            .map(|fit| place_in(view, &units, rooms.clone(), order, fit))
     });
     attempts.min_by_key(|places| left_here(view, places)).unwrap_or_default()
 }
 
-fn left_here(view: &DrainView, places: &[Place]) -> (usize, u64) {
-    let left = view.vms.iter().zip(places).filter(|(_, place)| matches!(place, Place::Stays(_)));
-    left.fold((0, 0), |(count, bytes), (vm, _)| (count + 1, bytes.saturating_add(vm.needs_bytes)))
+/// And what is copied.
+fn left_here(view: &DrainView, places: &[Place]) -> (usize, u64, u64) {
+    let each = view.vms.iter().zip(places);
+    each.fold((0, 0, 0_u64), |(count, bytes, copied), (vm, place)| match place {
+        Place::Stays(_) => (count + 1, vm.needs_bytes.saturating_add(bytes), copied),
+        Place::Target(target) => {
+            (count, bytes, copied.saturating_add(copied_bytes(&[vm], &view.targets[*target])))
+        }
+    })
+}
+
+/// What goes to this target beside memory.
+fn copied_bytes(vms: &[&VmView], target: &TargetView) -> u64 {
+    let each = vms.iter().map(|vm| disks::bytes(vm.copies_to(&target.name)));
+    each.fold(0, u64::saturating_add)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +61,10 @@ enum Order {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fit {
-    /// The fastest paths, then the most room.
+    /// The fewest disks to copy, then the fastest paths, then the most room.
     Fast,
+    /// The fewest disks to copy, then as the next one.
+    TightWhereSeen,
     /// The least room that is enough, so that large rooms are kept for large VMs.
     Tight,
 }
@@ -83,6 +100,23 @@ fn needs_bytes(vms: &[&VmView]) -> u64 {
     vms.iter().fold(0, |sum, vm| sum.saturating_add(vm.needs_bytes))
 }
 
+/// What disks need on one file system.
+struct DiskNeeds<'a> {
+    bytes: u64,
+    // One of them.
+    path: &'a str,
+}
+
+/// By the devices of a target's file systems.
+fn disk_needs<'a>(vms: &[&'a VmView], target: &str) -> BTreeMap<u64, DiskNeeds<'a>> {
+    let mut needs = BTreeMap::<u64, DiskNeeds<'a>>::new();
+    for disk in vms.iter().flat_map(|vm| vm.copies_to(target)) {
+        let of = needs.entry(disk.to_device).or_insert(DiskNeeds { bytes: 0, path: &disk.copy.to });
+        of.bytes = of.bytes.saturating_add(disk.copy.room_bytes());
+    }
+    needs
+}
+
 fn choose<'a>(
     view: &DrainView,
     vms: &[&'a VmView],
@@ -101,8 +135,15 @@ fn choose<'a>(
     let obstacles: Vec<Option<String>> = rooms.iter().map(|room| room.obstacle(view, vms)).collect();
     let fitting = rooms.iter_mut().zip(&obstacles).filter(|(_, obstacle)| obstacle.is_none());
     let best = fitting.map(|(room, _)| room).min_by_key(|room| match fit {
-        Fit::Fast => (Reverse(paths_mbps(room.target).to_bits()), Reverse(room.free_bytes)),
-        Fit::Tight => (Reverse(0), Reverse(u64::MAX - room.free_bytes)),
+        Fit::Fast => (
+            copied_bytes(vms, room.target),
+            Reverse(paths_mbps(room.target).to_bits()),
+            Reverse(room.free_bytes),
+        ),
+        Fit::TightWhereSeen => {
+            (copied_bytes(vms, room.target), Reverse(0), Reverse(u64::MAX - room.free_bytes))
+        }
+        Fit::Tight => (0, Reverse(0), Reverse(u64::MAX - room.free_bytes)),
     });
     let Some(best) = best else { return Err(no_target(rooms, &obstacles)) };
     best.take(vms);
@@ -196,6 +237,8 @@ struct Room<'a> {
     index: usize,
     target: &'a TargetView,
     free_bytes: u64,
+    // Of its file systems, by their devices.
+    free_on: BTreeMap<u64, u64>,
     planned: Vec<&'a VmView>,
 }
 
@@ -207,6 +250,7 @@ fn rooms(view: &DrainView) -> Vec<Room<'_>> {
         index,
         target,
         free_bytes: target.memory_available_bytes,
+        free_on: target.file_systems.iter().map(|of| (of.device, of.free_bytes)).collect(),
         planned: vec![],
     })
     .collect()
@@ -215,6 +259,9 @@ fn rooms(view: &DrainView) -> Vec<Room<'_>> {
 impl<'a> Room<'a> {
     fn take(&mut self, vms: &[&'a VmView]) {
         self.free_bytes = self.free_bytes.saturating_sub(needs_bytes(vms));
+        for (device, needs) in disk_needs(vms, &self.target.name) {
+            self.free_on.entry(device).and_modify(|free| *free = free.saturating_sub(needs.bytes));
+        }
         self.planned.extend(vms);
     }
 
@@ -236,6 +283,7 @@ impl<'a> Room<'a> {
             .or_else(|| self.group_elsewhere(view, vms))
             .or_else(|| vms.iter().find_map(|vm| self.too_near(vm)))
             .or_else(|| self.lacking_memory(vms))
+            .or_else(|| self.lacking_room(vms))
     }
 
     fn refusal(&self, vm: &VmView) -> Option<String> {
@@ -261,6 +309,18 @@ impl<'a> Room<'a> {
         self.inhabitants().find_map(|(name, placement)| {
             let group = placement.apart.intersection(&vm.placement.apart).next()?;
             Some(format!("{} must be apart from {name}, by the group {group}", vm.name))
+        })
+    }
+
+    fn lacking_room(&self, vms: &[&VmView]) -> Option<String> {
+        disk_needs(vms, &self.target.name).into_iter().find_map(|(device, needs)| {
+            let free = self.free_on.get(&device).filter(|free| **free < needs.bytes)?;
+            Some(format!(
+                "its disks need {} where {} would be, and {} are free there after what is planned to go there",
+                bytes(needs.bytes as f64),
+                needs.path,
+                bytes(*free as f64)
+            ))
         })
     }
 

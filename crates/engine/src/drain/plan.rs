@@ -7,12 +7,15 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::concurrency::Concurrency;
+use super::disks::{self, DrainedDisk, Lane, lanes};
 use super::host_links::HostLinks;
+use super::lanes::Lanes;
 use super::limited::limits_told;
 use super::order::in_turns;
 use super::placement::{Place, place, way_of, without_reserve};
 use super::predict::{
-    GOODPUT_SHARE, Prediction, all_mbps, bytes_per_ms, completion_ms, predict, setup_ms, vm_mbps, whole_bytes,
+    GOODPUT_SHARE, Prediction, all_mbps, bytes_per_ms, completion_ms, disk_mbps, predict, setup_ms, vm_mbps,
+    whole_bytes,
 };
 use super::run::DrainLimits;
 use super::schedule::{Course, Links, Schedule, Transfer, schedule};
@@ -57,7 +60,7 @@ pub struct Move {
     pub target: String,
     /// Its memory.
     pub memory_bytes: u64,
-    /// Bytes that will go over the links, shared as planned.
+    /// Bytes of memory that will go over the links, shared as planned.
     pub predicted_bytes: u64,
     /// Whether they are fewer since its memory is likely to be compressed.
     #[serde(default)]
@@ -72,6 +75,21 @@ pub struct Move {
     pub predicted_shared_ms: f64,
     /// Why it may take longer than that, or may not end.
     pub warning: Option<String>,
+    /// The disks that are copied, before the memory; none where the target sees all of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DrainedDisk>,
+}
+
+impl Move {
+    /// What the copies of its disks have to carry.
+    pub fn disk_bytes(&self) -> u64 {
+        disks::bytes(&self.disks)
+    }
+
+    /// Between which devices its disks go.
+    pub(super) fn lanes(&self) -> BTreeSet<Lane> {
+        lanes(&self.target, &self.disks)
+    }
 }
 
 /// One VM that stays.
@@ -87,6 +105,8 @@ pub struct Stay {
 /// all links, and is over the sooner the fewer there are beside it.
 const TRANSFERS_TO_BEGIN_WITH: u8 = 1;
 
+const NO_POST_COPY_WITH_DISKS: &str = "its disks are copied, and the two do not go together yet";
+
 /// Makes the plan for what is seen. The limits, if there are any, bound how many VMs are on the links at a time: as
 /// they do in the drain that carries it out, by the targets that VMs go to.
 pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
@@ -98,15 +118,18 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
             Place::Target(target) => {
                 let prediction = predict(vm, &view.targets[*target]);
                 let wants_post_copy = allows_post_copy && !prediction.converges;
-                let no_post_copy = view.targets[*target].no_post_copy.as_deref().filter(|_| wants_post_copy);
+                let disks = vm.copies_to(&view.targets[*target].name);
+                let no_post_copy = (!disks.is_empty()).then_some(NO_POST_COPY_WITH_DISKS);
+                let no_post_copy = no_post_copy.or(view.targets[*target].no_post_copy.as_deref());
+                let no_post_copy = no_post_copy.filter(|_| wants_post_copy);
                 let post_copy = wants_post_copy && no_post_copy.is_none();
                 let prediction = if post_copy { prediction.with_rest_to_follow() } else { prediction };
-                going.push(Going { vm, target: *target, prediction, post_copy, no_post_copy });
+                going.push(Going { vm, target: *target, prediction, disks, post_copy, no_post_copy });
             }
             Place::Stays(why) => stays.push(Stay { vm: vm.name.clone(), why: why.clone() }),
         }
     }
-    let going = in_order(going);
+    let going = in_order(going, limits.is_some_and(|limits| limits.disks_first));
     let targets: BTreeSet<usize> = going.iter().map(|going| going.target).collect();
     let learnt = learnt(view, &targets);
     let names = targets.iter().map(|target| view.targets[*target].name.as_str());
@@ -131,7 +154,7 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
         ]
         .concat(),
     };
-    let schedule = schedule_of(view, &going, host, plan.concurrency(most, 0.0));
+    let schedule = schedule_of(view, &going, host, plan.concurrency(most, 0.0), plan.new_lanes());
     let setup_ms = going.first().map_or(0.0, |first| setup_ms(&view.targets[first.target]));
     plan.moves =
         going.iter().zip(&schedule.courses).map(|(going, course)| going.as_move(view, course)).collect();
@@ -145,6 +168,13 @@ impl DrainPlan {
         let mut concurrency = Concurrency::new(self.transfers, most);
         concurrency.carry_at_most(self.links_bytes_per_ms());
         if self.transfers_found { concurrency.found_before(now_ms) } else { concurrency }
+    }
+
+    /// How the number of copies of disks at a time is found, from now on.
+    pub(super) fn new_lanes(&self) -> Lanes {
+        let mut lanes = Lanes::default();
+        lanes.carry_at_most(self.links_bytes_per_ms());
+        lanes
     }
 
     /// What the links carry together, where that is known.
@@ -176,12 +206,19 @@ struct Going<'a> {
     vm: &'a VmView,
     target: usize,
     prediction: Prediction,
+    // Those that are copied.
+    disks: &'a [DrainedDisk],
     post_copy: bool,
     /// Why it is not post-copied, as it would be.
     no_post_copy: Option<&'a str>,
 }
 
 impl Going<'_> {
+    /// What goes over the links, disks included.
+    fn bytes(&self) -> u64 {
+        self.prediction.bytes.saturating_add(whole_bytes(self.prediction.load.disk_bytes))
+    }
+
     fn as_move(&self, view: &DrainView, course: &Course) -> Move {
         let target = &view.targets[self.target];
         Move {
@@ -194,6 +231,7 @@ impl Going<'_> {
             predicted_transfer_ms: self.prediction.transfer_ms,
             predicted_shared_ms: course.transfer_ms,
             warning: self.warning(target),
+            disks: self.disks.to_vec(),
         }
     }
 
@@ -223,13 +261,17 @@ impl Going<'_> {
 }
 
 /// The largest ones to each target first: the last ones are short then, so the links are full nearly to the end. What
-/// may never end goes last, and keeps nobody waiting.
-fn in_order(mut going: Vec<Going<'_>>) -> Vec<Going<'_>> {
-    going.sort_by_key(|going| (Reverse(going.prediction.bytes), going.vm.name.clone()));
+/// may never end goes last, and keeps nobody waiting. Whose disks are copied takes long: the others go before, unless
+/// told otherwise.
+fn in_order(mut going: Vec<Going<'_>>, disks_first: bool) -> Vec<Going<'_>> {
+    going.sort_by_key(|going| (Reverse(going.bytes()), going.vm.name.clone()));
     let (converging, others): (Vec<_>, Vec<_>) =
         going.into_iter().partition(|going| going.prediction.converges);
-    let in_turns = |going| in_turns(going, |going: &Going<'_>| going.target, |going| going.prediction.bytes);
-    [converging, others].into_iter().flat_map(in_turns).collect()
+    let (with_disks, without): (Vec<_>, Vec<_>) =
+        converging.into_iter().partition(|going| !going.disks.is_empty());
+    let converging = if disks_first { [with_disks, without] } else { [without, with_disks] };
+    let in_turns = |going| in_turns(going, |going: &Going<'_>| going.target, Going::bytes);
+    converging.into_iter().chain([others]).flat_map(in_turns).collect()
 }
 
 /// A number of transfers at a time, from those that earlier drains have found.
@@ -260,17 +302,29 @@ fn targets_under_way(view: &DrainView) -> BTreeSet<usize> {
     ways.filter_map(|way| view.targets.iter().position(|target| target.name == way.name)).collect()
 }
 
-fn schedule_of(view: &DrainView, going: &[Going<'_>], host: HostLinks, concurrency: Concurrency) -> Schedule {
+fn schedule_of(
+    view: &DrainView,
+    going: &[Going<'_>],
+    host: HostLinks,
+    concurrency: Concurrency,
+    lanes_at_a_time: Lanes,
+) -> Schedule {
     let of_target = |mbps: fn(&TargetView) -> f64| {
         view.targets.iter().map(|target| bytes_per_ms(mbps(target))).collect::<Vec<_>>()
     };
-    let links = Links { vm_bytes_per_ms: of_target(vm_mbps), target_bytes_per_ms: of_target(all_mbps), host };
+    let links = Links {
+        vm_bytes_per_ms: of_target(vm_mbps),
+        disk_bytes_per_ms: of_target(disk_mbps),
+        target_bytes_per_ms: of_target(all_mbps),
+        host,
+    };
     let transfer = |going: &Going<'_>| Transfer {
         target: going.target,
         load: going.prediction.load,
         completion_ms: completion_ms(&view.targets[going.target]),
+        lanes: lanes(&view.targets[going.target].name, going.disks),
     };
-    schedule(&going.iter().map(transfer).collect::<Vec<_>>(), &links, concurrency)
+    schedule(&going.iter().map(transfer).collect::<Vec<_>>(), &links, concurrency, lanes_at_a_time)
 }
 
 /// What several ways have in common is said once.

@@ -1,7 +1,9 @@
 //! What moving a VM will take: what it has to send, and what its links carry.
 
 use super::concurrency::{Concurrency, NEARLY_FULL};
+use super::disks;
 use super::host_links::HostLinks;
+use super::lanes::Lanes;
 use super::schedule::{Course, Links, Transfer, schedule};
 use super::view::{MemorySample, PathHistory, TargetView, VmView};
 use crate::convergence::converges;
@@ -41,9 +43,9 @@ const COMPLETION_MS: f64 = 45.0;
 pub(super) struct Prediction {
     /// What it has to send.
     pub(super) load: Load,
-    /// Bytes that will go over the links, alone on them.
+    /// Bytes of memory that will go over the links, alone on them.
     pub(super) bytes: u64,
-    /// From its turn to the last byte, alone on the links.
+    /// From its turn to the last byte, alone on the links; its disks included.
     pub(super) transfer_ms: f64,
     /// Whether its memory gets dirty slowly enough.
     pub(super) converges: bool,
@@ -54,6 +56,8 @@ pub(super) struct Prediction {
 /// What a VM has to send, and what it takes besides.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Load {
+    /// What the copies of its disks carry before that.
+    pub(super) disk_bytes: f64,
     /// In the first round: what is not zero.
     pub(super) first_bytes: f64,
     /// How fast clean memory gets dirty.
@@ -67,7 +71,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Of which the wire carries this share when it is compressed.
+    /// Of which the wire carries this share when it is compressed. Without disks.
     fn of(memory_bytes: u64, sample: Option<MemorySample>, wire_share: f64, free_cores: Option<f64>) -> Self {
         let sample = sample.filter(|memory| memory.zero_share.is_finite()).unwrap_or(MemorySample {
             zero_share: 0.0,
@@ -76,6 +80,7 @@ impl Load {
             compressible: None,
         });
         Self {
+            disk_bytes: 0.0,
             first_bytes: memory_bytes as f64 * (1.0 - sample.zero_share.clamp(0.0, 1.0)) * wire_share,
             dirty_bytes_per_ms: sample.dirty_bytes_per_s as f64 / 1_000.0 * wire_share,
             dirty_set_bytes: sample.dirty_set_bytes.min(memory_bytes) as f64 * wire_share,
@@ -88,7 +93,8 @@ impl Load {
     #[cfg(test)]
     pub(super) fn resting(bytes: f64) -> Self {
         let (start_ms, end_ms) = (START_MS, END_MS);
-        Self { first_bytes: bytes, dirty_bytes_per_ms: 0.0, dirty_set_bytes: 0.0, start_ms, end_ms }
+        let (disk_bytes, dirty_bytes_per_ms, dirty_set_bytes) = (0.0, 0.0, 0.0);
+        Self { disk_bytes, first_bytes: bytes, dirty_bytes_per_ms, dirty_set_bytes, start_ms, end_ms }
     }
 
     /// How much gets dirty in so long, of memory that was clean.
@@ -134,14 +140,18 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
         _ => None,
     };
     let load = Load::of(vm.memory_bytes, vm.memory, wire_share.unwrap_or(1.0), target.free_cores);
+    let load = Load { disk_bytes: disks::bytes(vm.copies_to(&target.name)) as f64, ..load };
     let bytes_per_ms = bytes_per_ms(vm_mbps(target));
     let alone = Links {
         vm_bytes_per_ms: vec![bytes_per_ms],
+        disk_bytes_per_ms: vec![self::bytes_per_ms(disk_mbps(target))],
         target_bytes_per_ms: vec![bytes_per_ms],
         host: HostLinks::of_speeds(&[speed_mbps(target)]),
     };
-    let transfer = Transfer { target: 0, load, completion_ms: 0.0 };
-    let Course { transfer_ms, bytes } = schedule(&[transfer], &alone, Concurrency::fixed(1)).courses[0];
+    let lanes = disks::lanes(&target.name, vm.copies_to(&target.name));
+    let transfer = Transfer { target: 0, load, lanes, completion_ms: 0.0 };
+    let course = schedule(&[transfer], &alone, Concurrency::fixed(1), Lanes::default()).courses[0];
+    let Course { transfer_ms, bytes } = course;
     let converges = load.converges(bytes_per_ms);
     Prediction {
         load,
@@ -182,6 +192,14 @@ pub(super) fn vm_mbps(target: &TargetView) -> f64 {
         _ => paths,
     };
     carried.min(cores_mbps(target))
+}
+
+/// What the copies of one VM's disks to this target carry, in Mb/s: as earlier ones did, or as fast as the links.
+pub(super) fn disk_mbps(target: &TargetView) -> f64 {
+    let seen_mbps = target.path_history.and_then(|history| history.disk_mbps);
+    let seen_mbps = seen_mbps.filter(|mbps| mbps.is_finite() && *mbps >= SLOWEST_MBPS);
+    let links_mbps = all_mbps(target);
+    seen_mbps.map_or(links_mbps, |mbps| mbps.min(links_mbps))
 }
 
 /// What the cores of both hosts carry, in Mb/s.
@@ -257,6 +275,7 @@ mod tests {
             immovable: None,
             refusals: std::collections::BTreeMap::new(),
             memory: Some(memory),
+            copies: std::collections::BTreeMap::new(),
         }
     }
 
@@ -266,6 +285,7 @@ mod tests {
             unavailable: None,
             warnings: vec![],
             memory_available_bytes: u64::MAX,
+            file_systems: vec![],
             makes_room: false,
             makes_room_now: false,
             vms: vec![],
@@ -280,6 +300,7 @@ mod tests {
                 setup_ms: 200.0,
                 completion_ms: 80.0,
                 transfers: None,
+                disk_mbps: None,
             }),
         }
     }

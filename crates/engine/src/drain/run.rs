@@ -10,6 +10,8 @@
 //!    └► left out: no host can take it              moved, or failed ◄────────────── in doubt
 //! ```
 //!
+//! With disks: ready ► copying disks ► transferring, as soon as the disks are there.
+//!
 //! Left: what was waiting, left out or failed, and was then moved by somebody else.
 //!
 //! What the executor owes:
@@ -25,6 +27,7 @@
 //! What it may rely on: no VM is begun while it is under way, nothing is begun while a plan is made, and
 //! `Finish` comes once, when nothing is under way.
 
+mod copying;
 mod entry;
 mod planning;
 #[cfg(test)]
@@ -34,8 +37,10 @@ mod turns;
 use std::collections::BTreeSet;
 
 use super::concurrency::Concurrency;
+use super::disks::DrainedDisk;
+use super::lanes::Lanes;
 use super::pace::Pace;
-use super::plan::{DrainPlan, Stay};
+use super::plan::{DrainPlan, Move, Stay};
 use super::status::{DrainState, DrainStatus, MoveStatus};
 use crate::problem::Problem;
 use entry::{Entry, Patience, Stage};
@@ -57,6 +62,8 @@ pub struct DrainLimits {
     pub attempts: u8,
     /// Whether VMs that do not converge may run on their targets before all their memory is there.
     pub post_copy: bool,
+    /// Whether VMs whose disks are copied go before the others, and not after them.
+    pub disks_first: bool,
 }
 
 impl DrainLimits {
@@ -91,7 +98,7 @@ pub enum Action {
         /// The VM.
         vm: String,
     },
-    /// Let its memory go over the links.
+    /// Let its disks and its memory go over the links.
     Release {
         /// The VM.
         vm: String,
@@ -138,6 +145,18 @@ pub enum Event {
         vm: String,
         /// Bytes that the target's host has confirmed.
         bytes: u64,
+    },
+    /// So much of the disks of this VM has been copied, since its migration began.
+    DisksCopied {
+        /// The VM.
+        vm: String,
+        /// What was gone through.
+        bytes: u64,
+    },
+    /// All of this VM's disks is there, and its memory follows.
+    MemoryFollows {
+        /// The VM.
+        vm: String,
     },
     /// Little of this VM is left to send, by its migration.
     Ending {
@@ -249,9 +268,12 @@ pub struct Drain {
     // Those of them that may go when room comes free.
     await_room: bool,
     concurrency: Concurrency,
+    lanes: Lanes,
     // VMs that leave this host by migrations of somebody else.
     others: u8,
     pace: Pace,
+    // Of that, what was copied of disks.
+    copied_bytes: u64,
     // How many VMs have been released so far.
     turns: u64,
     planning: Planning,
@@ -278,8 +300,10 @@ impl Drain {
             begun_ms: now_ms,
             predicted_ms: plan.predicted_ms,
             concurrency: plan.concurrency(most, now_ms),
+            lanes: plan.new_lanes(),
             others,
             pace: Pace::planned(planned_bytes_per_ms(&plan)),
+            copied_bytes: 0,
             turns: 0,
             entries: plan.moves.into_iter().map(Entry::new).collect(),
             stays: plan.stays,
@@ -312,6 +336,8 @@ impl Drain {
             Event::Busy { vm } => self.of(&vm, Entry::busy),
             Event::Prepared { vm } => self.of(&vm, Entry::prepared),
             Event::Arrived { vm, bytes } => self.arrived(now_ms, &vm, bytes),
+            Event::DisksCopied { vm, bytes } => self.disks_copied(&vm, bytes),
+            Event::MemoryFollows { vm } => self.of(&vm, Entry::memory_follows),
             Event::Ending { vm } => self.of(&vm, |entry| entry.ending(now_ms)),
             Event::Paused { vm } => self.of(&vm, |entry| entry.paused(now_ms)),
             Event::RestFollows { vm } => self.of(&vm, Entry::rest_follows),
@@ -335,14 +361,17 @@ impl Drain {
     }
 
     fn tick(&mut self, now_ms: f64) {
-        if self.count(|entry| entry.stage == Stage::Transferring) > 0 {
+        if self.entries.iter().any(|entry| entry.stage.is_on_links()) {
             self.pace.sample(now_ms);
         }
-        let on_links = self.staying_on_links(now_ms);
+        self.observe_lanes(now_ms);
+        // Beside copies of disks, what arrives of memory says nothing.
+        let is_alone = !self.entries.iter().any(|entry| entry.stage == Stage::CopyingDisks);
+        let on_links = if is_alone { self.staying_on_links(now_ms) } else { 0 };
         // What is sent after the pause is told of when the VM has moved. Up to a quarter of a second of all that the links
         // carry would be missing in what is measured up to then, and be added to what is measured from then on.
         let is_all_told = !self.entries.iter().any(|entry| entry.is_being_taken_over(now_ms));
-        let arrived_bytes = is_all_told.then(|| self.pace.arrived_bytes());
+        let arrived_bytes = is_all_told.then(|| self.pace.arrived_bytes().saturating_sub(self.copied_bytes));
         self.concurrency.observe(now_ms, arrived_bytes, on_links, self.turns);
     }
 
@@ -436,6 +465,7 @@ impl Drain {
                     false
                 }
                 Stage::Preparing | Stage::AwaitingPlace | Stage::Ready => true,
+                Stage::CopyingDisks => closing == Closing::Cancelled,
                 Stage::Transferring => closing == Closing::Cancelled || entry.patience != Patience::Untried,
                 _ => false,
             };
@@ -456,7 +486,7 @@ impl Drain {
         let may_yield = others_wait || self.limits.post_copy;
         for entry in self.entries.iter_mut().filter(|entry| entry.overstays(may_yield)) {
             entry.cancelled = true;
-            let yields = may_yield && entry.patience == Patience::Untried && !entry.planned.post_copy;
+            let yields = may_yield && entry.may_yield() && !entry.planned.post_copy;
             entry.patience = if yields { Patience::Yielded } else { Patience::Exhausted };
             actions.push(Action::Cancel { vm: entry.planned.vm.clone() });
         }
@@ -500,6 +530,12 @@ impl Drain {
     pub fn in_doubt(&self) -> impl Iterator<Item = (&str, &str)> {
         let in_doubt = self.entries.iter().filter(|entry| entry.stage == Stage::InDoubt);
         in_doubt.filter_map(|entry| Some((entry.planned.vm.as_str(), entry.migration.as_deref()?)))
+    }
+
+    /// The disks that are copied with this VM, by the plan.
+    pub fn disks_of(&self, vm: &str) -> &[DrainedDisk] {
+        let entry = self.entries.iter().find(|entry| entry.planned.vm == vm);
+        entry.map_or(&[], |entry| &entry.planned.disks)
     }
 
     /// How it ended; absent while it is under way.
@@ -557,6 +593,7 @@ impl Drain {
 
 /// Gaps between VMs included.
 fn planned_bytes_per_ms(plan: &DrainPlan) -> f64 {
-    let bytes: f64 = plan.moves.iter().map(|planned| planned.predicted_bytes as f64).sum();
+    let of_move = |planned: &Move| planned.predicted_bytes.saturating_add(planned.disk_bytes()) as f64;
+    let bytes: f64 = plan.moves.iter().map(of_move).sum();
     bytes / plan.predicted_ms.max(1.0)
 }

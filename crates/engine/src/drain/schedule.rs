@@ -4,7 +4,9 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::concurrency::Concurrency;
+use super::disks::Lane;
 use super::host_links::HostLinks;
+use super::lanes::{Busy, Lanes};
 use super::predict::{Load, ROUNDS_MAX, whole_bytes};
 use crate::migration::{ENDING_MS, downtime_limit_ms};
 
@@ -23,12 +25,14 @@ const NOTHING: f64 = 1e-9;
 const NOTHING_MS: f64 = 1e-6;
 
 /// One transfer among others.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Transfer {
     /// Which target it goes to.
     pub(super) target: usize,
     /// What it has to send.
     pub(super) load: Load,
+    /// Between which devices its disks are copied.
+    pub(super) lanes: BTreeSet<Lane>,
     /// Steps 9 and 10 that follow it.
     pub(super) completion_ms: f64,
 }
@@ -38,6 +42,8 @@ pub(super) struct Transfer {
 pub(super) struct Links {
     /// What one VM's transfer carries, by target, in bytes per ms.
     pub(super) vm_bytes_per_ms: Vec<f64>,
+    /// What the copies of one VM's disks carry, by target, in bytes per ms.
+    pub(super) disk_bytes_per_ms: Vec<f64>,
     /// What all transfers to one target carry together, in bytes per ms.
     pub(super) target_bytes_per_ms: Vec<f64>,
     /// What goes to different targets at once.
@@ -49,7 +55,7 @@ pub(super) struct Links {
 pub(super) struct Course {
     /// From its turn on the links until all is sent.
     pub(super) transfer_ms: f64,
-    /// What it has sent.
+    /// What of its memory it has sent.
     pub(super) bytes: f64,
 }
 
@@ -62,17 +68,25 @@ pub(super) struct Schedule {
     pub(super) total_ms: f64,
 }
 
-/// Plays transfers through that share the links fairly. The next one's turn comes when little is left of a VM.
-pub(super) fn schedule(transfers: &[Transfer], links: &Links, concurrency: Concurrency) -> Schedule {
+/// Plays transfers through that share the links fairly. The next one's turn comes when little is left of a VM; that of a
+/// VM with disks when its lanes have room, and no VM without waits before it.
+pub(super) fn schedule(
+    transfers: &[Transfer],
+    links: &Links,
+    concurrency: Concurrency,
+    lanes: Lanes,
+) -> Schedule {
     let mut play = Play {
         transfers,
         links,
         concurrency,
+        lanes,
         waiting: (0..transfers.len()).collect(),
         active: vec![],
         now_ms: 0.0,
         next_look_ms: LOOK_EVERY_MS,
         arrived_bytes: 0.0,
+        copied_bytes: 0.0,
         schedule: Schedule { courses: vec![Course::default(); transfers.len()], total_ms: 0.0 },
     };
     play.let_more_go();
@@ -87,11 +101,13 @@ struct Play<'a> {
     transfers: &'a [Transfer],
     links: &'a Links,
     concurrency: Concurrency,
+    lanes: Lanes,
     waiting: VecDeque<usize>,
     active: Vec<Active>,
     now_ms: f64,
     next_look_ms: f64,
     arrived_bytes: f64,
+    copied_bytes: f64,
     schedule: Schedule,
 }
 
@@ -108,6 +124,8 @@ struct Active {
 enum Phase {
     /// QEMU connects; nothing is sent.
     Starting { until_ms: f64 },
+    /// Its disks are copied.
+    CopyingDisks { left_bytes: f64 },
     /// A round over memory.
     Copying { round: u64, since_ms: f64, left_bytes: f64, is_ending: bool },
     /// The VM is paused.
@@ -126,7 +144,9 @@ impl Phase {
 
     fn left_bytes(self) -> Option<f64> {
         match self {
-            Self::Copying { left_bytes, .. } | Self::SwitchingOver { left_bytes } => Some(left_bytes),
+            Self::CopyingDisks { left_bytes }
+            | Self::Copying { left_bytes, .. }
+            | Self::SwitchingOver { left_bytes } => Some(left_bytes),
             Self::Starting { .. } | Self::Loading { .. } => None,
         }
     }
@@ -135,14 +155,50 @@ impl Phase {
 impl Play<'_> {
     fn let_more_go(&mut self) {
         // As the drain itself: one at a time begins beside those that are nearly over.
-        while self.on_links() < self.concurrency.allowed()
-            && self.active.len() <= usize::from(self.concurrency.allowed())
-            && let Some(index) = self.waiting.pop_front()
-        {
+        while let Some(index) = self.next_waiting().and_then(|at| self.waiting.remove(at)) {
             let phase = Phase::Starting { until_ms: self.now_ms + self.transfers[index].load.start_ms };
-            let gives_way = self.is_one_ending();
+            let gives_way = self.is_one_ending() && self.transfers[index].lanes.is_empty();
             self.active.push(Active { index, since_ms: self.now_ms, gives_way, phase });
         }
+    }
+
+    /// Where in the queue the one is that may go.
+    fn next_waiting(&self) -> Option<usize> {
+        self.waiting.front()?;
+        let with_memory = self.active.iter().filter(|active| !self.copies_disks(active)).count();
+        let has_turn = self.on_links() < self.concurrency.allowed()
+            && with_memory <= usize::from(self.concurrency.allowed());
+        if self.waiting.iter().all(|index| self.transfers[*index].lanes.is_empty()) {
+            return has_turn.then_some(0);
+        }
+        let busy = self.busy();
+        let mut others_wait = false;
+        self.waiting.iter().position(|index| {
+            let lanes = &self.transfers[*index].lanes;
+            others_wait |= lanes.is_empty();
+            if lanes.is_empty() { has_turn } else { !others_wait && self.lanes.have_room(lanes, &busy) }
+        })
+    }
+
+    /// Where those would go whose disks are still to be copied.
+    fn wanted(&self) -> BTreeSet<Lane> {
+        self.waiting.iter().flat_map(|index| &self.transfers[*index].lanes).cloned().collect()
+    }
+
+    /// Or will, before its memory.
+    fn copies_disks(&self, active: &Active) -> bool {
+        let has_disks = !self.transfers[active.index].lanes.is_empty();
+        has_disks && matches!(active.phase, Phase::Starting { .. } | Phase::CopyingDisks { .. })
+    }
+
+    /// How many copy disks between which devices.
+    fn busy(&self) -> Busy {
+        let mut busy = Busy::new();
+        let copying = self.active.iter().filter(|active| self.copies_disks(active));
+        for lane in copying.flat_map(|active| &self.transfers[active.index].lanes) {
+            *busy.entry(lane.clone()).or_default() += 1;
+        }
+        busy
     }
 
     fn is_one_ending(&self) -> bool {
@@ -151,7 +207,8 @@ impl Play<'_> {
     }
 
     fn on_links(&self) -> u8 {
-        let on_links = self.active.iter().filter(|active| !active.phase.is_nearly_over()).count();
+        let stays = |active: &&Active| !active.phase.is_nearly_over() && !self.copies_disks(active);
+        let on_links = self.active.iter().filter(stays).count();
         u8::try_from(on_links).unwrap_or(u8::MAX)
     }
 
@@ -163,14 +220,19 @@ impl Play<'_> {
             Phase::Copying { left_bytes, is_ending: false, .. } if left_bytes > rate * ENDING_MS => {
                 self.now_ms + left_bytes / rate - ENDING_MS
             }
-            Phase::Copying { left_bytes, .. } | Phase::SwitchingOver { left_bytes } => {
-                self.now_ms + left_bytes / rate
-            }
+            Phase::CopyingDisks { left_bytes }
+            | Phase::Copying { left_bytes, .. }
+            | Phase::SwitchingOver { left_bytes } => self.now_ms + left_bytes / rate,
         });
         let next_ms = ends.fold(self.next_look_ms, f64::min).max(self.now_ms);
         let span_ms = next_ms - self.now_ms;
         self.now_ms = next_ms;
         for (active, rate) in self.active.iter_mut().zip(&rates) {
+            if let Phase::CopyingDisks { left_bytes } = &mut active.phase {
+                let copied = (rate * span_ms).min(*left_bytes);
+                *left_bytes -= copied;
+                self.copied_bytes += copied;
+            }
             if let Phase::Copying { left_bytes, .. } | Phase::SwitchingOver { left_bytes } = &mut active.phase
             {
                 let sent = (rate * span_ms).min(*left_bytes);
@@ -185,7 +247,16 @@ impl Play<'_> {
                 if self.now_ms < LOOKS_UNTIL_MS { self.now_ms + LOOK_EVERY_MS } else { f64::INFINITY };
             let (arrived_bytes, on_links) = (whole_bytes(self.arrived_bytes), self.on_links());
             let turns = (self.transfers.len() - self.waiting.len()) as u64;
-            self.concurrency.observe(self.now_ms, Some(arrived_bytes), on_links, turns);
+            // As the drain itself: each says nothing while the other is on the links.
+            let copies = self.active.iter().filter(|active| self.copies_disks(active)).count();
+            let counted = if copies == 0 { on_links } else { 0 };
+            self.concurrency.observe(self.now_ms, Some(arrived_bytes), counted, turns);
+            if copies > 0 {
+                let is_alone = copies == self.active.len();
+                let copied_bytes = is_alone.then_some(whole_bytes(self.copied_bytes));
+                let (busy, wanted) = (self.busy(), self.wanted());
+                self.lanes.observe(self.now_ms, copied_bytes, &busy, &wanted);
+            }
         }
     }
 
@@ -195,7 +266,12 @@ impl Play<'_> {
         for (active, rate) in self.active.iter_mut().zip(rates) {
             let load = &transfers[active.index].load;
             active.phase = match active.phase {
-                Phase::Starting { until_ms } if until_ms <= now_ms => Phase::Copying {
+                Phase::Starting { until_ms } if until_ms <= now_ms && load.disk_bytes > 0.0 => {
+                    Phase::CopyingDisks { left_bytes: load.disk_bytes }
+                }
+                Phase::CopyingDisks { left_bytes } if left_bytes > rate * nothing_ms => active.phase,
+                Phase::Starting { until_ms } if until_ms > now_ms => active.phase,
+                Phase::Starting { .. } | Phase::CopyingDisks { .. } => Phase::Copying {
                     round: 1,
                     since_ms: now_ms,
                     left_bytes: load.first_bytes,
@@ -244,19 +320,24 @@ impl Play<'_> {
             .iter()
             .map(|active| active.phase.left_bytes().map(|_| self.transfers[active.index].target));
         let sending: Vec<Option<usize>> = sending.collect();
-        let to_target = |target: usize| {
+        let alone = |active: &Active, target: usize| match active.phase {
+            Phase::CopyingDisks { .. } => links.disk_bytes_per_ms[target],
+            _ => links.vm_bytes_per_ms[target],
+        };
+        let to_target = |active: &Active, target: usize| {
             let is_rival =
                 |(active, other): &(&Active, &Option<usize>)| **other == Some(target) && !active.gives_way;
-            let rivals = self.active.iter().zip(&sending).filter(is_rival).count().max(1) as f64;
-            let wanted = links.vm_bytes_per_ms[target] * rivals;
-            links.vm_bytes_per_ms[target] * (links.target_bytes_per_ms[target] / wanted).min(1.0)
+            let rivals = self.active.iter().zip(&sending).filter(is_rival);
+            let own = alone(active, target);
+            let wanted = rivals.map(|(rival, _)| alone(rival, target)).sum::<f64>().max(own);
+            own * (links.target_bytes_per_ms[target] / wanted).min(1.0)
         };
         // Who gives way gets next to nothing, and the others what it leaves.
         let is_alone =
             self.active.iter().all(|active| active.gives_way || active.phase.left_bytes().is_none());
         let to_active = |(active, target): (&Active, &Option<usize>)| match target {
             Some(target) if active.gives_way && !is_alone => links.vm_bytes_per_ms[*target] * WAY_GIVEN_SHARE,
-            Some(target) => to_target(*target),
+            Some(target) => to_target(active, *target),
             None => 0.0,
         };
         let rates: Vec<f64> = self.active.iter().zip(&sending).map(to_active).collect();
@@ -280,17 +361,20 @@ mod tests {
 
     fn links(vm: f64, target: f64) -> Links {
         let host = HostLinks::of_speeds(&[1_000; 2]);
-        Links { vm_bytes_per_ms: vec![vm; 2], target_bytes_per_ms: vec![target; 2], host }
+        let disk_bytes_per_ms = vec![target / 4.0; 2];
+        Links { vm_bytes_per_ms: vec![vm; 2], disk_bytes_per_ms, target_bytes_per_ms: vec![target; 2], host }
     }
 
     /// Of 125 MB each, of which nothing gets dirty.
     fn transfers(targets: &[usize]) -> Vec<Transfer> {
         let load = Load::resting(125e6);
-        targets.iter().map(|target| Transfer { target: *target, load, completion_ms: 50.0 }).collect()
+        let transfer =
+            |target: &usize| Transfer { target: *target, load, lanes: BTreeSet::new(), completion_ms: 50.0 };
+        targets.iter().map(transfer).collect()
     }
 
     fn total_ms(transfers: &[Transfer], links: &Links, at_a_time: u8) -> f64 {
-        schedule(transfers, links, Concurrency::fixed(at_a_time)).total_ms
+        schedule(transfers, links, Concurrency::fixed(at_a_time), Lanes::default()).total_ms
     }
 
     fn near(value: f64, expected: f64) {
@@ -305,7 +389,7 @@ mod tests {
         // The next one starts before the one before ends.
         near(total_ms(&vms, &links, 1), 4_000.0 + start_ms + end_ms + 50.0);
         near(total_ms(&vms, &links, 4), 4_000.0 + start_ms + end_ms + 50.0);
-        let four = schedule(&vms, &links, Concurrency::fixed(4));
+        let four = schedule(&vms, &links, Concurrency::fixed(4), Lanes::default());
         near(four.courses[0].transfer_ms, 4_000.0 + start_ms + end_ms);
         near(four.courses[0].bytes, 125e6);
     }
@@ -329,7 +413,7 @@ mod tests {
         let vms = transfers(&[0; 24]);
         let quarter = links(31_250.0, 125_000.0);
         let best_ms = total_ms(&vms, &quarter, 4);
-        let found_ms = schedule(&vms, &quarter, Concurrency::new(1, 8)).total_ms;
+        let found_ms = schedule(&vms, &quarter, Concurrency::new(1, 8), Lanes::default()).total_ms;
         assert!(found_ms > best_ms && found_ms < 1.4 * best_ms, "{found_ms} against {best_ms}");
     }
 }

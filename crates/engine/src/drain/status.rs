@@ -97,17 +97,13 @@ impl DrainStatus {
 
     /// Bytes that have arrived, of all VMs.
     pub fn sent_bytes(&self) -> u64 {
-        self.moves.iter().map(|one| one.sent_bytes).sum()
+        self.moves.iter().map(MoveStatus::arrived_bytes).sum()
     }
 
     /// Bytes that will have arrived in the end, as far as is known: of those that have moved what they took, of the
     /// others what was predicted.
     pub fn expected_bytes(&self) -> u64 {
-        let expected = |one: &MoveStatus| match one.state {
-            MoveState::Moved | MoveState::Left => one.sent_bytes,
-            _ => one.sent_bytes.max(one.predicted_bytes),
-        };
-        self.moves.iter().map(expected).sum()
+        self.moves.iter().map(MoveStatus::expected_bytes).sum()
     }
 
     /// Whether it goes on, and a VM is on its way.
@@ -162,9 +158,9 @@ pub struct MoveStatus {
     pub waits: Option<String>,
     /// Its memory.
     pub memory_bytes: u64,
-    /// Bytes of it that have arrived.
+    /// Bytes of its memory that have arrived.
     pub sent_bytes: u64,
-    /// Bytes that were to go over the links.
+    /// Bytes of memory that were to go over the links.
     #[serde(default)]
     pub predicted_bytes: u64,
     /// How long its transfer was to take, with the links shared as planned.
@@ -174,6 +170,37 @@ pub struct MoveStatus {
     /// What compression does of late; absent without it, and while its memory is not on the links.
     #[serde(default)]
     pub compression: Option<CompressionProgress>,
+    /// Its disks that are copied; absent where none is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<DisksProgress>,
+}
+
+/// How far the disks of one VM are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DisksProgress {
+    /// What was to be copied.
+    pub bytes: u64,
+    /// What of it has been.
+    pub copied_bytes: u64,
+    /// Whether they are being copied; then its memory follows.
+    pub are_being_copied: bool,
+}
+
+impl MoveStatus {
+    /// Bytes of it that have arrived, disks included.
+    pub fn arrived_bytes(&self) -> u64 {
+        self.sent_bytes.saturating_add(self.disks.map_or(0, |disks| disks.copied_bytes))
+    }
+
+    /// Bytes that will have arrived in the end, as far as is known: of one that has moved what it took, of another what
+    /// was predicted.
+    pub fn expected_bytes(&self) -> u64 {
+        let disks = self.disks.map_or(0, |disks| disks.bytes);
+        match self.state {
+            MoveState::Moved | MoveState::Left => self.arrived_bytes(),
+            _ => self.arrived_bytes().max(self.predicted_bytes.saturating_add(disks)),
+        }
+    }
 }
 
 /// What one VM is doing.
@@ -186,7 +213,7 @@ pub enum MoveState {
     Preparing,
     /// All is ready; it waits for its turn on the links.
     Ready,
-    /// Its memory is on the links.
+    /// Its disks or its memory are on the links.
     Transferring,
     /// It is paused for its last bytes, or the target takes over.
     Finishing,
@@ -230,6 +257,7 @@ mod tests {
             predicted_ms: 1.0,
             transfer_ms: None,
             compression: None,
+            disks: None,
         };
         DrainStatus { state, moves: moves.iter().map(row).collect(), ..DrainStatus::begun() }
     }

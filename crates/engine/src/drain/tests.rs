@@ -7,6 +7,7 @@ use proptest::sample::Index;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
+use super::disks::{DrainedDisk, FileSystemView};
 use super::lint::lint;
 use super::plan::{DrainPlan, Move, Stay, plan};
 use super::run::{Drain, DrainLimits};
@@ -16,6 +17,7 @@ use super::view::{
 };
 use crate::migration::ENDING_MS;
 use crate::relayed::{Compressible, RelayMeans};
+use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
 
 const GIB: u64 = 1 << 30;
 
@@ -27,6 +29,7 @@ fn vm(name: &str, gib: u64) -> VmView {
         placement: Placement::default(),
         immovable: None,
         refusals: BTreeMap::new(),
+        copies: BTreeMap::new(),
         memory: Some(MemorySample {
             zero_share: 0.0,
             dirty_bytes_per_s: 0,
@@ -42,6 +45,7 @@ fn target(name: &str, gib: u64) -> TargetView {
         unavailable: None,
         warnings: vec![],
         memory_available_bytes: gib * GIB,
+        file_systems: vec![],
         makes_room: false,
         makes_room_now: false,
         vms: vec![],
@@ -60,7 +64,15 @@ fn view(vms: Vec<VmView>, targets: Vec<TargetView>) -> DrainView {
 }
 
 fn limits(outbound: u8, inbound: u8, transfers: Option<u8>) -> DrainLimits {
-    DrainLimits { total_ms: None, outbound, inbound, transfers, attempts: 2, post_copy: false }
+    DrainLimits {
+        total_ms: None,
+        outbound,
+        inbound,
+        transfers,
+        attempts: 2,
+        post_copy: false,
+        disks_first: false,
+    }
 }
 
 /// So many on the links at most, whatever the targets.
@@ -265,7 +277,7 @@ fn the_number_to_begin_with_is_from_history_and_bounded() {
 
 fn remembering(transfers: u8, targets: u8) -> PathHistory {
     let transfers = Some(FoundTransfers { transfers, targets });
-    PathHistory { transfer_mbps: 500.0, setup_ms: 90.0, completion_ms: 40.0, transfers }
+    PathHistory { transfer_mbps: 500.0, setup_ms: 90.0, completion_ms: 40.0, transfers, disk_mbps: None }
 }
 
 #[test]
@@ -303,8 +315,13 @@ fn a_target_that_nothing_goes_to_lets_no_more_vms_on_the_links() {
 #[test]
 fn the_whole_is_predicted_from_set_up_to_completion() {
     let mut b = target("b", 64);
-    b.path_history =
-        Some(PathHistory { transfer_mbps: 800.0, setup_ms: 90.0, completion_ms: 40.0, transfers: None });
+    b.path_history = Some(PathHistory {
+        transfer_mbps: 800.0,
+        setup_ms: 90.0,
+        completion_ms: 40.0,
+        transfers: None,
+        disk_mbps: None,
+    });
     let plan = plan(&view(vec![vm("x", 1), vm("y", 1)], vec![b]), Some(&at_most(1)));
     let [first_ms, second_ms] = [0, 1].map(|at: usize| plan.moves[at].predicted_shared_ms);
     assert!(first_ms > GIB as f64 / 100_000.0, "{first_ms}");
@@ -322,7 +339,8 @@ fn what_each_vm_takes_is_predicted_for_the_number_that_there_will_be() {
     let vms = || (0..8).map(|at| vm(&format!("v{at}"), 1)).collect();
     let with = |transfer_mbps: f64, transfers: Option<u8>| {
         let transfers = transfers.map(|transfers| FoundTransfers { transfers, targets: 1 });
-        let path_history = PathHistory { transfer_mbps, setup_ms: 90.0, completion_ms: 40.0, transfers };
+        let path_history =
+            PathHistory { transfer_mbps, setup_ms: 90.0, completion_ms: 40.0, transfers, disk_mbps: None };
         let b = TargetView { path_history: Some(path_history), ..target("b", 64) };
         plan(&view(vms(), vec![b]), None)
     };
@@ -423,8 +441,10 @@ fn some_vm() -> impl Strategy<Value = VmView> {
     let share = || prop_oneof![9 => 0.0..=1.0, 1 => any::<f64>()];
     let compressible =
         prop::option::of((share(), share()).prop_map(|(share, left)| Compressible { share, left }));
-    (0..9_u64, some_placement(), immovable, refusals, memory, compressible).prop_map(
-        |(gib, placement, immovable, refusals, memory, compressible)| VmView {
+    let copies = prop::collection::btree_map("[bcde]", some_disks(), 0..3);
+    (0..9_u64, some_placement(), immovable, refusals, memory, compressible, copies).prop_map(
+        |(gib, placement, immovable, refusals, memory, compressible, copies)| VmView {
+            copies,
             placement,
             immovable,
             refusals,
@@ -439,14 +459,36 @@ fn some_vm() -> impl Strategy<Value = VmView> {
     )
 }
 
+fn disk(from_device: u64, to_device: u64, gib: u64) -> DrainedDisk {
+    let copy = DiskCopy {
+        disk: DiskName::at(0).unwrap(),
+        from: "/srv/disk".into(),
+        to: "/srv/disk".into(),
+        image: DiskImage::Raw,
+        size_bytes: gib * GIB,
+        allocated_bytes: gib * GIB,
+        why: CopyReason::NotSeen,
+        is_flattened: false,
+    };
+    DrainedDisk { copy, from_device, to_device }
+}
+
+fn some_disks() -> impl Strategy<Value = Vec<DrainedDisk>> {
+    let some_disk = (0..2_u64, 0..3_u64, 0..9_u64);
+    prop::collection::vec(some_disk.prop_map(|(from, to, gib)| disk(from, to, gib)), 1..3)
+}
+
 fn some_memory() -> impl Strategy<Value = PathHistory> {
     let ms = || prop_oneof![9 => 0.0..1e4, 1 => any::<f64>()];
     let mbps = prop_oneof![9 => 1.0..1e5, 1 => any::<f64>()];
     let found = prop::option::of((any::<u8>(), any::<u8>()));
-    (mbps, ms(), ms(), found).prop_map(|(transfer_mbps, setup_ms, completion_ms, found)| {
-        let transfers = found.map(|(transfers, targets)| FoundTransfers { transfers, targets });
-        PathHistory { transfer_mbps, setup_ms, completion_ms, transfers }
-    })
+    let disk_mbps = prop::option::of(prop_oneof![9 => 1.0..1e5, 1 => any::<f64>()]);
+    (mbps, ms(), ms(), found, disk_mbps).prop_map(
+        |(transfer_mbps, setup_ms, completion_ms, found, disk_mbps)| {
+            let transfers = found.map(|(transfers, targets)| FoundTransfers { transfers, targets });
+            PathHistory { transfer_mbps, setup_ms, completion_ms, transfers, disk_mbps }
+        },
+    )
 }
 
 fn some_relay() -> impl Strategy<Value = RelayMeans> {
@@ -479,8 +521,12 @@ fn some_target() -> impl Strategy<Value = TargetView> {
     let path_history = prop::option::of(some_memory());
     let relay = prop::option::of(some_relay());
     let paths = (0..20_000_u64, prop::collection::vec(some_path(), 0..4));
-    ("[abcde]", 0..32_u64, there, unavailable, paths, relay, path_history).prop_map(
-        |(name, gib, vms, unavailable, (paths_mbps, paths), relay, path_history)| TargetView {
+    let file_system = |(device, gib): (u64, u64)| FileSystemView { device, free_bytes: gib * GIB };
+    let file_systems = prop::collection::btree_map(0..2_u64, 0..24_u64, 0..3)
+        .prop_map(move |free| free.into_iter().map(file_system).collect::<Vec<_>>());
+    ("[abcde]", 0..32_u64, there, unavailable, paths, relay, path_history, file_systems).prop_map(
+        |(name, gib, vms, unavailable, (paths_mbps, paths), relay, path_history, file_systems)| TargetView {
+            file_systems,
             unavailable,
             vms,
             paths_mbps,
@@ -597,6 +643,25 @@ fn plant(plan: &mut DrainPlan, view: &DrainView, fault: usize, at: Index) -> Opt
             plan.warnings = plan.moves.iter().map(other_news).collect();
             (usable.count() == 1 && vm.needs_bytes > 0).then_some("drain-risk-untold")
         }
+        13 => {
+            plan.moves[at].disks.push(disk(0, 0, 1));
+            Some("drain-other-disks")
+        }
+        14 => {
+            let lacks_room = |target: &&TargetView| {
+                let needs = |device| {
+                    let there =
+                        vm.copies_to(&target.name).iter().filter(move |disk| disk.to_device == device);
+                    there.map(|disk| disk.copy.room_bytes()).sum::<u64>()
+                };
+                let is_first = view.targets.iter().find(|other| other.name == target.name) == Some(*target);
+                is_first && target.file_systems.iter().any(|of| needs(of.device) > of.free_bytes)
+            };
+            let full = view.targets.iter().find(lacks_room)?;
+            plan.moves[at].target.clone_from(&full.name);
+            plan.moves[at].disks = vm.copies_to(&full.name).to_vec();
+            Some("drain-overcommit")
+        }
         _ => {
             plan.moves[at].memory_bytes += 1;
             Some("drain-other-memory")
@@ -604,7 +669,81 @@ fn plant(plan: &mut DrainPlan, view: &DrainView, fault: usize, at: Index) -> Opt
     }
 }
 
-const FAULTS: usize = 14;
+const FAULTS: usize = 16;
+
+/// A VM with a disk that these targets do not see.
+fn with_disk(name: &str, gib: u64, disk_gib: u64, targets: &[&str]) -> VmView {
+    let copies = targets.iter().map(|target| ((*target).to_owned(), vec![disk(0, 7, disk_gib)]));
+    VmView { copies: copies.collect(), ..vm(name, gib) }
+}
+
+fn with_room(name: &str, gib: u64, disk_gib: u64) -> TargetView {
+    let file_systems = vec![FileSystemView { device: 7, free_bytes: disk_gib * GIB }];
+    TargetView { file_systems, ..target(name, gib) }
+}
+
+fn order(plan: &DrainPlan) -> Vec<&str> {
+    plan.moves.iter().map(|planned| planned.vm.as_str()).collect()
+}
+
+#[test]
+fn a_vm_goes_where_its_disks_are_seen_unless_somebody_would_stay() {
+    let slow = TargetView { paths_mbps: 100, ..target("c", 4) };
+    let vms = vec![with_disk("x", 4, 9, &["b"])];
+    let seen = view(vms.clone(), vec![with_room("b", 64, 64), slow.clone()]);
+    assert_eq!(target_of(&plan(&seen, None), "x"), Some("c"));
+    let refused = BTreeMap::from([("b".to_owned(), "no such CPU".to_owned())]);
+    let other = VmView { refusals: refused, ..vm("y", 4) };
+    let crowded = view([vms, vec![other]].concat(), vec![with_room("b", 64, 64), slow]);
+    let plan = plan(&crowded, None);
+    assert_eq!((target_of(&plan, "x"), target_of(&plan, "y")), (Some("b"), Some("c")));
+    assert_eq!((plan.moves.len(), lint(&crowded, &plan)), (2, vec![]));
+}
+
+#[test]
+fn two_vms_do_not_count_on_the_same_room() {
+    let vms = ["x", "y", "z"].map(|name| with_disk(name, 1, 5, &["b"]));
+    let view = view(vms.to_vec(), vec![with_room("b", 64, 11)]);
+    let plan = plan(&view, None);
+    assert_eq!((order(&plan), plan.stays.len()), (vec!["x", "y"], 1));
+    let said = "5.00 GiB where /srv/disk would be, and 1.00 GiB are free there";
+    assert!(why(&plan, "z").contains(said), "{}", why(&plan, "z"));
+}
+
+#[test]
+fn whose_disks_are_copied_go_last_unless_told_otherwise_and_take_their_time() {
+    let vms = vec![with_disk("disk", 1, 8, &["b"]), vm("large", 4), vm("small", 1)];
+    let view = view(vms, vec![with_room("b", 64, 64)]);
+    let usual = plan(&view, None);
+    assert_eq!(order(&usual), ["large", "small", "disk"]);
+    let limits = DrainLimits { disks_first: true, ..at_most(1) };
+    assert_eq!(order(&plan(&view, Some(&limits))), ["disk", "large", "small"]);
+    let ms = |gib: f64| gib * GIB as f64 / (1_900.0 * 125.0);
+    assert!(usual.moves[2].predicted_transfer_ms > ms(9.0), "{usual:#?}");
+    assert!(usual.moves[0].predicted_transfer_ms < ms(5.0), "{usual:#?}");
+    assert!((ms(14.0)..1.1 * ms(14.0)).contains(&usual.predicted_ms), "{usual:#?}");
+    assert_eq!((usual.moves[2].predicted_bytes, usual.moves[2].disk_bytes()), (GIB, 8 * GIB));
+}
+
+#[test]
+fn what_copies_were_seen_to_carry_bounds_the_prediction() {
+    let slow = PathHistory { disk_mbps: Some(400.0), ..remembering(1, 1) };
+    let b = TargetView { path_history: Some(slow), ..with_room("b", 64, 64) };
+    let plan = plan(&view(vec![with_disk("x", 1, 8, &["b"])], vec![b]), None);
+    let disk_ms = 8.0 * GIB as f64 / (400.0 * 125.0);
+    assert!(plan.moves[0].predicted_transfer_ms > disk_ms, "{plan:#?}");
+}
+
+#[test]
+fn with_disks_there_is_no_post_copy() {
+    let memory =
+        MemorySample { zero_share: 0.0, dirty_bytes_per_s: GIB, dirty_set_bytes: GIB, compressible: None };
+    let busy = VmView { memory: Some(memory), ..with_disk("x", 8, 1, &["b"]) };
+    let limits = DrainLimits { post_copy: true, ..at_most(1) };
+    let plan = plan(&view(vec![busy], vec![with_room("b", 64, 64)]), Some(&limits));
+    assert!(!plan.moves[0].post_copy, "{plan:#?}");
+    assert!(plan.moves[0].warning.as_ref().unwrap().contains("its disks are copied"), "{plan:#?}");
+}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(250))]
@@ -658,6 +797,7 @@ proptest! {
                     predicted_transfer_ms: 0.0,
                     predicted_shared_ms: 0.0,
                     warning: None,
+                    disks: vm.copies_to(&target.name).to_vec(),
                 };
                 let mut with = more.clone();
                 with.moves.push(going);

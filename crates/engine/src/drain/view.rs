@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::disks::{DrainedDisk, FileSystemView};
 use crate::bandwidth::LimitChange;
 use crate::relayed::{Compressible, RelayMeans};
 
@@ -48,6 +49,16 @@ pub struct VmView {
     pub refusals: BTreeMap<String, String>,
     /// What its memory looks like; absent when it could not be looked at.
     pub memory: Option<MemorySample>,
+    /// The disks that would be copied with it, by the target's name; none to one that sees all of them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub copies: BTreeMap<String, Vec<DrainedDisk>>,
+}
+
+impl VmView {
+    /// The disks that would be copied to this target.
+    pub fn copies_to(&self, target: &str) -> &[DrainedDisk] {
+        self.copies.get(target).map_or(&[], Vec::as_slice)
+    }
 }
 
 /// Where its owner allows a VM to be.
@@ -91,6 +102,9 @@ pub struct TargetView {
     pub warnings: Vec<String>,
     /// Memory that is free there and promised to nobody.
     pub memory_available_bytes: u64,
+    /// Its file systems on which disks would be made.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub file_systems: Vec<FileSystemView>,
     /// Whether room may come free there by itself: its own VMs are on their way here, or will be.
     #[serde(default)]
     pub makes_room: bool,
@@ -154,6 +168,9 @@ pub struct PathHistory {
     pub completion_ms: f64,
     /// How many transfers at a time carried most, if a drain has found it.
     pub transfers: Option<FoundTransfers>,
+    /// What the copies of one VM's disks carried, in Mb/s: the median. Absent where none was copied.
+    #[serde(default)]
+    pub disk_mbps: Option<f64>,
 }
 
 /// How many transfers at a time a drain has found to carry most.

@@ -22,6 +22,8 @@ pub enum Stage {
     AwaitingPlace,
     /// It could send, and waits for its turn.
     Ready,
+    /// Before step 6: its disks are copied over the links.
+    CopyingDisks,
     /// Steps 6 and 7: it uses the links.
     Sending,
     /// The same, and little is left: it will be paused soon.
@@ -169,12 +171,10 @@ impl Migration {
             Phase::Preparing(_) => Stage::Preparing,
             Phase::AwaitingTurn { .. } => Stage::Ready,
             Phase::Copying if self.is_ending => Stage::Ending,
-            Phase::StartingDiskCopies
-            | Phase::CopyingDisks
-            | Phase::SynchronisingDisks
-            | Phase::StartingTransfer
-            | Phase::Copying
-            | Phase::BeginningPostCopy => Stage::Sending,
+            Phase::StartingDiskCopies | Phase::CopyingDisks | Phase::SynchronisingDisks => {
+                Stage::CopyingDisks
+            }
+            Phase::StartingTransfer | Phase::Copying | Phase::BeginningPostCopy => Stage::Sending,
             Phase::EndingDiskCopies | Phase::SwitchingOver => Stage::SwitchingOver,
             // Before it runs there, and then the rest is on the links.
             Phase::RecordingHandOver | Phase::ResumingOnTarget { .. } if self.rest.follows() => {

@@ -172,10 +172,12 @@ pub(crate) enum Sight {
     Settled,
     /// The target had not let it run.
     Revoked,
+    /// A VM went with its disk.
+    DiskCopied,
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 26] = [
+    pub(crate) const ALL: [Self; 27] = [
         Self::EndHeardTwice,
         Self::PlanHeardTwice,
         Self::InParts,
@@ -202,5 +204,6 @@ impl Sight {
         Self::CancelledByOther,
         Self::Settled,
         Self::Revoked,
+        Self::DiskCopied,
     ];
 }

@@ -51,10 +51,12 @@ pub(crate) enum Planted {
     Unsettled,
     /// The drain is not told of what somebody else moves from this host.
     OthersUncounted,
+    /// Room for disks is counted for each VM alone.
+    DiskRoomTwice,
 }
 
 impl Planted {
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::TwoStarts,
         Self::NoTurns,
         Self::LostRelease,
@@ -75,6 +77,7 @@ impl Planted {
         Self::CancelledIsFailed,
         Self::Unsettled,
         Self::OthersUncounted,
+        Self::DiskRoomTwice,
     ];
 
     /// The faults without which it does no harm.
@@ -106,6 +109,7 @@ impl Planted {
                 &["it does not end"]
             }
             Self::Overcommit => &["overcommit"],
+            Self::DiskRoomTwice => &["no room for the disk"],
             Self::BadPlan => &["the plan is bad"],
             Self::EarlyFinish => &["over while"],
             Self::LostVm => &["not in the report"],

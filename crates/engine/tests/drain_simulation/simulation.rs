@@ -143,6 +143,7 @@ fn some_limits(random: &mut Random, faults: Faults) -> DrainLimits {
         transfers: random.chance(50).then(|| small(random, 4)),
         attempts: small(random, 3),
         post_copy: random.chance(30),
+        disks_first: random.chance(30),
     }
 }
 

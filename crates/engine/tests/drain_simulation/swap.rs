@@ -24,8 +24,15 @@ const TURNS_MAX: usize = 50_000;
 /// others: some take more than the five minutes for which the other side looks for room by itself.
 const LONG: u64 = 200;
 
-const LIMITS: DrainLimits =
-    DrainLimits { total_ms: None, outbound: 8, inbound: 4, transfers: None, attempts: 2, post_copy: false };
+const LIMITS: DrainLimits = DrainLimits {
+    total_ms: None,
+    outbound: 8,
+    inbound: 4,
+    transfers: None,
+    attempts: 2,
+    post_copy: false,
+    disks_first: false,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
@@ -150,6 +157,7 @@ impl World {
             placement: Placement::default(),
             immovable: vm.flight.map(|_| "it is busy".to_owned()),
             refusals: BTreeMap::new(),
+            copies: BTreeMap::new(),
             memory: Some(MemorySample {
                 zero_share: 0.0,
                 dirty_bytes_per_s: 0,
@@ -165,6 +173,7 @@ impl World {
             unavailable: None,
             warnings: vec![],
             memory_available_bytes: self.free_gib(other) * GIB,
+            file_systems: vec![],
             makes_room: !self.sides[other].finished,
             makes_room_now: self.of_home(other).any(|vm| vm.flight.is_some()),
             vms: there

@@ -2,17 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use drainpipe_engine::drain::disks::{DrainedDisk, FileSystemView};
 use drainpipe_engine::drain::run::{Departure, Event, MoveEnd};
 use drainpipe_engine::drain::view::{
     DrainView, LimitView, MemorySample, PlacedVm, Placement, TargetView, VmView,
 };
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
 
 use crate::faults::{Faults, Sight};
 use crate::news::News;
 use crate::random::Random;
 
 const GIB: u64 = 1 << 30;
+
+/// Each target has one file system for disks.
+const DEVICE: u64 = 7;
 
 /// In percent of the turns, how likely it is that what stands still for a while goes on.
 const GOES_ON: u64 = 5;
@@ -37,6 +42,12 @@ pub(crate) struct Vm {
     pub gib: u64,
     /// How many times its memory it has to send.
     pub times: u64,
+    /// Of its disk; 0 if it has none.
+    pub disk_gib: u64,
+    /// Targets that see it.
+    seen_by: BTreeSet<usize>,
+    /// The device on which it is here.
+    from_device: u64,
     pub placement: Placement,
     pub immovable: bool,
     /// Targets that would not take it.
@@ -62,6 +73,8 @@ pub(crate) enum Step {
     Begun,
     Reserved,
     Prepared,
+    /// Its disk is copied.
+    Copying(u64),
     Sending(u64),
     /// Its last bytes are on the links.
     Paused,
@@ -129,6 +142,8 @@ pub(crate) struct Host {
     pub drained: bool,
     /// Without what is on it and on its way to it.
     pub gib: u64,
+    /// For disks; the same.
+    disk_gib: u64,
     pub vms: Vec<PlacedVm>,
 }
 
@@ -191,6 +206,43 @@ impl Vm {
         matches!(self.at, At::Target(_) | At::EndedThere)
     }
 
+    /// GiB of its disk that go with it to this target.
+    pub(crate) fn copied_gib(&self, target: usize) -> u64 {
+        if self.seen_by.contains(&target) { 0 } else { self.disk_gib }
+    }
+
+    /// Whether its disk is copied in the migration that is under way.
+    pub(crate) fn is_copied(&self) -> bool {
+        self.flight.is_some_and(|flight| self.copied_gib(flight.target) > 0)
+    }
+
+    /// The devices between which its disk goes, until its memory follows.
+    pub(crate) fn lane(&self) -> Option<(usize, u64)> {
+        let flight = self.flight.filter(|_| self.is_copied())?;
+        let is_in_lane =
+            matches!(flight.step, Step::Begun | Step::Reserved | Step::Prepared | Step::Copying(_));
+        is_in_lane.then_some((flight.target, self.from_device))
+    }
+
+    fn copies(&self, target: usize) -> Vec<DrainedDisk> {
+        let bytes = self.copied_gib(target) * GIB;
+        let disk = DrainedDisk {
+            copy: DiskCopy {
+                disk: DiskName::at(0).expect("the first has a name"),
+                from: self.name.clone(),
+                to: self.name.clone(),
+                image: DiskImage::Raw,
+                size_bytes: bytes,
+                allocated_bytes: bytes,
+                why: CopyReason::NotSeen,
+                is_flattened: false,
+            },
+            from_device: self.from_device,
+            to_device: DEVICE,
+        };
+        if bytes > 0 { vec![disk] } else { vec![] }
+    }
+
     /// Whether little of it may be left, at links that carry GiB in no time.
     pub(crate) fn is_ending(&self) -> bool {
         matches!(self.flight, Some(Flight { step: Step::Sending(1..), .. }))
@@ -218,7 +270,8 @@ impl Vm {
         PlacedVm { name: self.name.clone(), needs_bytes: self.gib * GIB, placement: self.placement.clone() }
     }
 
-    fn view(&self) -> VmView {
+    fn view(&self, hosts: &[Host]) -> VmView {
+        let copies = hosts.iter().enumerate().map(|(index, host)| (host.name.clone(), self.copies(index)));
         let busy = self.flight.is_some() || self.at != At::Here;
         VmView {
             name: self.name.clone(),
@@ -233,6 +286,7 @@ impl Vm {
                 dirty_set_bytes: 0,
                 compressible: None,
             }),
+            copies: copies.filter(|(_, disks)| !disks.is_empty()).collect(),
         }
     }
 }
@@ -250,6 +304,7 @@ impl Host {
             frozen: false,
             drained: false,
             gib: random.below(48),
+            disk_gib: random.below(24),
             vms: (0..random.below(2)).map(|at| vm(at, random)).collect(),
         }
     }
@@ -266,6 +321,9 @@ impl World {
             name: format!("v{index}"),
             gib: 1 + random.below(8),
             times: if faults.endless > 0 && random.chance(faults.endless) { some_times(random) } else { 1 },
+            disk_gib: if random.chance(40) { 1 + random.below(8) } else { 0 },
+            seen_by: (0..4).filter(|_| random.chance(30)).collect(),
+            from_device: random.below(2),
             placement: some_placement(random),
             immovable: random.chance(3),
             refused_by: (0..4).filter(|_| random.chance(3)).collect(),
@@ -303,6 +361,12 @@ impl World {
         self.hosts[host].gib.saturating_sub(taken)
     }
 
+    /// The same of its file system.
+    fn free_disk_gib(&self, host: usize) -> u64 {
+        let taken: u64 = self.known(host).map(|vm| vm.copied_gib(host)).sum();
+        self.hosts[host].disk_gib.saturating_sub(taken)
+    }
+
     pub(crate) fn is_overcommitted(&self, host: usize) -> bool {
         self.known(host).map(|vm| vm.gib).sum::<u64>() > self.hosts[host].gib
     }
@@ -330,7 +394,7 @@ impl World {
         if self.named_twice {
             targets.push(targets[0].clone());
         }
-        let vms = here.map(Vm::view).collect();
+        let vms = here.map(|vm| vm.view(&self.hosts)).collect();
         DrainView { host: "here".into(), vms, targets, limit: LimitView::default() }
     }
 
@@ -341,6 +405,10 @@ impl World {
             unavailable: host.unavailable(),
             warnings: vec![],
             memory_available_bytes: self.free_gib(index) * GIB,
+            file_systems: vec![FileSystemView {
+                device: DEVICE,
+                free_bytes: self.free_disk_gib(index) * GIB,
+            }],
             makes_room: false,
             makes_room_now: false,
             vms: host.vms.iter().cloned().chain(self.known(index).map(Vm::as_placed)).collect(),
@@ -427,7 +495,11 @@ impl World {
         }
         let free_gib = self.free_gib(to);
         let may_go = |vm: &&mut Vm| {
-            vm.at == At::Target(from) && vm.flight.is_none() && vm.is_free_of_groups() && vm.gib <= free_gib
+            vm.at == At::Target(from)
+                && vm.flight.is_none()
+                && vm.is_free_of_groups()
+                && vm.disk_gib == 0
+                && vm.gib <= free_gib
         };
         if let Some(vm) = self.vms.iter_mut().find(may_go) {
             vm.at = At::Target(to);
@@ -541,7 +613,9 @@ impl World {
                 self.tell(vm, Event::Prepared { vm: name });
             }
             Step::Prepared if !flight.released => {}
+            Step::Prepared if self.vms[vm].is_copied() => self.step(vm, Step::Copying(0)),
             Step::Prepared => self.step(vm, Step::Sending(0)),
+            Step::Copying(gib) => self.copy(vm, gib, random),
             Step::Sending(gib) => self.send(vm, gib, random),
             Step::Paused => self.send_last(vm, random),
         }
@@ -550,8 +624,9 @@ impl World {
 
     /// Memory goes without the target's agent; all else waits for it, within a bound.
     fn awaits_frozen(&self, flight: Flight, random: &mut Random) -> bool {
-        let needs_it = !matches!(flight.step, Step::Sending(_) | Step::Paused | Step::Over(_))
-            && (flight.step != Step::Prepared || flight.released);
+        let needs_it =
+            !matches!(flight.step, Step::Copying(_) | Step::Sending(_) | Step::Paused | Step::Over(_))
+                && (flight.step != Step::Prepared || flight.released);
         self.hosts[flight.target].frozen && needs_it && !flight.doomed && random.chance(90)
     }
 
@@ -559,6 +634,7 @@ impl World {
     pub(crate) fn send_alone(&mut self, random: &mut Random) {
         for vm in 0..self.vms.len() {
             match self.vms[vm].flight {
+                Some(Flight { step: Step::Copying(gib), doomed: false, .. }) => self.copy(vm, gib, random),
                 Some(Flight { step: Step::Sending(gib), doomed: false, .. }) => self.send(vm, gib, random),
                 Some(Flight { step: Step::Paused, doomed: false, .. }) => self.send_last(vm, random),
                 // The guest must not wait for its agent.
@@ -571,6 +647,18 @@ impl World {
                 _ => {}
             }
         }
+    }
+
+    fn copy(&mut self, vm: usize, copied_gib: u64, random: &mut Random) {
+        let name = self.vms[vm].name.clone();
+        if copied_gib < self.vms[vm].disk_gib {
+            self.step(vm, Step::Copying(copied_gib + 1));
+            let bytes = (copied_gib + 1) * GIB;
+            return self.tell_maybe(vm, Event::DisksCopied { vm: name, bytes }, random);
+        }
+        self.saw(Sight::DiskCopied);
+        self.step(vm, Step::Sending(0));
+        self.tell_maybe(vm, Event::MemoryFollows { vm: name }, random);
     }
 
     fn send(&mut self, vm: usize, sent_gib: u64, random: &mut Random) {
@@ -622,6 +710,9 @@ impl World {
             }
             self.refuse(vm);
             return Ok(());
+        }
+        if self.vms[vm].copied_gib(target) > self.free_disk_gib(target) {
+            return Err(format!("overcommit: the plan leaves no room for the disk of {}", self.vms[vm].name));
         }
         self.step(vm, Step::Reserved);
         Ok(())

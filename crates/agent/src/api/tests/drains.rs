@@ -22,6 +22,7 @@ fn a_move(state: MoveState) -> MoveStatus {
         predicted_ms: 100.0,
         transfer_ms: None,
         compression: None,
+        disks: None,
     }
 }
 

@@ -47,7 +47,7 @@ pub(in crate::incoming) async fn bytes(
     copy: &DiskCopy,
 ) -> Result<u64, Problem> {
     let Some(Kept { path, file }) = find(incoming, of, copy)? else { return Ok(0) };
-    Ok(incoming.files.room(&path, file).await?.map_or(0, |room| room.taken_bytes))
+    Ok(incoming.files.file_room(&path, file).await?.map_or(0, |room| room.taken_bytes))
 }
 
 /// Gives what there is of a disk its place. Whether there was any.
@@ -117,7 +117,7 @@ async fn try_keep(
         return Ok(None);
     };
     let Some(record) = incoming.journal.incoming_record(id)? else { return Ok(None) };
-    let Some(room) = incoming.files.room(was, *file).await? else { return Ok(None) };
+    let Some(room) = incoming.files.file_room(was, *file).await? else { return Ok(None) };
     let now = Timestamp::now();
     let keep_h = incoming.host.config.disks.keep_interrupted_h;
     let until_s = match part.until_s(now.as_second().cast_unsigned(), keep_h, room) {

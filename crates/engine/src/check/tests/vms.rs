@@ -1,7 +1,7 @@
 //! What keeps a VM from running on the other host.
 
 use super::*;
-use crate::check::vm::{FileNotAllowed, Told};
+use crate::check::vm::{DiskRoom, FileNotAllowed, Told};
 use crate::vm_resources::NotAllowed;
 
 pub(super) const OF_VMS: &[Case] = &[
@@ -297,6 +297,8 @@ fn a_peers_answer_about_a_vm_is_bounded() {
         let files_not_allowed = vec![FileNotAllowed { index, why }];
         assert!(VmFit { files_not_allowed, ..good.clone() }.plausible("b", 2, 0).is_err());
     }
+    let disk_rooms = vec![DiskRoom { index: 2, device: 7, free_bytes: 1 }];
+    assert!(VmFit { disk_rooms, ..good.clone() }.plausible("b", 2, 0).is_err());
     for features in [vec!["a; reboot".to_owned()], (0..2_000).map(|number| format!("f{number}")).collect()] {
         let cpu = CpuFeatures { lacking: features.into_iter().collect(), ..CpuFeatures::default() };
         assert!(VmFit { cpu: Some(cpu), ..good.clone() }.plausible("b", 2, 0).is_err());

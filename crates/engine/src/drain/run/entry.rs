@@ -2,7 +2,7 @@
 
 use super::super::pace::{Load, LoadStage};
 use super::super::plan::{Move, Stay};
-use super::super::status::{MoveState, MoveStatus};
+use super::super::status::{DisksProgress, MoveState, MoveStatus};
 use super::{Closing, Departure};
 use crate::problem::{Problem, ProblemKind};
 
@@ -17,6 +17,8 @@ pub(super) enum Stage {
     /// Its target takes no more VMs for now.
     AwaitingPlace,
     Ready,
+    /// Its disks are copied; its memory follows by itself.
+    CopyingDisks,
     Transferring,
     /// It is paused, and its last bytes are on the links.
     SwitchingOver,
@@ -35,8 +37,19 @@ pub(super) enum Stage {
 impl Stage {
     pub(super) fn is_under_way(self) -> bool {
         self.is_prepared_for()
-            || matches!(self, Self::Ready | Self::Transferring | Self::SendingRest)
+            || matches!(self, Self::Ready | Self::SendingRest)
+            || self.is_on_links()
             || self.is_paused()
+    }
+
+    /// Whether something of it is sent while it runs here.
+    pub(super) fn is_on_links(self) -> bool {
+        matches!(self, Self::CopyingDisks | Self::Transferring)
+    }
+
+    /// Whether its memory is on the links.
+    pub(super) fn sends_memory(self) -> bool {
+        matches!(self, Self::Transferring | Self::SendingRest) || self.is_paused()
     }
 
     fn is_paused(self) -> bool {
@@ -122,8 +135,10 @@ pub(super) struct Entry {
     pub(super) needs_plan: bool,
     /// It failed while a plan was being made in which it is still under way.
     pub(super) missed_plan: bool,
-    /// Of the attempt under way, or the last one.
+    /// Of its memory, in the attempt under way, or the last one.
     pub(super) sent_bytes: u64,
+    // Of its disks.
+    copied_bytes: u64,
     error: Option<Problem>,
     left_out_why: String,
     pub(super) way: Way,
@@ -146,6 +161,7 @@ impl Entry {
             needs_plan: false,
             missed_plan: false,
             sent_bytes: 0,
+            copied_bytes: 0,
             error: None,
             left_out_why: String::new(),
             way: Way::Taken,
@@ -167,6 +183,7 @@ impl Entry {
             predicted_transfer_ms: 0.0,
             predicted_shared_ms: 0.0,
             warning: None,
+            disks: vec![],
         });
         entry.left(departure);
         entry
@@ -195,7 +212,7 @@ impl Entry {
     pub(super) fn begin(&mut self) {
         self.stage = Stage::Preparing;
         self.attempts = self.attempts.saturating_add(1);
-        self.sent_bytes = 0;
+        (self.sent_bytes, self.copied_bytes) = (0, 0);
         self.way = Way::Taken;
         self.ending_since_ms = None;
         self.paused_at_ms = None;
@@ -215,8 +232,13 @@ impl Entry {
         }
         let (sent, memory) = (self.sent_bytes as f64, self.planned.memory_bytes as f64);
         let expected = (self.planned.predicted_bytes as f64).clamp(memory, CONVERGES_WITHIN * memory);
-        let yields = may_yield && self.patience == Patience::Untried && sent > YIELDS_AFTER * expected;
+        let yields = may_yield && self.may_yield() && sent > YIELDS_AFTER * expected;
         yields || sent > GIVEN_UP_AFTER * memory
+    }
+
+    /// Whether it may be tried again after the others. Its disks would be copied once more.
+    pub(super) fn may_yield(&self) -> bool {
+        self.patience == Patience::Untried && self.planned.disks.is_empty()
     }
 
     /// What of it is still to go over the links.
@@ -225,10 +247,11 @@ impl Entry {
             Stage::Moved => LoadStage::Moved,
             _ if self.is_taken_back() => LoadStage::Over,
             Stage::Waiting | Stage::Preparing | Stage::AwaitingPlace | Stage::Ready => LoadStage::ToCome,
-            Stage::Transferring | Stage::SendingRest => LoadStage::OnLinks,
+            Stage::CopyingDisks | Stage::Transferring | Stage::SendingRest => LoadStage::OnLinks,
             _ => LoadStage::Over,
         };
-        Load { stage, predicted_bytes: self.planned.predicted_bytes, sent_bytes: self.sent_bytes }
+        let predicted_bytes = self.planned.predicted_bytes.saturating_add(self.planned.disk_bytes());
+        Load { stage, predicted_bytes, sent_bytes: self.sent_bytes.saturating_add(self.copied_bytes) }
     }
 
     /// Whether its migration is being undone, and not to be begun again after the others.
@@ -280,7 +303,34 @@ impl Entry {
         }
         let more = bytes.saturating_sub(self.sent_bytes);
         self.sent_bytes += more;
+        if more > 0 {
+            self.memory_follows();
+        }
         more
+    }
+
+    /// Takes what has been copied of its disks; says how much is new.
+    pub(super) fn disks_copied(&mut self, bytes: u64) -> u64 {
+        if !self.stage.is_under_way() {
+            return 0;
+        }
+        let more = bytes.saturating_sub(self.copied_bytes);
+        self.copied_bytes += more;
+        more
+    }
+
+    /// Its turn has come.
+    pub(super) fn release(&mut self, way: Way) {
+        let is_copied = !self.planned.disks.is_empty();
+        self.stage = if is_copied { Stage::CopyingDisks } else { Stage::Transferring };
+        self.way = way;
+    }
+
+    /// Its disks are there. That may not have been told before something else is.
+    pub(super) fn memory_follows(&mut self) {
+        if self.stage == Stage::CopyingDisks {
+            self.stage = Stage::Transferring;
+        }
     }
 
     /// What should still be sent, by the prediction. All of it as long as nothing has arrived.
@@ -292,6 +342,7 @@ impl Entry {
     }
 
     pub(super) fn ending(&mut self, now_ms: f64) {
+        self.memory_follows();
         if self.stage == Stage::Transferring {
             self.ending_since_ms.get_or_insert(now_ms);
         }
@@ -321,6 +372,7 @@ impl Entry {
     }
 
     pub(super) fn paused(&mut self, now_ms: f64) {
+        self.memory_follows();
         if self.stage == Stage::Transferring {
             self.stage = Stage::SwitchingOver;
             self.paused_at_ms = Some(now_ms);
@@ -408,7 +460,16 @@ impl Entry {
             predicted_ms: self.planned.predicted_shared_ms,
             transfer_ms: self.transfer_ms,
             compression: None,
+            disks: self.disks(),
         }
+    }
+
+    fn disks(&self) -> Option<DisksProgress> {
+        (!self.planned.disks.is_empty()).then(|| DisksProgress {
+            bytes: self.planned.disk_bytes(),
+            copied_bytes: self.copied_bytes,
+            are_being_copied: self.stage == Stage::CopyingDisks,
+        })
     }
 
     fn state(&self) -> MoveState {
@@ -416,7 +477,7 @@ impl Entry {
             Stage::Waiting => MoveState::Waiting,
             Stage::Preparing | Stage::AwaitingPlace => MoveState::Preparing,
             Stage::Ready => MoveState::Ready,
-            Stage::Transferring | Stage::SendingRest => MoveState::Transferring,
+            Stage::CopyingDisks | Stage::Transferring | Stage::SendingRest => MoveState::Transferring,
             Stage::SwitchingOver | Stage::Finishing => MoveState::Finishing,
             Stage::Moved => MoveState::Moved,
             Stage::LeftOut | Stage::Gone | Stage::Failed => MoveState::Failed,

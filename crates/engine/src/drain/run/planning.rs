@@ -1,5 +1,6 @@
 //! A new plan in the middle of a drain: when one is needed, and what it changes.
 
+use super::super::disks::DrainedDisk;
 use super::super::plan::{DrainPlan, Move, Stay};
 use super::super::view::{DrainView, PlacedVm, TargetView};
 use super::entry::{Entry, Stage};
@@ -31,7 +32,14 @@ pub(super) enum Planning {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Standing {
     // Where it is going if it is under way; without a target: it was given up, or has moved.
-    vms: Vec<(String, Option<String>)>,
+    vms: Vec<(String, Option<Bound>)>,
+}
+
+/// Where a VM goes, with which disks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Bound {
+    target: String,
+    disks: Vec<DrainedDisk>,
 }
 
 impl Standing {
@@ -40,13 +48,19 @@ impl Standing {
     pub fn complete(&self, view: &mut DrainView) {
         for (name, target) in &self.vms {
             let Some(vm) = view.vms.iter_mut().find(|vm| vm.name == *name) else { continue };
-            let Some(target) = target else {
+            let Some(Bound { target, disks }) = target else {
                 vm.immovable.get_or_insert_with(|| "this drain has given it up".into());
                 continue;
             };
             vm.immovable = Some("it is being moved".into());
             let (needs_bytes, placement) = (vm.needs_bytes, vm.placement.clone());
-            promise(&mut view.targets, target, &PlacedVm { name: name.clone(), needs_bytes, placement });
+            vm.copies.clear();
+            promise(
+                &mut view.targets,
+                target,
+                &PlacedVm { name: name.clone(), needs_bytes, placement },
+                disks,
+            );
         }
     }
 }
@@ -55,7 +69,11 @@ impl Drain {
     /// What is to be added to the view for a new plan; taken when [`Action::Plan`] is given.
     pub fn standing(&self) -> Standing {
         let settled = self.entries.iter().filter(|entry| !entry.stage.is_open());
-        let target = |entry: &Entry| entry.stage.is_under_way().then(|| entry.planned.target.clone());
+        let bound = |entry: &Entry| Bound {
+            target: entry.planned.target.clone(),
+            disks: entry.planned.disks.clone(),
+        };
+        let target = |entry: &Entry| entry.stage.is_under_way().then(|| bound(entry));
         Standing { vms: settled.map(|entry| (entry.planned.vm.clone(), target(entry))).collect() }
     }
 
@@ -103,6 +121,7 @@ impl Drain {
         if self.targets_left().next().is_some() {
             self.concurrency.bound(self.limits.most_on_links(self.targets_left()));
             self.concurrency.carry_at_most(links);
+            self.lanes.carry_at_most(links);
         }
         self.planning_over(now_ms);
     }
@@ -154,10 +173,15 @@ impl Drain {
 }
 
 /// Counts a VM on this target, unless it counts there already.
-fn promise(targets: &mut [TargetView], target: &str, placed: &PlacedVm) {
+fn promise(targets: &mut [TargetView], target: &str, placed: &PlacedVm, disks: &[DrainedDisk]) {
     let ways = targets.iter_mut().filter(|view| view.name == target);
     for view in ways.filter(|view| view.vms.iter().all(|vm| vm.name != placed.name)) {
         view.memory_available_bytes = view.memory_available_bytes.saturating_sub(placed.needs_bytes);
+        for of in &mut view.file_systems {
+            let there = disks.iter().filter(|disk| disk.to_device == of.device);
+            let needs_bytes = there.map(|disk| disk.copy.room_bytes()).fold(0, u64::saturating_add);
+            of.free_bytes = of.free_bytes.saturating_sub(needs_bytes);
+        }
         view.vms.push(placed.clone());
     }
 }

@@ -3,6 +3,7 @@ use super::super::status::MoveState;
 use super::planning::{LOOK_AGAIN_MS, LOOKS, LOOKS_FOR_ROOM};
 use super::turns::FIRST_ALONE_MS;
 use super::*;
+use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
 
 const GIB: u64 = 1 << 30;
 
@@ -20,6 +21,7 @@ fn planned(vm: &str, target: &str) -> Move {
         predicted_transfer_ms: GIB as f64 / LINKS,
         predicted_shared_ms: GIB as f64 / LINKS,
         warning: None,
+        disks: vec![],
     }
 }
 
@@ -46,6 +48,7 @@ const LIMITS: DrainLimits = DrainLimits {
     transfers: Some(1),
     attempts: 2,
     post_copy: false,
+    disks_first: false,
 };
 
 fn begin(vms: &[&str]) -> (Drain, Vec<Action>) {
@@ -785,4 +788,80 @@ fn what_is_planned_to_go_by_post_copy_does_and_keeps_the_links_until_all_of_it_i
     drain.handle(60_001.0, Event::Sent { vm: "v".into() });
     drain.handle(60_002.0, completed("v"));
     assert_eq!(state(&drain, "w"), MoveState::Transferring);
+}
+
+/// With a disk between the same two devices.
+fn with_disk(vm: &str, from_device: u64) -> Move {
+    let copy = DiskCopy {
+        disk: DiskName::at(0).unwrap(),
+        from: format!("/srv/{vm}"),
+        to: format!("/srv/{vm}"),
+        image: DiskImage::Raw,
+        size_bytes: GIB,
+        allocated_bytes: GIB,
+        why: CopyReason::NotSeen,
+        is_flattened: false,
+    };
+    Move { disks: vec![DrainedDisk { copy, from_device, to_device: 7 }], ..planned(vm, "b") }
+}
+
+fn copied(vm: &str, bytes: u64) -> Event {
+    Event::DisksCopied { vm: vm.into(), bytes }
+}
+
+fn memory_follows(vm: &str) -> Event {
+    Event::MemoryFollows { vm: vm.into() }
+}
+
+#[test]
+fn the_next_disk_is_copied_when_the_memory_of_the_last_one_follows() {
+    let moves = vec![planned("v", "b"), with_disk("x", 1), with_disk("y", 1), with_disk("z", 2)];
+    let (mut drain, actions) = begin_with(moves, LIMITS);
+    assert_eq!(begins(&actions), ["v", "x", "z"], "one for each pair of devices, after all others");
+    assert_eq!(drain.handle(10.0, prepared("x")), [release("x")], "its turn came when it was begun");
+    assert_eq!(drain.handle(20.0, prepared("v")), [release("v")]);
+    assert_eq!(drain.handle(30.0, copied("x", GIB / 2)), []);
+    let row = |drain: &Drain| drain.status(0.0).moves.into_iter().find(|row| row.vm == "x").unwrap();
+    let disks = row(&drain).disks.unwrap();
+    assert!(disks.are_being_copied && disks.copied_bytes == GIB / 2, "{disks:?}");
+    assert_eq!(begins(&drain.handle(40.0, memory_follows("x"))), ["y"]);
+    assert!(!row(&drain).disks.unwrap().are_being_copied);
+    assert_eq!(state(&drain, "x"), MoveState::Transferring);
+    drain.handle(50.0, paused("x"));
+    drain.handle(60.0, completed("x"));
+    assert_eq!(state(&drain, "x"), MoveState::Moved);
+}
+
+#[test]
+fn what_was_not_told_of_a_disk_follows_from_what_is() {
+    let (mut drain, _) = begin_with(vec![with_disk("x", 1)], LIMITS);
+    drain.handle(10.0, prepared("x"));
+    drain.handle(20.0, paused("x"));
+    assert_eq!(state(&drain, "x"), MoveState::Finishing);
+    let (mut drain, _) = begin_with(vec![with_disk("x", 1), with_disk("y", 1)], LIMITS);
+    drain.handle(10.0, prepared("x"));
+    let arrived = Event::Arrived { vm: "x".into(), bytes: 1 };
+    assert_eq!(begins(&drain.handle(20.0, arrived)), ["y"]);
+}
+
+#[test]
+fn a_copy_that_fails_is_tried_again_and_one_under_way_survives_the_deadline() {
+    let limits = DrainLimits { total_ms: Some(60_000.0), ..LIMITS };
+    let (mut drain, _) = begin_with(vec![with_disk("x", 1), with_disk("y", 1)], limits);
+    drain.handle(10.0, prepared("x"));
+    assert_eq!(drain.handle(20.0, failed("x")), [Action::Plan]);
+    let again = plan_of(vec![with_disk("x", 1), with_disk("y", 1)], &[]);
+    assert_eq!(begins(&drain.handle(30.0, Event::Planned(again))), ["x"]);
+    drain.handle(40.0, prepared("x"));
+    assert_eq!(drain.handle(70_000.0, Event::Tick), [], "it is on the links");
+    assert_eq!(drain.handle(70_001.0, Event::CancelRequested), [cancel("x")]);
+}
+
+#[test]
+fn who_copies_disks_does_not_give_the_links_to_others_when_it_does_not_converge() {
+    let (mut drain, _) = begin_with(vec![with_disk("x", 1), planned("v", "b")], LIMITS);
+    drain.handle(10.0, prepared("x"));
+    let arrived = |gib| Event::Arrived { vm: "x".into(), bytes: gib * GIB };
+    assert_eq!(drain.handle(20.0, arrived(4)), [], "its disks would be copied again");
+    assert_eq!(drain.handle(30.0, arrived(21)), [cancel("x")], "but this has no end");
 }

@@ -44,18 +44,31 @@ impl Drain {
             .min(allowed.saturating_add(1).saturating_sub(on_links.saturating_add(near_pause)));
         let gives_way = self.entries.iter().any(|entry| entry.is_ending(now_ms));
         let turns_before = self.turns;
-        let ready = self.entries.iter_mut().filter(|entry| entry.stage == Stage::Ready);
-        for entry in ready.take(usize::from(free)) {
-            entry.stage = Stage::Transferring;
-            entry.way = if gives_way { Way::Given } else { Way::Taken };
+        let is_next = |entry: &&mut Entry| entry.stage == Stage::Ready && entry.planned.disks.is_empty();
+        for entry in self.entries.iter_mut().filter(is_next).take(usize::from(free)) {
+            entry.release(if gives_way { Way::Given } else { Way::Taken });
             self.turns += 1;
             if gives_way {
                 actions.push(Action::GiveWay { vm: entry.planned.vm.clone() });
             }
             actions.push(Action::Release { vm: entry.planned.vm.clone() });
         }
-        if self.turns > turns_before {
+        let copied_before = actions.len();
+        if !gives_way {
+            self.release_copies(actions);
+        }
+        if self.turns > turns_before || actions.len() > copied_before {
             self.pace.begins(now_ms);
+        }
+    }
+
+    /// Those with disks, whose turn came when they were begun.
+    fn release_copies(&mut self, actions: &mut Vec<Action>) {
+        for entry in self.entries.iter_mut().filter(|entry| entry.stage == Stage::Ready) {
+            if !entry.planned.disks.is_empty() {
+                entry.release(Way::Taken);
+                actions.push(Action::Release { vm: entry.planned.vm.clone() });
+            }
         }
     }
 
@@ -117,14 +130,19 @@ impl Drain {
 
     /// Who waits for a place at its target keeps nobody from being prepared for another one.
     fn next_waiting(&self, now_ms: f64) -> Option<usize> {
-        let ahead = self.count(|entry| matches!(entry.stage, Stage::Preparing | Stage::Ready));
+        let is_ahead = |entry: &Entry| matches!(entry.stage, Stage::Preparing | Stage::Ready);
+        let ahead = self.count(|entry| is_ahead(entry) && entry.planned.disks.is_empty());
         let is_first = self.turns == 0 && now_ms - self.begun_ms < FIRST_ALONE_MS;
         let more = if is_first { 0 } else { AHEAD };
-        if ahead >= self.concurrency.allowed().saturating_add(more) {
-            return None;
-        }
+        let may_prepare = ahead < self.concurrency.allowed().saturating_add(more);
+        let mut others_wait = false;
         self.entries.iter().position(|entry| {
-            entry.stage == Stage::Waiting && self.inbound(&entry.planned.target) < self.limits.inbound
+            let is_next =
+                entry.stage == Stage::Waiting && self.inbound(&entry.planned.target) < self.limits.inbound;
+            let is_copied = !entry.planned.disks.is_empty();
+            others_wait |= is_next && !is_copied;
+            // Those before it in the plan go first.
+            is_next && if is_copied { !others_wait && self.lanes_have_room(entry) } else { may_prepare }
         })
     }
 

@@ -163,6 +163,9 @@ impl Simulation {
             view.targets.iter_mut().for_each(|target| target.vms.retain(|vm| !is_in_doubt(&vm.name)));
         }
         standing.complete(&mut view);
+        if self.planted == Planted::DiskRoomTwice {
+            view.targets.iter_mut().for_each(|target| target.file_systems.clear());
+        }
         let mut plan = plan(&view, Some(&self.limits));
         self.planted.spoil_plan(&mut plan);
         let findings = lint(&view, &plan);

@@ -1,6 +1,6 @@
 //! What every run is held to, after each of its steps and at its end.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use drainpipe_engine::drain::run::{Action, Event};
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
@@ -9,6 +9,12 @@ use super::{Answer, Course, Simulation};
 use crate::faults::Sight;
 use crate::planted::Planted;
 use crate::world::{At, Flight, Vm};
+
+/// Copies of disks between the same two devices.
+const LANE_MAX: usize = 4;
+
+/// Until something has been measured.
+const LANES_OPEN_MS: f64 = 5_000.0;
 
 impl Simulation {
     /// What the drain may want at this moment.
@@ -72,8 +78,9 @@ impl Simulation {
 
     /// One more may be there while another is about to be paused.
     pub(super) fn check_links(&self, most: u8) -> Result<(), String> {
-        let on_links =
-            self.world.vms.iter().filter(|vm| vm.flight.is_some_and(|flight| flight.is_on_links()));
+        // Memory that follows a disk has no turn of its own.
+        let on_links = self.world.vms.iter().filter(|vm| !vm.is_copied());
+        let on_links = on_links.filter(|vm| vm.flight.is_some_and(|flight| flight.is_on_links()));
         let on_links: Vec<bool> = on_links.map(Vm::is_ending).collect();
         let (all, ending) = (on_links.len(), on_links.iter().filter(|is_ending| **is_ending).count());
         let most = usize::from(most);
@@ -81,6 +88,19 @@ impl Simulation {
             return Err(format!("too many on the links: {all}, of which {ending} near their end"));
         }
         Ok(())
+    }
+
+    /// In each lane there is one at first, and never more than a disk bears.
+    fn check_lanes(&self) -> Result<(), String> {
+        let mut lanes = BTreeMap::<_, usize>::new();
+        for lane in self.world.vms.iter().filter_map(Vm::lane) {
+            *lanes.entry(lane).or_default() += 1;
+        }
+        let most = if self.now_ms - self.begun_ms < LANES_OPEN_MS { 1 } else { LANE_MAX };
+        match lanes.into_iter().find(|(_, count)| *count > most) {
+            Some((lane, count)) => Err(format!("{count} copies at a time in {lane:?}")),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn check_finish(&mut self) -> Result<(), String> {
@@ -102,6 +122,7 @@ impl Simulation {
         }
         let most = self.limits.transfers.unwrap_or(u8::MAX);
         self.check_links(most)?;
+        self.check_lanes()?;
         for host in 0..self.world.hosts.len() {
             let inbound = flights.iter().filter(|flight| flight.target == host).count();
             if inbound > usize::from(self.limits.inbound) {

@@ -1,0 +1,177 @@
+//! The disks that would go with VMs: what is known of them here, and what a target has instead of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use drainpipe_engine::check::vm::{DiskRoom, VmCheck};
+use drainpipe_engine::drain::disks::{DrainedDisk, FileSystemView};
+use drainpipe_engine::plan::disks::{There, VmDisk, copies};
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::storage::DiskCopy;
+use drainpipe_hypervisor::Machine;
+use futures_util::future::join_all;
+use rustix::fs::stat;
+
+use crate::api_types::DrainRequest;
+use crate::check;
+use crate::outgoing::{Meeting, check_hosts, check_vm, disks_of};
+
+/// The disks of all running VMs, in the order of these; none where no disk is to be copied.
+pub(super) type OwnDisks = Vec<Result<Vec<OwnDisk>, Problem>>;
+
+/// A disk of a VM here.
+#[derive(Debug, Clone)]
+pub(super) struct OwnDisk {
+    disk: VmDisk,
+    device: u64,
+}
+
+/// What of VMs would be copied to a target.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    /// By the names of the VMs, of those that the target lacks a disk of.
+    pub(super) of_vms: BTreeMap<String, Vec<DrainedDisk>>,
+    /// Why a disk that is missing there cannot be copied, by the names of the VMs.
+    pub(super) refusals: BTreeMap<String, String>,
+    /// Where they would be made.
+    pub(super) file_systems: Vec<FileSystemView>,
+}
+
+pub(super) async fn look(request: &DrainRequest, running: &[Arc<dyn Machine>]) -> OwnDisks {
+    if !request.copy_storage {
+        return vec![];
+    }
+    join_all(running.iter().map(|vmm| look_at(&**vmm))).await
+}
+
+async fn look_at(vmm: &dyn Machine) -> Result<Vec<OwnDisk>, Problem> {
+    let disks = disks_of(vmm).await?;
+    // One that cannot be looked at is open all the same.
+    let device = |disk: &VmDisk| stat(&disk.path).map_or(0, |stat| stat.st_dev);
+    Ok(disks.into_iter().map(|disk| OwnDisk { device: device(&disk), disk }).collect())
+}
+
+impl Copies {
+    /// What this target has of these VMs' disks.
+    pub(super) fn to(
+        target: &str,
+        meeting: &Meeting,
+        running: &[Arc<dyn Machine>],
+        disks: &OwnDisks,
+        checked: &[VmCheck],
+    ) -> Self {
+        let mut all = Self::default();
+        for ((vmm, disks), checked) in running.iter().zip(disks).zip(checked) {
+            let name = vmm.spec().spec().name.to_string();
+            let there = check::disks_of(checked, vmm.spec().spec().disks.len());
+            if there.iter().all(|(there, _)| *there == There::Other) {
+                continue;
+            }
+            let copies = disks.as_ref().map_err(Clone::clone).and_then(|disks| {
+                let copied = of_vm(&name, target, disks, &there)?;
+                check_hosts(target, meeting)?;
+                check_vm(&**vmm)?;
+                Ok(copied)
+            });
+            match copies {
+                Ok(copies) => {
+                    all.note_rooms(copies.iter().map(|(_, room)| *room));
+                    all.of_vms.insert(name, copies.into_iter().map(|(disk, _)| disk).collect());
+                }
+                Err(problem) => drop(all.refusals.insert(name, problem.message)),
+            }
+        }
+        all
+    }
+
+    fn note_rooms(&mut self, rooms: impl Iterator<Item = DiskRoom>) {
+        for DiskRoom { device, free_bytes, .. } in rooms {
+            match self.file_systems.iter_mut().find(|of| of.device == device) {
+                // VMs are asked about some at a time, and others take room meanwhile.
+                Some(of) => of.free_bytes = of.free_bytes.min(free_bytes),
+                None => self.file_systems.push(FileSystemView { device, free_bytes }),
+            }
+        }
+    }
+
+    /// All of them.
+    pub(super) fn disks(&self) -> Vec<DiskCopy> {
+        self.of_vms.values().flatten().map(|disk| disk.copy.clone()).collect()
+    }
+}
+
+/// The disks of one VM that are copied, and where they would be made.
+fn of_vm(
+    vm: &str,
+    target: &str,
+    disks: &[OwnDisk],
+    there: &[(There, Option<DiskRoom>)],
+) -> Result<Vec<(DrainedDisk, DiskRoom)>, Problem> {
+    let disks: Vec<(VmDisk, u64, Option<DiskRoom>)> = disks
+        .iter()
+        .zip(there)
+        .map(|(own, (there, room))| (VmDisk { there: *there, ..own.disk.clone() }, own.device, *room))
+        .collect();
+    let described: Vec<VmDisk> = disks.iter().map(|(disk, ..)| disk.clone()).collect();
+    let copied = copies(vm, target, &described, &BTreeMap::new()).map_err(Problem::refused)?;
+    let with_room = copied.into_iter().map(|copy| {
+        let of = disks.iter().find(|(disk, ..)| disk.disk == copy.disk);
+        let place = of.and_then(|(_, from_device, room)| Some((*from_device, (*room)?)));
+        let (from_device, room) = place.ok_or_else(|| no_place(target, &copy))?;
+        Ok((DrainedDisk { copy, from_device, to_device: room.device }, room))
+    });
+    with_room.collect()
+}
+
+fn no_place(target: &str, copy: &DiskCopy) -> Problem {
+    Problem::refused(format!(
+        "{target} has no directory for {}, or cannot say what is free there: make it, or look at the storage",
+        copy.to
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use drainpipe_engine::storage::{DiskImage, DiskName};
+
+    use super::*;
+
+    fn own(index: usize) -> OwnDisk {
+        let disk = VmDisk {
+            disk: DiskName::at(index).unwrap(),
+            path: format!("/srv/{index}"),
+            is_read_only: false,
+            is_block_device: false,
+            has_data_file: false,
+            has_backing: false,
+            image: DiskImage::Raw,
+            size_bytes: 100,
+            allocated_bytes: 50,
+            there: There::Other,
+        };
+        OwnDisk { disk, device: 3 }
+    }
+
+    fn room(index: usize) -> DiskRoom {
+        DiskRoom { index, device: 7, free_bytes: 1_000 }
+    }
+
+    #[test]
+    fn what_the_target_lacks_goes_from_one_device_to_another() {
+        let there = [(There::Other, None), (There::Nothing, Some(room(1)))];
+        let copied = of_vm("web", "b", &[own(0), own(1)], &there).unwrap();
+        let [(disk, room)] = &copied[..] else { panic!("one is copied: {copied:?}") };
+        assert_eq!((disk.copy.to.as_str(), disk.from_device, disk.to_device), ("/srv/1", 3, 7));
+        assert_eq!(room.free_bytes, 1_000);
+    }
+
+    #[test]
+    fn what_has_no_place_is_said() {
+        let nowhere = of_vm("web", "b", &[own(0)], &[(There::Nothing, None)]).unwrap_err();
+        assert!(nowhere.message.contains("b has no directory for /srv/0"), "{nowhere}");
+        let mut device = own(0);
+        device.disk.is_block_device = true;
+        let refused = of_vm("web", "b", &[device], &[(There::Nothing, Some(room(0)))]).unwrap_err();
+        assert!(refused.message.contains("block device"), "{refused}");
+    }
+}

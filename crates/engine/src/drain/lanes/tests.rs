@@ -1,0 +1,175 @@
+use proptest::prelude::*;
+
+use super::super::disks::{DrainedDisk, lanes};
+use super::super::predict::whole_bytes;
+use super::*;
+use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
+
+const TICK_MS: f64 = 200.0;
+
+fn lane(from_device: u64) -> Lane {
+    let copy = DiskCopy {
+        disk: DiskName::at(0).unwrap(),
+        from: "/srv/disk".into(),
+        to: "/srv/disk".into(),
+        image: DiskImage::Raw,
+        size_bytes: 1,
+        allocated_bytes: 1,
+        why: CopyReason::NotSeen,
+        is_flattened: false,
+    };
+    lanes("b", &[DrainedDisk { copy, from_device, to_device: 7 }]).pop_first().unwrap()
+}
+
+/// Disks without end to copy, of which so many bytes a millisecond are carried by how many there are in each lane.
+struct Disks<F: Fn(&Busy) -> f64> {
+    lanes: Lanes,
+    wanted: BTreeSet<Lane>,
+    carries: F,
+    now_ms: f64,
+    copied_bytes: f64,
+}
+
+impl<F: Fn(&Busy) -> f64> Disks<F> {
+    fn new(count: u64, carries: F) -> Self {
+        let wanted = (0..count).map(lane).collect();
+        Self { lanes: Lanes::default(), wanted, carries, now_ms: 0.0, copied_bytes: 0.0 }
+    }
+
+    /// As many as may be in each, all the time.
+    fn busy(&self) -> Busy {
+        self.wanted.iter().map(|lane| (lane.clone(), self.lanes.allowed(lane))).collect()
+    }
+
+    fn run(&mut self, ms: f64) {
+        let end_ms = self.now_ms + ms;
+        while self.now_ms < end_ms {
+            let busy = self.busy();
+            self.now_ms += TICK_MS;
+            self.copied_bytes += (self.carries)(&busy) * TICK_MS;
+            self.lanes.observe(self.now_ms, Some(whole_bytes(self.copied_bytes)), &busy, &self.wanted);
+        }
+    }
+
+    fn allowed(&self) -> Vec<u8> {
+        self.wanted.iter().map(|lane| self.lanes.allowed(lane)).collect()
+    }
+
+    /// Share of so long a time in which there were no more than so many in the first lane.
+    fn share_within(&mut self, ms: f64, most: u8) -> f64 {
+        let looks = 1_000_u32;
+        let mut within = 0;
+        for _ in 0..looks {
+            self.run(ms / f64::from(looks));
+            within += u32::from(self.allowed()[0] <= most);
+        }
+        f64::from(within) / f64::from(looks)
+    }
+}
+
+fn count(busy: &Busy) -> f64 {
+    busy.values().map(|count| f64::from(*count)).sum()
+}
+
+#[test]
+fn each_lane_begins_with_one() {
+    let lanes = Lanes::default();
+    let (one, other) = (lane(0), lane(1));
+    let busy = Busy::from([(one.clone(), 1)]);
+    assert!(!lanes.have_room(&BTreeSet::from([one.clone()]), &busy));
+    assert!(lanes.have_room(&BTreeSet::from([other.clone()]), &busy));
+    assert!(!lanes.have_room(&BTreeSet::from([one, other]), &busy), "one of its disks is in the way");
+}
+
+#[test]
+fn a_disk_that_seeks_has_one_at_a_time_but_for_seldom_tries() {
+    let mut disks = Disks::new(1, |busy| 100_000.0 / count(busy));
+    disks.run(12_000.0);
+    assert_eq!(disks.allowed(), [1]);
+    let share = disks.share_within(1_800_000.0, 1);
+    assert!(share > 0.95, "{share}");
+}
+
+#[test]
+fn a_disk_that_carries_more_with_three_gets_three() {
+    let mut disks = Disks::new(1, |busy| 30_000.0 * count(busy).min(3.0));
+    disks.run(20_000.0);
+    assert_eq!(disks.allowed(), [3]);
+    assert!(disks.share_within(1_800_000.0, 3) > 0.95);
+}
+
+#[test]
+fn full_links_get_no_more() {
+    let mut disks = Disks::new(2, |busy| 30_000.0 * count(busy));
+    disks.lanes.carry_at_most(Some(60_000.0));
+    disks.run(600_000.0);
+    assert_eq!(disks.allowed(), [1, 1]);
+}
+
+#[test]
+fn each_lane_gets_what_its_disks_bear() {
+    let (one, other) = (lane(0), lane(1));
+    let of = move |busy: &Busy, lane: &Lane| f64::from(busy.get(lane).copied().unwrap_or(0));
+    let mut disks =
+        Disks::new(2, move |busy| 50_000.0 * of(busy, &one).min(2.0) + 40_000.0 / of(busy, &other));
+    disks.run(60_000.0);
+    assert_eq!(disks.allowed()[0], 2, "this one is fast");
+    let share = disks.share_within(600_000.0, 2);
+    assert!(share > 0.9, "{share}");
+}
+
+#[test]
+fn nothing_is_learnt_beside_memory_and_a_try_ends_with_who_wanted_it() {
+    let (mut lanes, one) = (Lanes::default(), lane(0));
+    let (busy, wanted) = (Busy::from([(one.clone(), 1)]), BTreeSet::from([one.clone()]));
+    let mut now_ms = 0.0;
+    let mut watch = |lanes: &mut Lanes, is_alone: bool, wanted: &BTreeSet<Lane>| {
+        for _ in 0..60 {
+            now_ms += TICK_MS;
+            lanes.observe(now_ms, is_alone.then_some(whole_bytes(now_ms * 1_000.0)), &busy, wanted);
+        }
+    };
+    watch(&mut lanes, false, &wanted);
+    assert_eq!(lanes.allowed(&one), 1);
+    watch(&mut lanes, true, &wanted);
+    assert_eq!(lanes.allowed(&one), 2);
+    watch(&mut lanes, true, &BTreeSet::new());
+    assert_eq!(lanes.allowed(&one), 1);
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_seen_each_lane_has_one_to_four_and_one_is_tried_at_a_time(
+        looks in prop::collection::vec(
+            (0.0..3_000.0_f64, prop::option::weighted(0.8, 0..1_000_000_u64), prop::collection::vec(0..6_u8, 3), 0..8_u8),
+            0..200,
+        ),
+    ) {
+        let (mut lanes, mut now_ms, mut copied) = (Lanes::default(), 0.0, 0);
+        for (ms, more, counts, wants) in looks {
+            now_ms += ms;
+            let each = (0..).zip(&counts).filter(|(_, count)| **count > 0);
+            let busy: Busy = each.map(|(index, count)| (lane(index), *count)).collect();
+            let wanted = (0..3).filter(|index| wants & (1 << index) != 0).map(lane).collect();
+            let before: Vec<u8> = (0..3).map(|index| lanes.allowed(&lane(index))).collect();
+            lanes.observe(now_ms, more.map(|more| { copied += more; copied }), &busy, &wanted);
+            let after: Vec<u8> = (0..3).map(|index| lanes.allowed(&lane(index))).collect();
+            prop_assert!(after.iter().all(|allowed| (1..=LANE_MAX).contains(allowed)), "{after:?}");
+            let grown = before.iter().zip(&after).filter(|(before, after)| after > before).count();
+            prop_assert!(grown <= 1, "{before:?} {after:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+
+    #[test]
+    fn what_carries_no_more_is_left_again(quarters in 4..16_u8, each in 1_000.0..1e6_f64) {
+        let (most, best) = (f64::from(quarters) / 4.0, quarters.div_ceil(4));
+        let mut disks = Disks::new(1, |busy| each * count(busy).min(most));
+        let share = disks.share_within(600_000.0, best);
+        prop_assert!(share > 0.85, "{share} of the time with {best} at most");
+        prop_assert!(disks.allowed()[0] >= best, "{:?} for {most}", disks.allowed());
+    }
+}
