@@ -14,6 +14,13 @@ const LATE_MAX: Duration = Duration::from_millis(20);
 /// 10 Mb/s would have up to a tenth more or less than that.
 const SENT_FASTER: (u64, u64) = (5, 4);
 
+/// What need not be sent as a whole goes in parts of so much of the limit's time: a second has two blocks of 128 KiB more or
+/// less than another, which at 10 Mb/s was a fifth.
+const PART: Duration = Duration::from_millis(20);
+
+/// The least part: what one record of TLS holds.
+const PART_BYTES_MIN: usize = 16 << 10;
+
 /// Of a connection that is not held back.
 const UNPACED: u64 = u64::MAX;
 
@@ -42,6 +49,13 @@ impl Pace {
     pub(crate) fn of_socket(&self) -> u64 {
         let (faster, than) = SENT_FASTER;
         self.bytes_per_second.map_or(UNPACED, |limit| limit.saturating_mul(faster) / than)
+    }
+
+    /// How much may go at once of what need not go as a whole.
+    pub(crate) fn part_bytes(&self) -> usize {
+        let Some(bytes_per_second) = self.bytes_per_second else { return usize::MAX };
+        let part = u128::from(bytes_per_second) * PART.as_millis() / 1000;
+        usize::try_from(part).unwrap_or(usize::MAX).max(PART_BYTES_MIN)
     }
 
     /// How long the next block has to wait; nothing if it may go.
@@ -108,6 +122,20 @@ mod tests {
             prop_assert!((bytes - last) as f64 <= allowed + 1.0, "{bytes} of {allowed}");
             prop_assert!((bytes + 131_072) as f64 >= (now - begin).saturating_sub(LATE_MAX).as_secs_f64() * limit as f64);
         }
+    }
+
+    #[test]
+    fn a_low_limit_has_small_parts() {
+        let now = Instant::now();
+        let mut pace = Pace::new(now);
+        let mut part_bytes = |bytes_per_second| {
+            pace.set(bytes_per_second, now);
+            pace.part_bytes()
+        };
+        assert_eq!(part_bytes(None), usize::MAX);
+        assert_eq!(part_bytes(Some(12_500_000)), 250_000);
+        assert_eq!(part_bytes(Some(1_250_000)), 25_000);
+        assert_eq!(part_bytes(Some(1)), 16 << 10);
     }
 
     #[test]

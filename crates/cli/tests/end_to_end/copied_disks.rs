@@ -174,7 +174,7 @@ impl Apart {
         assert_eq!(self.names("a"), ["web.qcow2", "web.raw"]);
     }
 
-    /// Begins to move it. Back when more than so much is copied of each disk.
+    /// Begins to move it. Back when more than so much is copied of each disk; with 0, when anything is of one.
     #[track_caller]
     pub(crate) fn begin(&self, copied_mib: u64) -> crate::program::Running {
         let copies = self.copies();
@@ -186,7 +186,10 @@ impl Apart {
             let views = views.iter().filter_map(|view| view.progress.as_ref());
             let is_there = |disk: &DiskProgress| disk.copied_bytes > copied_mib << 20;
             let mut disks = views.map(|now| &now.disks);
-            disks.any(|disks| disks.len() == 2 && disks.iter().all(is_there))
+            disks.any(|disks| match copied_mib {
+                0 => disks.iter().any(is_there),
+                _ => disks.len() == 2 && disks.iter().all(is_there),
+            })
         };
         eventually("disks are copied", is_copying);
         migrating

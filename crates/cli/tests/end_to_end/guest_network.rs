@@ -93,8 +93,13 @@ fn what_is_loaded_goes_where_the_vm_does_not_come() {
     connection.status(ANSWERS_WITHIN).expect("the connection is as it was");
 }
 
+/// A guest of 160 MiB is in flight for some seconds: one that is there at once may be paused before its hook begins.
+fn lab_in_which_there_is_time() -> TestLab {
+    TestLab::up(&["--link", "200", "--link", "200"])
+}
+
 fn hooks_are_told_in_their_order() {
-    let lab = TestLab::fast();
+    let lab = lab_in_which_there_is_time();
     let log = set_hooks(&lab, "");
     let guest = lab.start_guest("web", 160, "");
     lab.migrate("web", "b", &["--option", "multichannel"]);
@@ -110,7 +115,7 @@ fn hooks_are_told_in_their_order() {
 }
 
 fn a_hook_that_hangs_is_ended_and_the_vm_moves() {
-    let lab = TestLab::fast();
+    let lab = lab_in_which_there_is_time();
     let log = set_hooks(&lab, "test $DRAINPIPE_HOOK = after || sleep 600");
     let guest = lab.start_guest("web", 160, "");
     lab.migrate("web", "b", &["--option", "multichannel"]);
@@ -122,7 +127,7 @@ fn a_hook_that_hangs_is_ended_and_the_vm_moves() {
 }
 
 fn a_vm_that_stays_is_told_though_its_agent_was_killed() {
-    let lab = TestLab::up(&["--link", "200", "--link", "200"]);
+    let lab = lab_in_which_there_is_time();
     let log = set_hooks(&lab, "test $DRAINPIPE_HOOK = after || sleep 5");
     let guest = lab.start_guest("web", 160, "");
     let scene = Scene::of(lab, guest);

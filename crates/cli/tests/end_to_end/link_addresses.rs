@@ -259,7 +259,8 @@ fn the_target_agent_is_started_anew_with_a_link_down(scene: &Scene) {
     assert_eq!(turns(&result, "e0"), [PathState::Unwatched, PathState::Watched], "{result:#?}");
     let e1 = turns(&result, "e1");
     assert_eq!(e1.iter().filter(|state| **state == PathState::Watched).count(), 1, "{result:#?}");
-    assert_eq!(e1.last(), Some(&PathState::Back), "{result:#?}");
+    // It was down for so short a time that it was never taken out, or it is back.
+    assert!(matches!(e1.last(), Some(PathState::Back | PathState::Watched)), "{result:#?}");
     scene.assert_settled("b");
 }
 

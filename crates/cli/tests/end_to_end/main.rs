@@ -160,8 +160,7 @@ const WHOLE_MODULES: &[(&str, &[Test])] = &[
 
 /// Modules about hosts, agents and links, to which QEMUs are alike. In the short form they have the newer one, if there is
 /// one: QEMU before 9.0 goes through all memory of a guest without KVM at each start of a migration (docs/decisions/0019).
-const WITH_ANY_QEMU: [&str; 16] = [
-    "bad_input",
+const WITH_ANY_QEMU: [&str; 15] = [
     "bandwidth",
     "drain",
     "drain_cli",

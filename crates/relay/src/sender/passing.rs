@@ -96,8 +96,8 @@ impl Passing {
         self.wake.notify_all();
     }
 
-    /// Waits until the limit lets a stream send, and takes so many bytes of it: with its turn, or all streams that wait would
-    /// have the same one. None once all is over.
+    /// Waits until the limit lets a stream send, and takes what it may send of so many bytes: with its turn, or all streams
+    /// that wait would have the same one. None once all is over.
     fn take_turn(&self, bytes: usize) -> Option<Turn> {
         let mut inner = lock(&self.inner);
         let mut has_waited = false;
@@ -107,8 +107,9 @@ impl Passing {
             }
             let now = Instant::now();
             let Some(wait) = inner.pace.wait(now) else {
+                let bytes = bytes.min(inner.pace.part_bytes());
                 inner.pace.takes(bytes, now);
-                return Some(Turn { has_waited, socket_bytes_per_s: inner.pace.of_socket() });
+                return Some(Turn { bytes, has_waited, socket_bytes_per_s: inner.pace.of_socket() });
             };
             has_waited = true;
             (inner, _) = self.wake.wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
@@ -116,8 +117,9 @@ impl Passing {
     }
 }
 
-/// A stream's, to send one block.
+/// A stream's, to send a part of a block.
 struct Turn {
+    bytes: usize,
     has_waited: bool,
     // How fast its kernel may.
     socket_bytes_per_s: u64,
@@ -147,12 +149,17 @@ fn pass(passing: &Passing, stream: usize, program: &UnixStream) -> Result<(), Re
         if !read_block(program, &mut block).map_err(|error| RelayError::Local(Arc::new(error)))? {
             return wire.finish();
         }
-        let Some(turn) = passing.take_turn(block.len()) else { return Ok(()) };
-        unsent.has_waited |= turn.has_waited;
-        paced.pace(wire.socket(), turn.socket_bytes_per_s).map_err(RelayError::wire)?;
-        let wire_bytes = wire.send(&block, &[])?;
-        passing.counters.sent(block.len(), wire_bytes);
-        unsent.follow(wire.socket(), wire_bytes)?;
+        let mut left = &block[..];
+        while !left.is_empty() {
+            let Some(turn) = passing.take_turn(left.len()) else { return Ok(()) };
+            unsent.has_waited |= turn.has_waited;
+            paced.pace(wire.socket(), turn.socket_bytes_per_s).map_err(RelayError::wire)?;
+            let (part, rest) = left.split_at(turn.bytes);
+            let wire_bytes = wire.send(part, &[])?;
+            passing.counters.sent(part.len(), wire_bytes);
+            unsent.follow(wire.socket(), wire_bytes)?;
+            left = rest;
+        }
     }
 }
 
