@@ -154,6 +154,7 @@ const MODULES: &[(&str, &[Test])] = &[
 const WHOLE_MODULES: &[(&str, &[Test])] = &[
     ("drain", drain::WHOLE_TESTS),
     ("drain_losses", drain_losses::WHOLE_TESTS),
+    ("guest_network", guest_network::WHOLE_TESTS),
     ("post_copy", post_copy::WHOLE_TESTS),
     ("shared_paths", shared_paths::WHOLE_TESTS),
 ];

@@ -24,7 +24,7 @@ impl Drain {
         let mut more = 0;
         self.of(vm, |entry| more = entry.arrived(bytes));
         self.pace.arrived(more);
-        let on_links = self.count(|entry| entry.stage == Stage::Transferring);
+        let on_links = self.count(|entry| matches!(entry.stage, Stage::Transferring | Stage::CopyingDisks));
         let share = self.pace.bytes_per_ms(now_ms) / f64::from(on_links.max(1));
         self.of(vm, |entry| {
             if entry.left_bytes() < share * (ENDING_MS + TOLD_AFTER_MS) {
