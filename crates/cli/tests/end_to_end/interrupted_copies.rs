@@ -190,7 +190,7 @@ fn a_copy_whose_target_dies_goes_on() {
     let mend =
         Command::new("qemu-img").args(["check", "-r", "leaks"]).arg(apart.on("b", "web.qcow2")).output();
     assert!(mend.unwrap().status.success());
-    apart.assert_has("b", ["web.raw", "web.qcow2"], [&content(7), &content(8)]);
+    apart.assert_whole("b", ["web.raw", "web.qcow2"]);
 }
 
 fn a_copy_whose_links_fail_goes_on() {
