@@ -18,8 +18,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use drainpipe_engine::storage::DiskImage;
 use drainpipe_hypervisor::{
-    Address, CopySettings, CopyState, CopyTo, DiskCopies, DiskExports, OpenDisk, Version, VmError,
-    VmErrorKind, export_name,
+    Address, CopyState, CopyTo, DiskCopies, DiskExports, OpenDisk, Version, VmError, VmErrorKind, export_name,
 };
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -41,6 +40,9 @@ const POLL_EVERY: Duration = Duration::from_millis(5);
 /// So slow is each copy until all have begun: as the next one begins, QEMU waits for what the others have in flight, and the
 /// guest with it. Over 40 Mb/s that took 11 s.
 const HELD_BYTES_PER_S: u64 = 64 << 10;
+
+/// QEMU's speed of a job that nothing holds back: limits are kept on the way to the target.
+const UNLIMITED: u64 = 0;
 
 /// Connections to a target's disks.
 const CONNECTIONS_MAX: u32 = 256;
@@ -160,12 +162,7 @@ impl DiskCopies for Vmm {
         ))
     }
 
-    async fn start(
-        &self,
-        copies: &[CopyTo],
-        settings: CopySettings,
-        deadline: Duration,
-    ) -> Result<(), VmError> {
+    async fn start(&self, copies: &[CopyTo], deadline: Duration) -> Result<(), VmError> {
         // All of them first: while QEMU connects, it does nothing else.
         for CopyTo { disk, address, name } in copies {
             let node = json!({
@@ -183,7 +180,11 @@ impl DiskCopies for Vmm {
             });
             execute(self, "blockdev-mirror", mirror, deadline).await?;
         }
-        self.limit(settings, deadline).await
+        for job in jobs(self, deadline).await? {
+            let fast = json!({ "device": job.device, "speed": UNLIMITED });
+            execute(self, "block-job-set-speed", fast, deadline).await?;
+        }
+        Ok(())
     }
 
     async fn states(&self, deadline: Duration) -> Result<Vec<CopyState>, VmError> {
@@ -255,14 +256,6 @@ impl DiskCopies for Vmm {
     async fn cut(&self, deadline: Duration) -> Result<bool, VmError> {
         cut(self, Instant::now() + deadline).await
     }
-
-    async fn limit(&self, settings: CopySettings, deadline: Duration) -> Result<(), VmError> {
-        for job in jobs(self, deadline).await? {
-            let speed = json!({ "device": job.device, "speed": speed(settings) });
-            execute(self, "block-job-set-speed", speed, deadline).await?;
-        }
-        Ok(())
-    }
 }
 
 #[async_trait]
@@ -292,11 +285,6 @@ impl DiskExports for Vmm {
 
 fn copy_name(disk: usize) -> String {
     format!("{COPY}{disk}")
-}
-
-/// QEMU takes 0 for no limit.
-fn speed(settings: CopySettings) -> u64 {
-    settings.bytes_per_s.map_or(0, |bytes| bytes.max(1))
 }
 
 fn server(address: &Address) -> Value {

@@ -60,13 +60,6 @@ pub struct CopyTo {
     pub name: String,
 }
 
-/// What limits copies.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CopySettings {
-    /// What one may send in a second; `None` for all that the links have.
-    pub bytes_per_s: Option<u64>,
-}
-
 /// The disks of a VM that leaves.
 #[async_trait]
 pub trait DiskCopies: Send + Sync {
@@ -77,12 +70,7 @@ pub trait DiskCopies: Send + Sync {
     fn check(&self) -> Result<(), VmError>;
 
     /// Begins to copy these, and returns at once. No write of the guest is lost, from the first on.
-    async fn start(
-        &self,
-        copies: &[CopyTo],
-        settings: CopySettings,
-        deadline: Duration,
-    ) -> Result<(), VmError>;
+    async fn start(&self, copies: &[CopyTo], deadline: Duration) -> Result<(), VmError>;
 
     /// How far each is. Fails where one has failed.
     async fn states(&self, deadline: Duration) -> Result<Vec<CopyState>, VmError>;
@@ -101,9 +89,6 @@ pub trait DiskCopies: Send + Sync {
     /// Cuts the copies off, also of a process whose guest waits for the target's disk: they fail, and the guest goes on with
     /// its own. Whether there were any.
     async fn cut(&self, deadline: Duration) -> Result<bool, VmError>;
-
-    /// Limits each from now on.
-    async fn limit(&self, settings: CopySettings, deadline: Duration) -> Result<(), VmError>;
 }
 
 /// The disks of a VM that comes.

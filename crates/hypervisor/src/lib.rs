@@ -49,7 +49,7 @@ pub mod words;
 pub use connections::{ConnectionUse, Connections, Pace, Paces};
 pub use demands::{Demands, Need};
 pub use directory::{PathTooLong, SharedPath, VmDirectory};
-pub use disks::{CopySettings, CopyState, CopyTo, DiskCopies, DiskExports, OpenDisk, export_name};
+pub use disks::{CopyState, CopyTo, DiskCopies, DiskExports, OpenDisk, export_name};
 pub use end::{End, Exit};
 pub use error::{VmError, VmErrorKind};
 pub use event::{Event, Happening};

@@ -9,7 +9,7 @@ use drainpipe_engine::migration::Event;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskName, DiskState};
 use drainpipe_hypervisor::spec::VmSpec;
-use drainpipe_hypervisor::{CopySettings, CopyTo, DiskCopies};
+use drainpipe_hypervisor::{CopyTo, DiskCopies};
 use tracing::warn;
 
 use super::transferring::disks_at;
@@ -92,7 +92,7 @@ impl Executor {
             name: sent.name.clone(),
         };
         let each: Vec<CopyTo> = sender.disks().iter().map(copy).collect();
-        copies.start(&each, CopySettings::default(), QEMU_DEADLINE).await.map_err(qemu_failed)
+        copies.start(&each, QEMU_DEADLINE).await.map_err(qemu_failed)
     }
 
     /// The next thing that happens to disks, while nothing else is sent.
