@@ -11,7 +11,7 @@ mod tracked;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Once};
 use std::time::Duration;
 
 use drainpipe_engine::check::finding::Finding;
@@ -99,6 +99,8 @@ pub(crate) struct Outgoing {
     pub(crate) checks: Arc<Checks>,
     /// Those under way.
     pub(crate) migrations: OutgoingMigrations,
+    // That this kernel tracks no connections is told once.
+    untracked_said: Once,
 }
 
 impl Outgoing {
@@ -113,6 +115,7 @@ impl Outgoing {
             incoming: Arc::clone(incoming),
             checks: Arc::clone(checks),
             migrations: OutgoingMigrations::default(),
+            untracked_said: Once::new(),
         }
     }
 

@@ -153,7 +153,8 @@ async fn send(
 ) -> Result<(), Problem> {
     let (addresses, connections) = match tracking::look(&outgoing.host.network, macs, until).await? {
         Look::NoTracking => {
-            say_once_that_nothing_is_tracked();
+            let say = || info!("this kernel tracks no connections, so none go along with VMs");
+            outgoing.untracked_said.call_once(say);
             return Ok(());
         }
         Look::NoAddress => {
@@ -194,11 +195,6 @@ async fn give(
         ProblemKind::NotFound => Problem::failed(format!("{} takes none: upgrade it", taker.host)),
         _ => problem,
     })
-}
-
-fn say_once_that_nothing_is_tracked() {
-    static SAID: std::sync::Once = std::sync::Once::new();
-    SAID.call_once(|| info!("this kernel tracks no connections, so none go along with VMs"));
 }
 
 /// The VM is another host's: has this one's firewall forget its connections, but for those that this host itself has with

@@ -1,13 +1,6 @@
 //! Netlink's attributes: values with a length and a kind, one after the other, some within others.
 
-/// Length and kind.
-const HEADER_BYTES: usize = 4;
-
-/// Whether the value is attributes itself.
-const NESTED: u16 = 1 << 15;
-
-/// What of a kind are flags.
-const FLAGS: u16 = 0b11 << 14;
+use netlink_packet_core::{NLA_F_NESTED, NLA_HEADER_SIZE, NlasIterator};
 
 /// The attributes in some bytes, as far as these make sense.
 #[derive(Debug, Clone, Copy)]
@@ -16,7 +9,7 @@ pub(super) struct Attributes<'a>(pub(super) &'a [u8]);
 impl<'a> Attributes<'a> {
     /// The value of the first of this kind.
     pub(super) fn value(self, kind: u16) -> Option<&'a [u8]> {
-        self.into_iter().find_map(|(of, value)| (of == kind).then_some(value))
+        self.iter().find_map(|(of, value)| (of == kind).then_some(value))
     }
 
     /// What is within it.
@@ -28,32 +21,14 @@ impl<'a> Attributes<'a> {
     pub(super) fn array<const BYTES: usize>(self, kind: u16) -> Option<[u8; BYTES]> {
         self.value(kind)?.try_into().ok()
     }
-}
 
-impl<'a> IntoIterator for Attributes<'a> {
-    type Item = (u16, &'a [u8]);
-    type IntoIter = Iter<'a>;
-
-    fn into_iter(self) -> Iter<'a> {
-        Iter(self.0)
-    }
-}
-
-/// Goes through them.
-#[derive(Debug)]
-pub(super) struct Iter<'a>(&'a [u8]);
-
-impl<'a> Iterator for Iter<'a> {
-    type Item = (u16, &'a [u8]);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let (length, rest) = self.0.split_first_chunk()?;
-        let (kind, _) = rest.split_first_chunk()?;
-        let length = usize::from(u16::from_ne_bytes(*length));
-        let value = self.0.get(HEADER_BYTES..length)?;
-        // The last may end without its padding.
-        self.0 = self.0.get(aligned(length)..).unwrap_or_default();
-        Some((u16::from_ne_bytes(*kind) & !FLAGS, value))
+    /// Each kind with its value, up to the first that makes no sense.
+    fn iter(self) -> impl Iterator<Item = (u16, &'a [u8])> {
+        NlasIterator::new(self.0).map_while(|attribute| {
+            let attribute = attribute.ok()?;
+            let (kind, length) = (attribute.kind(), usize::from(attribute.length()));
+            attribute.into_inner().get(NLA_HEADER_SIZE..length).map(|value| (kind, value))
+        })
     }
 }
 
@@ -69,7 +44,7 @@ pub(super) fn put(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
 
 /// Appends one with others within it.
 pub(super) fn nest(bytes: &mut Vec<u8>, kind: u16, within: impl FnOnce(&mut Vec<u8>)) {
-    put_by(bytes, kind | NESTED, within);
+    put_by(bytes, kind | NLA_F_NESTED, within);
 }
 
 fn put_by(bytes: &mut Vec<u8>, kind: u16, value: impl FnOnce(&mut Vec<u8>)) {
@@ -95,23 +70,23 @@ mod tests {
             let mut bytes = vec![];
             nest(&mut bytes, 7, |bytes| values.iter().for_each(|(kind, value)| put(bytes, *kind, value)));
             let within = Attributes(&bytes).within(7).unwrap();
-            let read: Vec<_> = within.into_iter().map(|(kind, value)| (kind, value.to_vec())).collect();
+            let read: Vec<_> = within.iter().map(|(kind, value)| (kind, value.to_vec())).collect();
             prop_assert_eq!(read, values);
             prop_assert_eq!(bytes.len() % 4, 0);
         }
 
         #[test]
         fn whatever_the_bytes_it_ends(bytes in vec(any::<u8>(), 0..200)) {
-            prop_assert!(Attributes(&bytes).into_iter().count() <= bytes.len() / HEADER_BYTES);
+            prop_assert!(Attributes(&bytes).iter().count() <= bytes.len() / NLA_HEADER_SIZE);
         }
     }
 
     #[test]
     fn a_length_that_cannot_be_ends_the_list() {
         for bytes in [&[0, 0, 1, 0][..], &[3, 0, 1, 0], &[9, 0, 1, 0, 1, 2, 3, 4], &[4, 0, 1]] {
-            assert_eq!(Attributes(bytes).into_iter().count(), 0, "{bytes:?}");
+            assert_eq!(Attributes(bytes).iter().count(), 0, "{bytes:?}");
         }
-        let (_, value) = Attributes(&[5, 0, 1, 0, 9]).into_iter().next().unwrap();
+        let (_, value) = Attributes(&[5, 0, 1, 0, 9]).iter().next().unwrap();
         assert_eq!(value, [9], "the last needs no padding");
     }
 }

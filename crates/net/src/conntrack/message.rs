@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR};
+use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6};
 use rustix::io::Errno;
 
 use super::attribute::{Attributes, aligned, nest, put};
@@ -12,21 +14,13 @@ const HEADER_BYTES: usize = 16;
 /// Of `nfgenmsg`, which follows it.
 const FAMILY_BYTES: usize = 4;
 
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
-
 /// `NFNL_SUBSYS_CTNETLINK`, with what is asked for.
 const NEW: u16 = 1 << 8;
 const GET: u16 = (1 << 8) | 1;
 const DELETE: u16 = (1 << 8) | 2;
 
-const REQUEST: u16 = 0x1;
-const DUMP: u16 = 0x300;
 /// Of what is new: it must not be there, and is made.
-const EXCLUSIVE_CREATE: u16 = 0x600;
-
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
+const EXCLUSIVE_CREATE: u16 = NLM_F_CREATE | NLM_F_EXCL;
 
 const TUPLE_ORIG: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
@@ -110,7 +104,7 @@ impl Listed {
 pub(super) fn list_request(address: IpAddr, is_source: bool) -> Vec<u8> {
     let side = usize::from(!is_source);
     let mut bytes = vec![];
-    let header = Header { kind: GET, flags: REQUEST | DUMP, number: 0 };
+    let header = Header { kind: GET, flags: NLM_F_REQUEST | NLM_F_DUMP, number: 0 };
     message(&mut bytes, header, address, |bytes| {
         // The kernel (seen with 6.18) leaves out just those IPv6 addresses that are asked for: all of them are listed.
         if address.is_ipv6() {
@@ -124,7 +118,7 @@ pub(super) fn list_request(address: IpAddr, is_source: bool) -> Vec<u8> {
 
 /// Appends a request to track it, unless it is tracked.
 pub(super) fn put_new(bytes: &mut Vec<u8>, number: u32, connection: &TrackedConnection) {
-    let header = Header { kind: NEW, flags: REQUEST | EXCLUSIVE_CREATE, number };
+    let header = Header { kind: NEW, flags: NLM_F_REQUEST | EXCLUSIVE_CREATE, number };
     message(bytes, header, connection.source.ip(), |bytes| {
         put_tuple(bytes, TUPLE_ORIG, connection, [connection.source, connection.destination]);
         put_tuple(bytes, TUPLE_REPLY, connection, [connection.destination, connection.source]);
@@ -142,7 +136,7 @@ pub(super) fn put_new(bytes: &mut Vec<u8>, number: u32, connection: &TrackedConn
 
 /// Appends a request to forget it.
 pub(super) fn put_delete(bytes: &mut Vec<u8>, number: u32, connection: &TrackedConnection) {
-    let header = Header { kind: DELETE, flags: REQUEST, number };
+    let header = Header { kind: DELETE, flags: NLM_F_REQUEST, number };
     message(bytes, header, connection.source.ip(), |bytes| {
         put_tuple(bytes, TUPLE_ORIG, connection, [connection.source, connection.destination]);
         put_zone(bytes, connection);
@@ -252,8 +246,10 @@ fn split(datagram: &[u8]) -> Option<(Header, &[u8], &[u8])> {
 fn read_one(header: Header, body: &[u8]) -> Option<Said> {
     match header.kind {
         NEW => read_connection(Attributes(body.get(FAMILY_BYTES..)?)).map(Said::Listed),
-        DONE => Some(Said::Done(errno(body).map_or(Ok(()), Err))),
-        ERROR => Some(errno(body).map_or(Said::Acknowledged, |error| Said::Refused(header.number, error))),
+        NLMSG_DONE => Some(Said::Done(errno(body).map_or(Ok(()), Err))),
+        NLMSG_ERROR => {
+            Some(errno(body).map_or(Said::Acknowledged, |error| Said::Refused(header.number, error)))
+        }
         _ => None,
     }
 }
@@ -390,11 +386,11 @@ mod tests {
             bytes[HEADER_BYTES..].copy_from_slice(&number.to_ne_bytes());
             read(&bytes)
         };
-        assert_eq!(said(ERROR, -17), [Said::Refused(9, Errno::EXIST)]);
-        assert_eq!(said(ERROR, 0), [Said::Acknowledged]);
-        assert_eq!(said(DONE, 0), [Said::Done(Ok(()))]);
-        assert_eq!(said(DONE, -12), [Said::Done(Err(Errno::NOMEM))]);
-        assert_eq!(said(ERROR, i32::MIN), [Said::Acknowledged]);
+        assert_eq!(said(NLMSG_ERROR, -17), [Said::Refused(9, Errno::EXIST)]);
+        assert_eq!(said(NLMSG_ERROR, 0), [Said::Acknowledged]);
+        assert_eq!(said(NLMSG_DONE, 0), [Said::Done(Ok(()))]);
+        assert_eq!(said(NLMSG_DONE, -12), [Said::Done(Err(Errno::NOMEM))]);
+        assert_eq!(said(NLMSG_ERROR, i32::MIN), [Said::Acknowledged]);
         assert_eq!(said(99, -17), []);
     }
 }

@@ -1,6 +1,5 @@
 //! Steps 8 and 10: the VM's connections go to the target's firewall, and this host's forgets them.
 
-use drainpipe_engine::protocol::Protocol;
 use drainpipe_engine::result::TrackedUse;
 use drainpipe_hypervisor::spec::MacAddress;
 
@@ -10,11 +9,8 @@ use crate::outgoing::tracked::{Gone, OnWay, Taker, forget};
 impl Executor {
     /// Beside the last of its state; none where there is nothing to send or nobody to take it.
     pub(super) fn send_tracked(&self) -> Option<OnWay> {
-        let macs = self.macs();
-        let is_taken = self.protocol.is_some_and(Protocol::takes_tracked_connections);
-        if macs.is_empty() || !is_taken || !self.outgoing.host.config.vms.conntrack {
-            return None;
-        }
+        let macs = self.tracked_macs()?;
+        self.protocol.filter(|protocol| protocol.takes_tracked_connections())?;
         let client = self.peer().ok()?;
         let taker = Taker { client, path: self.incoming("tracked"), host: self.running.target.clone() };
         Some(OnWay::begin(&self.outgoing, macs, taker))
@@ -22,10 +18,7 @@ impl Executor {
 
     /// The VM is the target's.
     pub(super) async fn forget_tracked(&mut self) {
-        let macs = self.macs();
-        if macs.is_empty() || !self.outgoing.host.config.vms.conntrack {
-            return;
-        }
+        let Some(macs) = self.tracked_macs() else { return };
         let listed = self.tracked.as_mut().and_then(|gone| gone.listed.take());
         forget(&self.outgoing, &macs, listed).await;
     }
@@ -34,11 +27,13 @@ impl Executor {
         self.tracked.as_ref().and_then(|Gone { told, .. }| told.clone())
     }
 
-    /// Of its NICs. That of one that the definition leaves open only its QEMU tells.
-    fn macs(&self) -> Vec<MacAddress> {
-        match &self.claimed.vmm {
+    /// Of its NICs; none where there are none, or connections stay. That of one that the definition leaves open only its
+    /// QEMU tells.
+    fn tracked_macs(&self) -> Option<Vec<MacAddress>> {
+        let macs: Vec<MacAddress> = match &self.claimed.vmm {
             Some(vmm) => vmm.spec().macs().to_vec(),
             None => self.claimed.definition.nics.iter().filter_map(|nic| nic.mac).collect(),
-        }
+        };
+        (self.outgoing.host.config.vms.conntrack && !macs.is_empty()).then_some(macs)
     }
 }
