@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use drainpipe_engine::check::vm::Told;
-use drainpipe_hypervisor::spec::VmSpec;
-use drainpipe_hypervisor::{Demands, VmError};
+use drainpipe_hypervisor::spec::{Accelerator, VmSpec, loses_writes};
+use drainpipe_hypervisor::{Demands, Version, VmError};
 use drainpipe_libvirt::{Connection, Domain, XmlFlags};
 
 use crate::domain::{DomainDescription, Doubt, Inexpressible, Obstacle};
 use crate::errors::failed;
+use crate::libvirt::version_of;
 use crate::snapshots::{self, KnownSnapshot};
 
 /// Of a domain that is active.
@@ -26,6 +27,8 @@ pub(crate) async fn ask(
 /// What libvirt keeps of a domain on its host, and says in no XML.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Kept {
+    // Which new domains get; libvirt does not say which one has started an older one.
+    qemu: Option<Version>,
     snapshots: Vec<KnownSnapshot>,
     checkpoints: usize,
     has_managed_save: bool,
@@ -37,7 +40,9 @@ impl Kept {
         domain: &Domain,
         deadline: Duration,
     ) -> Result<Self, VmError> {
+        let qemu = connection.hypervisor_version(deadline).await.map_err(failed)?;
         Ok(Self {
+            qemu: Some(version_of(qemu)),
             snapshots: snapshots::known(connection, domain, deadline).await?,
             checkpoints: connection.checkpoints(domain, deadline).await.map_err(failed)?.len(),
             has_managed_save: connection.has_managed_save(domain, deadline).await.map_err(failed)?,
@@ -51,12 +56,28 @@ impl Kept {
                      --metadata only forgets it"
                 .into(),
         });
+        let emulated = spec.and_then(|spec| self.lost_writes(spec.accelerator));
         let managed_save = self.has_managed_save.then(|| Told {
             what: "libvirt keeps a saved state of it on this host (managed save), which would stay here"
                 .into(),
             remedy: "virsh managedsave-remove DOMAIN removes it".into(),
         });
-        snapshots.into_iter().chain(managed_save)
+        snapshots.into_iter().chain(managed_save).chain(emulated)
+    }
+
+    /// libvirt gives whole MiB, so that there is no padding. Such a guest panics on the target, or hangs, once in five to
+    /// twenty times, also when `virsh migrate` moves it.
+    fn lost_writes(&self, accelerator: Accelerator) -> Option<Told> {
+        let qemu = self.qemu.filter(|qemu| loses_writes(accelerator, *qemu))?;
+        Some(Told {
+            what: format!(
+                "it runs by emulation, without KVM, and QEMU {qemu} loses writes of such a guest while it migrates: the \
+                 guest could crash on the target"
+            ),
+            remedy:
+                "let it run by KVM (`<domain type='kvm'>`), or install QEMU 9.0 or later; then boot it anew"
+                    .into(),
+        })
     }
 
     fn doubts(&self) -> impl Iterator<Item = Told> {
@@ -106,15 +127,12 @@ fn doubt(doubt: &Doubt) -> Told {
 mod tests {
     use super::*;
 
-    const UUID: &str = "5f0e5fc1-1d5c-4a3e-9d6c-0f1d7c4a5b60";
+    const XML: &str = "<domain type='kvm'><name>web</name><uuid>5f0e5fc1-1d5c-4a3e-9d6c-0f1d7c4a5b60</uuid>\
+                       <memory unit='MiB'>64</memory><vcpu>1</vcpu><os><type machine='pc-q35-7.2'>hvm</type></os>\
+                       <devices></devices></domain>";
 
     fn domain(devices: &str) -> DomainDescription {
-        DomainDescription::parse(&format!(
-            "<domain type='kvm'><name>web</name><uuid>{UUID}</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu>\
-             <os><type machine='pc-q35-7.2'>hvm</type></os>\
-             <devices>{devices}</devices></domain>"
-        ))
-        .unwrap()
+        DomainDescription::parse(&XML.replace("</devices>", &format!("{devices}</devices>"))).unwrap()
     }
 
     #[test]
@@ -133,7 +151,8 @@ mod tests {
         let external = snapshot(
             "<domainsnapshot><name>before</name><memory snapshot='external' file='/x'/></domainsnapshot>",
         );
-        let kept = Kept { snapshots: vec![external], checkpoints: 1, has_managed_save: true };
+        let kept =
+            Kept { snapshots: vec![external], checkpoints: 1, has_managed_save: true, ..Kept::default() };
         let demands = of(&domain(""), &kept);
         let what: Vec<&str> = demands.obstacles.iter().map(|told| told.what.as_str()).collect();
         assert!(what[0].contains("the snapshot before has data outside of the domain's disks"), "{what:?}");
@@ -142,5 +161,17 @@ mod tests {
         assert_eq!(of(&domain(""), &Kept::default()), Demands::default());
         let inside = snapshot("<domainsnapshot><name>before</name></domainsnapshot>");
         assert_eq!(of(&domain(""), &Kept { snapshots: vec![inside], ..Kept::default() }), Demands::default());
+    }
+
+    #[test]
+    fn a_domain_of_which_qemu_loses_writes_stays() {
+        let by = |hypervisor: &str, qemu: u32| {
+            let text = XML.replace("type='kvm'", &format!("type='{hypervisor}'"));
+            let kept = Kept { qemu: Some(Version { major: qemu, minor: 2, micro: 0 }), ..Kept::default() };
+            of(&DomainDescription::parse(&text).unwrap(), &kept).obstacles
+        };
+        let [told] = &by("qemu", 7)[..] else { panic!("one obstacle") };
+        assert!(told.what.contains("QEMU 7.2.0 loses writes"), "{told:?}");
+        assert!(by("qemu", 9).is_empty() && by("kvm", 7).is_empty());
     }
 }

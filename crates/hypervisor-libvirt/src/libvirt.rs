@@ -257,7 +257,7 @@ fn is_taken(what: &str, uuid: Uuid) -> VmError {
     ))
 }
 
-fn version_of(version: drainpipe_libvirt::Version) -> Version {
+pub(crate) fn version_of(version: drainpipe_libvirt::Version) -> Version {
     Version { major: version.major, minor: version.minor, micro: version.micro }
 }
 

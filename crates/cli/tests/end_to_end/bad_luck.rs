@@ -63,8 +63,7 @@ fn the_targets_qemu_is_killed_in_flight(scene: &Scene) {
 }
 
 fn the_targets_qemu_is_killed_when_all_state_is_there(scene: &Scene) {
-    let migrating = scene.migrate(&[]);
-    let held = hold_until_all_is_there(scene);
+    let (migrating, held) = hold_until_all_is_there(scene);
     scene.kill_qemu("b");
     held.release();
     assert_failed(&migrating.wait(), "");
@@ -117,8 +116,7 @@ pub(crate) fn the_source_agent_is_killed_after_the_hand_over(scene: &Scene) {
 
 /// Its order to run is lost, and nobody but the guard is there to repeat it.
 fn the_source_agent_is_killed_before_the_order_to_run(scene: &Scene) {
-    let migrating = scene.migrate(&[]);
-    let held = hold_until_all_is_there(scene);
+    let (migrating, held) = hold_until_all_is_there(scene);
     cut_off(&scene.lab, "b");
     held.release();
     wait_until_handed_over(&scene.lab);
@@ -140,8 +138,7 @@ fn the_source_is_lost_around_the_hand_over() {
 }
 
 fn a_hand_over_is_found_to_be_recorded_and_the_vm_ran_on(scene: &Scene) {
-    let migrating = scene.migrate(&[]);
-    let held = hold_until_all_is_there(scene);
+    let (migrating, held) = hold_until_all_is_there(scene);
     scene.lab.stop_agent("a", Signal::KILL);
     held.release();
     eventually("the guard has left", || scene.lab.pids("a", &[" guard --migration "]).is_empty());

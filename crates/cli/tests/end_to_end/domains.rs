@@ -3,13 +3,30 @@
 use std::process::Command;
 
 use crate::guest::{Guest, MACHINE, image};
+use crate::options;
 use crate::program::{Output, Running};
 use crate::support::{TestLab, eventually};
 
 /// What this machine lacks to run libvirt in labs.
 pub(crate) fn missing() -> Option<String> {
     let absent = ["libvirtd", "virsh"].into_iter().find(|tool| !crate::is_installed(tool));
-    absent.map(|tool| format!("{tool} is not installed: run scripts/setup"))
+    absent.map(|tool| format!("{tool} is not installed: run scripts/setup")).or_else(no_qemu)
+}
+
+/// The QEMU of the distribution.
+pub(crate) const DISTRIBUTIONS_QEMU: &str = "qemu-system-x86_64";
+
+fn no_qemu() -> Option<String> {
+    let qemu = options::other_qemu().unwrap_or_else(|| DISTRIBUTIONS_QEMU.into());
+    loses_writes(&qemu).then(|| format!("{qemu} is no QEMU 9.0 or later: scripts/qemu gets one"))
+}
+
+/// Whether domains without KVM are refused that run by this QEMU.
+pub(crate) fn loses_writes(qemu: &str) -> bool {
+    let said = Command::new(qemu).arg("--version").output().ok();
+    let said = said.map(|said| String::from_utf8_lossy(&said.stdout).into_owned()).unwrap_or_default();
+    let number = said.strip_prefix("QEMU emulator version ").and_then(|rest| rest.split('.').next());
+    number.and_then(|number| number.parse::<u32>().ok()).is_none_or(|major| major < 9)
 }
 
 impl TestLab {

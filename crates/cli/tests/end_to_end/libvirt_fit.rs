@@ -5,6 +5,7 @@ use drainpipe_agent::api_types::DrainView;
 use drainpipe_engine::drain::status::DrainState;
 
 use crate::Test;
+use crate::domains::DISTRIBUTIONS_QEMU;
 use crate::program::{FAILED, REFUSED};
 use crate::support::{TestLab, eventually};
 
@@ -83,6 +84,14 @@ fn domains_are_drained_beside_own_vms_and_come_back() {
     eventually("the agent has seen where it may be", || {
         lab.drainpipe(&["drain", "a", "--dry-run"]).stdout.contains("licence bound to this host")
     });
+}
+
+pub(crate) fn a_domain_of_which_qemu_loses_writes_stays() {
+    let lab = TestLab::up(&["--libvirt", "--link", "unlimited", "--qemu", DISTRIBUTIONS_QEMU]);
+    lab.start_small_domain("web", 160, "");
+    let why = "loses writes of such a guest";
+    lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["VM web", why, "KVM"]);
+    assert_eq!(lab.domain_state("a", "web").as_deref(), Some("running"));
 }
 
 fn what_cannot_move_is_told_before_anything_is_sent() {

@@ -13,10 +13,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::Test;
 use crate::backend::Backend;
 use crate::guest::Guest;
-use crate::program::{LOST, Output, drainpipe};
+use crate::program::{LOST, Output, Running, drainpipe};
 use crate::scene::{
-    GUARDED_SILENCE_MAX, HeldJournal, MEMORY_MIB, SLOW_MBPS, Scene, assert_failed, cut_off, hold_journal,
-    rejoin, result_of, step, wait_until_handed_over, wait_until_told_to_run,
+    GUARDED_SILENCE_MAX, HeldJournal, MEMORY_MIB, SLOW_MBPS, Scene, assert_failed, cut_off, rejoin,
+    result_of, step, wait_until_handed_over, wait_until_told_to_run,
 };
 use crate::support::{TestLab, eventually};
 use crate::whole;
@@ -94,19 +94,13 @@ fn end_libvirt(scene: &Scene, host: &str, ending: &str) {
     }
 }
 
-/// Keeps the hand-over from being recorded; back when the guest stands still on both hosts, whole.
+/// As [`Scene::migrate_and_hold`], of a domain.
 #[track_caller]
-fn hold_until_all_is_there(scene: &Scene) -> HeldJournal {
-    let id = scene.id();
-    let held = hold_journal(&scene.lab, "a");
-    // To ask libvirt all the time would cost more than the migration.
-    eventually("the guest is paused", || scene.step_of(&id).is_none_or(|step| step >= Step::Downtime));
-    eventually("all state is on the target", || {
+fn hold_until_all_is_there(scene: &Scene) -> (Running, HeldJournal) {
+    scene.migrate_and_hold(|| {
         ["a", "b"].map(|host| qemu_says(&scene.lab, host))
             == ["postmigrate", "paused"].map(|state| Some(state.into()))
-    });
-    thread::sleep(Duration::from_millis(300));
-    held
+    })
 }
 
 #[track_caller]
@@ -145,9 +139,8 @@ fn agents_are_killed_at_the_hand_over_of_a_domain() {
 }
 
 fn the_sources_agent_is_killed_before_the_record(scene: &Scene) {
+    let (migrating, held) = hold_until_all_is_there(scene);
     let heartbeat = scene.guest.heartbeat();
-    let migrating = scene.migrate(&[]);
-    let held = hold_until_all_is_there(scene);
     scene.lab.stop_agent("a", Signal::KILL);
     held.release();
     drop(migrating.wait());
@@ -159,8 +152,7 @@ fn the_sources_agent_is_killed_before_the_record(scene: &Scene) {
 }
 
 fn the_targets_agent_is_killed_before_the_record(scene: &Scene) {
-    let migrating = scene.migrate(&[]);
-    let held = hold_until_all_is_there(scene);
+    let (migrating, held) = hold_until_all_is_there(scene);
     scene.lab.stop_agent("b", Signal::KILL);
     held.release();
     wait_until_handed_over(&scene.lab);
@@ -174,8 +166,7 @@ fn the_targets_agent_is_killed_before_the_record(scene: &Scene) {
 
 /// The target hears nothing until then.
 fn the_sources_agent_is_killed_after_the_record(scene: &Scene) {
-    let migrating = scene.migrate(&[]);
-    let held = hold_until_all_is_there(scene);
+    let (migrating, held) = hold_until_all_is_there(scene);
     cut_off(&scene.lab, "b");
     held.release();
     wait_until_handed_over(&scene.lab);
@@ -246,8 +237,7 @@ fn libvirt_ends_at_the_hand_over_of_a_domain() {
     for &(host, ending) in
         whole::first_or_all(2, &[("b", "stop"), ("a", "kill"), ("b", "kill"), ("a", "stop")])
     {
-        let migrating = scene.migrate(&[]);
-        let held = hold_until_all_is_there(&scene);
+        let (migrating, held) = hold_until_all_is_there(&scene);
         end_libvirt(&scene, host, ending);
         held.release();
         let output = migrating.wait();
@@ -285,8 +275,7 @@ fn qemus_are_killed_while_it_is_copied(scene: &Scene) {
 
 /// libvirt keeps them waiting for as long as the domain is protected.
 fn it_is_resumed_by_others_at_the_hand_over(scene: &Scene) {
-    let migrating = scene.migrate(&[]);
-    let held = hold_until_all_is_there(scene);
+    let (migrating, held) = hold_until_all_is_there(scene);
     let resuming = ["a", "b"].map(|host| scene.lab.start_virsh(host, &["resume", "web"]));
     thread::sleep(Duration::from_secs(1));
     let states = ["a", "b"].map(|host| qemu_says(&scene.lab, host));
@@ -302,8 +291,7 @@ fn it_is_resumed_by_others_at_the_hand_over(scene: &Scene) {
 }
 
 fn qemu_of_source_dies_after_the_hand_over(scene: &Scene) {
-    let migrating = scene.migrate(&[]);
-    let held = hold_until_all_is_there(scene);
+    let (migrating, held) = hold_until_all_is_there(scene);
     cut_off(&scene.lab, "b");
     held.release();
     wait_until_handed_over(&scene.lab);
@@ -414,8 +402,7 @@ fn a_domain_whose_qemu_dies_is_defined_on_one_host() {
     assert_eq!(assert_one_home(&scene), "a");
     boot(&scene, "a");
 
-    let migrating = scene.migrate(&[]);
-    let held = hold_until_all_is_there(&scene);
+    let (migrating, held) = hold_until_all_is_there(&scene);
     cut_off(&scene.lab, "b");
     held.release();
     wait_until_handed_over(&scene.lab);

@@ -39,8 +39,7 @@ fn it_dies_in_flight(scene: &Scene, signal: Signal, number: i32) {
 
 /// The hand-over is not recorded: what the target has is given up.
 fn it_dies_while_the_vm_is_paused(scene: &Scene) {
-    let migrating = scene.migrate(&[]);
-    let held = hold_until_all_is_there(scene);
+    let (migrating, held) = hold_until_all_is_there(scene);
     kill_process(scene.lab.agent_pid("a").unwrap(), Signal::STOP).unwrap();
     held.release();
     die(scene, Signal::KILL);

@@ -363,8 +363,15 @@ fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
         .collect();
     trials.extend(with_libvirt::trials(no_libvirt.as_ref()));
     let moves = libvirt_lab::a_domain_moves_with_another_qemu;
-    let absent = no_libvirt.or_else(no_other_qemu);
+    let absent = no_libvirt.clone().or_else(no_other_qemu);
     trials.push(trial("libvirt_lab::a_domain_moves_with_another_qemu".into(), moves, absent));
+    let stays = libvirt_fit::a_domain_of_which_qemu_loses_writes_stays;
+    let is_new = || {
+        let qemu = domains::DISTRIBUTIONS_QEMU;
+        (!domains::loses_writes(qemu)).then(|| format!("{qemu} is no QEMU before 9.0"))
+    };
+    let absent = no_libvirt.or_else(is_new);
+    trials.push(trial("libvirt_fit::a_domain_of_which_qemu_loses_writes_stays".into(), stays, absent));
     trials
 }
 

@@ -30,6 +30,12 @@ const FLIGHT_MAX: Duration = Duration::from_secs(100);
 /// for a busy machine.
 pub(crate) const GUARDED_SILENCE_MAX: Duration = Duration::from_secs(8);
 
+/// Of the 5 s that an agent waits for its journal, what a test may take to see that the guest stands still; what the
+/// other agent may take to say that all is there; and how often it is tried.
+const SEEN_WITHIN: Duration = Duration::from_millis(2500);
+const SAID_WITHIN: Duration = Duration::from_millis(500);
+const HOLDS_MAX: usize = 5;
+
 /// A lab with a guest on host `a`, and what its hosts' network was.
 pub(crate) struct Scene {
     pub(crate) lab: TestLab,
@@ -85,6 +91,33 @@ impl Scene {
             // The pause itself may be over soon.
             thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Begins to move it to `b`, and keeps the hand-over from being recorded, so that the target is not told to run it; back
+    /// soon after `is_there` says that all state is on the target, for its agent to have said so. The source's agent waits
+    /// for 5 s, and a busy machine may have seen it too late: then all is done again.
+    #[track_caller]
+    pub(crate) fn migrate_and_hold(&self, is_there: impl Fn() -> bool) -> (Running, HeldJournal) {
+        for _ in 0..HOLDS_MAX {
+            let migrating = self.migrate(&[]);
+            let id = self.id();
+            let held = hold_journal(&self.lab, "a");
+            eventually("the guest is paused", || self.step_of(&id).is_none_or(|step| step >= Step::Downtime));
+            let end = Instant::now() + SEEN_WITHIN;
+            while Instant::now() < end {
+                if is_there() && Instant::now() < end {
+                    thread::sleep(SAID_WITHIN);
+                    return (migrating, held);
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            held.release();
+            drop(migrating.wait());
+            if self.last_result().outcome == Outcome::Completed {
+                self.take_back();
+            }
+        }
+        panic!("that all state is on the target was seen too late, {HOLDS_MAX} times")
     }
 
     /// The step of a migration that is under way. Asks for nothing that is in the journal.

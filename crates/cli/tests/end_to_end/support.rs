@@ -348,17 +348,34 @@ impl TestLab {
     }
 }
 
+impl TestLab {
+    /// What the QEMUs and the consoles of a host's domains have said last, if it has libvirt.
+    fn print_logs_of_domains(&self, host: &str) {
+        let files = fs::read_dir(self.directory(host).join("libvirt/log/qemu"));
+        for file in files.into_iter().flatten().flatten() {
+            let said = fs::read(file.path()).unwrap_or_default();
+            let last = &said[said.len().saturating_sub(LOG_SHOWN_BYTES)..];
+            let last = String::from_utf8_lossy(last);
+            eprintln!("{} on {host} in {} ends with:\n{last}", file.file_name().display(), self.name);
+        }
+    }
+}
+
 impl Drop for TestLab {
     fn drop(&mut self) {
         if thread::panicking() {
             for host in self.hosts() {
                 eprintln!("the log of agent {host} in {}:\n{}", self.name, self.agent_log(&host));
+                self.print_logs_of_domains(&host);
             }
         }
         let down = drainpipe(&["lab", "down", &self.name]);
         assert!(down.code == 0 || thread::panicking(), "{} is not removed: {down:#?}", self.name);
     }
 }
+
+/// Of each log of a domain when its test has failed.
+const LOG_SHOWN_BYTES: usize = 3000;
 
 /// The process that started this one, unless it has ended.
 fn parent(pid: Pid) -> Option<Pid> {

@@ -12,10 +12,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;
 use crate::backend::Backend;
-use crate::program::REFUSED;
+use crate::program::{REFUSED, Running};
 use crate::scene::{
-    HeldJournal, Scene, SmallDisk, assert_failed, cut_off, hold_journal, impatient_lab, rejoin, result_of,
-    slow_lab, wait_until_handed_over,
+    HeldJournal, Scene, SmallDisk, assert_failed, cut_off, impatient_lab, rejoin, result_of, slow_lab,
+    wait_until_handed_over,
 };
 use crate::support::{TestLab, eventually};
 
@@ -141,13 +141,12 @@ pub(crate) fn heal(scene: &Scene) {
     }
 }
 
-/// Keeps the hand-over from being recorded, so that the target is not told to run; back when all state is on the target, and its agent has said so.
+/// As [`Scene::migrate_and_hold`], of a VM of Drainpipe's own.
 #[track_caller]
-pub(crate) fn hold_until_all_is_there(scene: &Scene) -> HeldJournal {
-    let held = hold_journal(&scene.lab, "a");
-    eventually("all state is on the target", || run_state(&scene.lab, "b", "web") == RunState::Paused);
-    thread::sleep(Duration::from_millis(500));
-    held
+pub(crate) fn hold_until_all_is_there(scene: &Scene) -> (Running, HeldJournal) {
+    scene.migrate_and_hold(|| {
+        scene.lab.qemu_pid("b", "web").is_some() && run_state(&scene.lab, "b", "web") == RunState::Paused
+    })
 }
 
 /// Nor can it be made to.
@@ -169,9 +168,8 @@ fn the_target_hears_nothing_or_cannot_write_after_the_hand_over() {
 }
 
 fn the_agents_lose_each_other_before_the_order_to_run(scene: &Scene) {
-    let migrating = scene.migrate(&[]);
     // All state arrives, and the hand-over is recorded when the target hears nothing any more.
-    let held = hold_until_all_is_there(scene);
+    let (migrating, held) = hold_until_all_is_there(scene);
     cut_off(&scene.lab, "b");
     held.release();
     wait_until_handed_over(&scene.lab);
@@ -235,8 +233,7 @@ fn the_sources_journal_becomes_full_in_flight(scene: &Scene, disk: &SmallDisk) {
 }
 
 fn the_targets_journal_is_full_after_the_hand_over(scene: &Scene, disk: &SmallDisk) {
-    let migrating = scene.migrate(&[]);
-    let held = hold_until_all_is_there(scene);
+    let (migrating, held) = hold_until_all_is_there(scene);
     disk.fill();
     held.release();
     let output = migrating.wait();

@@ -20,7 +20,7 @@ use uuid::Uuid;
 pub use names::{GroupName, MacAddress, MachineType, NameError, VmName};
 pub use parse::SpecError;
 pub use placement::Placement;
-pub use resolve::{Hardware, ResolveError, ResolvedSpec};
+pub use resolve::{Hardware, ResolveError, ResolvedSpec, loses_writes};
 
 /// Guest memory allowed: less boots nothing, more exceeds x86-64's 64 TiB.
 const MEMORY_MIB: std::ops::RangeInclusive<u64> = 16..=64 << 20;

@@ -18,6 +18,12 @@ use crate::facts::{HypervisorFacts, Version};
 /// itself and is not affected.
 const TCG_SEES_ALL_WRITES: Version = Version { major: 9, minor: 0, micro: 0 };
 
+/// Whether this QEMU misses writes of such a guest while it migrates, unless its memory has padding
+/// (docs/decisions/0019).
+pub fn loses_writes(accelerator: Accelerator, qemu: Version) -> bool {
+    accelerator == Accelerator::Tcg && qemu < TCG_SEES_ALL_WRITES
+}
+
 /// With less, the test guest's kernel unpacks its file system and ends there.
 const TEST_GUEST_MIB_MIN: u64 = 112;
 
@@ -135,7 +141,7 @@ impl VmSpec {
             let kvm = facts.kvm_missing.is_none();
             spec.accelerator = if kvm { Accelerator::Kvm } else { Accelerator::Tcg };
         }
-        let loses_writes = spec.accelerator == Accelerator::Tcg && facts.version < TCG_SEES_ALL_WRITES;
+        let loses_writes = loses_writes(spec.accelerator, facts.version);
         spec.memory_padding_kib.get_or_insert(if loses_writes { PADDING_AGAINST_LOST_WRITES_KIB } else { 0 });
         for (index, nic) in spec.nics.iter_mut().enumerate() {
             nic.mac.get_or_insert_with(|| self.name.derived_mac(index));
