@@ -262,9 +262,13 @@ fn the_target_loses_its_journal(scene: &Scene, runs_there: bool) {
     assert_eq!(view.live.len(), 1, "{view:#?}");
     kill_process(source, Signal::CONT).unwrap();
     let output = migrating.wait();
-    assert_eq!((output.code, result_of(&output).outcome), (4, Outcome::InDoubt), "{output:#?}");
-    // Nobody has promised that the VM does not run on b.
-    assert_eq!(run_state(lab, "a", "web"), RunState::Postmigrate);
+    // What the first agent of b has answered may have waited for the source to read it.
+    let is_known = runs_there && result_of(&output).outcome == Outcome::Completed;
+    if !is_known {
+        assert_eq!((output.code, result_of(&output).outcome), (4, Outcome::InDoubt), "{output:#?}");
+        // Nobody has promised that the VM does not run on b.
+        assert_eq!(run_state(lab, "a", "web"), RunState::Postmigrate);
+    }
     assert_eq!(run_state(lab, "b", "web") == RunState::Running, runs_there);
     adopt(lab, "b");
     eventually("the source hears of it", || {
