@@ -48,11 +48,17 @@ pub(crate) fn run_state(lab: &TestLab, host: &str, vm: &str) -> RunState {
         let said = lab.qemu_says(host, vm).expect("its QEMU answers");
         return serde_json::from_value(said.into()).unwrap();
     }
+    qemu_state(lab, host, vm).unwrap()
+}
+
+/// Of one that may be starting, or ending.
+fn qemu_state(lab: &TestLab, host: &str, vm: &str) -> Result<RunState, String> {
     let paths = RuntimePaths::new(&lab.directory(host).join("run"), &vm.parse().unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let vmm = Vmm::attach_beside_agent(paths, QMP_DEADLINE).await.unwrap();
-        vmm.run_state(QMP_DEADLINE).await.unwrap()
+        let attached = Vmm::attach_beside_agent(paths, QMP_DEADLINE).await;
+        let vmm = attached.map_err(|error| error.to_string())?;
+        vmm.run_state(QMP_DEADLINE).await.map_err(|error| error.to_string())
     })
 }
 
@@ -144,8 +150,9 @@ pub(crate) fn heal(scene: &Scene) {
 /// As [`Scene::migrate_and_hold`], of a VM of Drainpipe's own.
 #[track_caller]
 pub(crate) fn hold_until_all_is_there(scene: &Scene) -> (Running, HeldJournal) {
-    scene.migrate_and_hold(|| {
-        scene.lab.qemu_pid("b", "web").is_some() && run_state(&scene.lab, "b", "web") == RunState::Paused
+    scene.migrate_and_hold(|| match Backend::of_test() {
+        Backend::Libvirt => scene.lab.qemu_says("b", "web").as_deref() == Some("paused"),
+        Backend::Qemu => qemu_state(&scene.lab, "b", "web") == Ok(RunState::Paused),
     })
 }
 

@@ -131,7 +131,7 @@ impl Watch {
                 Action::TakeHold
             }
             HandOver::Refused => Action::Carry(Order::Discard { is_sources: true }),
-            HandOver::Unknown | HandOver::Silent if memory.silent_for_ms(now_ms) <= memory.kept_for_ms() => {
+            HandOver::Unknown | HandOver::Silent if memory.silent_for_ms(now_ms) <= GIVE_UP_AFTER_MS => {
                 Action::Rest
             }
             HandOver::Unknown | HandOver::Silent => Action::Look,
@@ -152,6 +152,7 @@ fn give_up(now_ms: f64, memory: &Memory, event: Event) -> Action {
     let is_known_soon = memory.silent_for_ms(now_ms) < KEPT_MUTE_FOR_MS;
     match event {
         Event::Gone => Action::Carry(Order::Discard { is_sources: false }),
+        _ if memory.silent_for_ms(now_ms) <= memory.kept_for_ms() => Action::Rest,
         // This may be the only copy that can run.
         _ if memory.is_whole() => Action::Rest,
         Event::Received(Received::Whole | Received::InPart) => Action::Rest,
@@ -161,7 +162,7 @@ fn give_up(now_ms: f64, memory: &Memory, event: Event) -> Action {
 }
 
 impl Memory {
-    /// After so long without its source, it is given up while not all of its state is here.
+    /// After so long without its source, it is given up while not all of its state is here and its hypervisor lives.
     fn kept_for_ms(&self) -> f64 {
         if self.allows_post_copy { KEPT_WITH_POST_COPY_FOR_MS } else { GIVE_UP_AFTER_MS }
     }
@@ -223,6 +224,20 @@ mod tests {
         assert_eq!(looked(Event::Mute, KEPT_MUTE_FOR_MS, coming), given_up);
         assert_eq!(looked(Event::Mute, 1e9, whole), Action::Rest);
         assert_eq!(looked(Event::Gone, 1e9, whole), given_up);
+    }
+
+    #[test]
+    fn with_post_copy_it_is_kept_for_longer_but_not_once_its_hypervisor_is_gone() {
+        let coming = Memory { allows_post_copy: true, ..Memory::new(0.0) };
+        let looked = |event, silent_for_ms| {
+            let events = [&SETTLING[..], &[Event::SourceSays(HandOver::Unknown), event]].concat();
+            *does(silent_for_ms, coming, &events).last().expect("there are events")
+        };
+        let given_up = Action::Carry(Order::Discard { is_sources: false });
+        let incomplete = Event::Received(Received::Incomplete);
+        assert_eq!(looked(incomplete, KEPT_WITH_POST_COPY_FOR_MS), Action::Rest);
+        assert_eq!(looked(incomplete, KEPT_WITH_POST_COPY_FOR_MS + 1.0), given_up);
+        assert_eq!(looked(Event::Gone, GIVE_UP_AFTER_MS + 1.0), given_up);
     }
 
     #[test]
