@@ -94,18 +94,27 @@ impl Scene {
     }
 
     /// Begins to move it to `b`, and keeps the hand-over from being recorded, so that the target is not told to run it; back
-    /// soon after `is_there` says that all state is on the target, for its agent to have said so. The source's agent waits
-    /// for 5 s, and a busy machine may have seen it too late: then all is done again.
+    /// soon after `is_there` says that all state is on the target, for its agent to have said so. Before, `is_near` is
+    /// asked, which may cost less. The source's agent waits for 5 s, and a busy machine may have seen it too late: then all
+    /// is done again.
     #[track_caller]
-    pub(crate) fn migrate_and_hold(&self, is_there: impl Fn() -> bool) -> (Running, HeldJournal) {
+    pub(crate) fn migrate_and_hold(
+        &self,
+        is_near: impl Fn(&str) -> bool,
+        is_there: impl Fn() -> bool,
+    ) -> (Running, HeldJournal) {
         for _ in 0..HOLDS_MAX {
             let migrating = self.migrate(&[]);
             let id = self.id();
             let held = hold_journal(&self.lab, "a");
-            eventually("the guest is paused", || self.step_of(&id).is_none_or(|step| step >= Step::Downtime));
-            let end = Instant::now() + SEEN_WITHIN;
-            while Instant::now() < end {
-                if is_there() && Instant::now() < end {
+            // Whoever is asked may not answer before the agent has waited in vain.
+            let mut asked = Instant::now();
+            eventually("the guest is paused", || {
+                asked = Instant::now();
+                is_near(&id)
+            });
+            while asked.elapsed() < SEEN_WITHIN {
+                if is_there() && asked.elapsed() < SEEN_WITHIN {
                     thread::sleep(SAID_WITHIN);
                     return (migrating, held);
                 }

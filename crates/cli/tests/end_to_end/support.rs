@@ -386,7 +386,7 @@ fn parent(pid: Pid) -> Option<Pid> {
 
 /// Waits until `condition` holds.
 #[track_caller]
-pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");

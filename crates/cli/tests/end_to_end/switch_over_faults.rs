@@ -150,10 +150,11 @@ pub(crate) fn heal(scene: &Scene) {
 /// As [`Scene::migrate_and_hold`], of a VM of Drainpipe's own.
 #[track_caller]
 pub(crate) fn hold_until_all_is_there(scene: &Scene) -> (Running, HeldJournal) {
-    scene.migrate_and_hold(|| match Backend::of_test() {
+    let is_there = || match Backend::of_test() {
         Backend::Libvirt => scene.lab.qemu_says("b", "web").as_deref() == Some("paused"),
         Backend::Qemu => qemu_state(&scene.lab, "b", "web") == Ok(RunState::Paused),
-    })
+    };
+    scene.migrate_and_hold(|_| is_there(), is_there)
 }
 
 /// Nor can it be made to.
