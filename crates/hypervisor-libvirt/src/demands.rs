@@ -9,8 +9,8 @@ use drainpipe_libvirt::{Connection, Domain, XmlFlags};
 
 use crate::domain::{DomainDescription, Doubt, Inexpressible, Obstacle};
 use crate::errors::failed;
-use crate::libvirt::version_of;
 use crate::snapshots::{self, KnownSnapshot};
+use crate::versions;
 
 /// Of a domain that is active.
 pub(crate) async fn ask(
@@ -20,14 +20,14 @@ pub(crate) async fn ask(
 ) -> Result<Demands, VmError> {
     let xml = connection.xml(domain, XmlFlags::default(), deadline).await.map_err(failed)?;
     let description = DomainDescription::parse(&xml).map_err(VmError::failed)?;
-    let kept = Kept::ask(connection, domain, deadline).await?;
+    let kept = Kept::ask(connection, domain, &description, deadline).await?;
     Ok(of(&description, &kept))
 }
 
 /// What libvirt keeps of a domain on its host, and says in no XML.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Kept {
-    // Which new domains get; libvirt does not say which one has started an older one.
+    // Asked only of a domain that runs by emulation: it matters for no other.
     qemu: Option<Version>,
     snapshots: Vec<KnownSnapshot>,
     checkpoints: usize,
@@ -38,11 +38,13 @@ impl Kept {
     pub(crate) async fn ask(
         connection: &Connection,
         domain: &Domain,
+        description: &DomainDescription,
         deadline: Duration,
     ) -> Result<Self, VmError> {
-        let qemu = connection.hypervisor_version(deadline).await.map_err(failed)?;
+        let is_emulated = matches!(description.accelerator(), Ok(Accelerator::Tcg));
+        let qemu = if is_emulated { Some(versions::of_qemu(connection, deadline).await?) } else { None };
         Ok(Self {
-            qemu: Some(version_of(qemu)),
+            qemu,
             snapshots: snapshots::known(connection, domain, deadline).await?,
             checkpoints: connection.checkpoints(domain, deadline).await.map_err(failed)?.len(),
             has_managed_save: connection.has_managed_save(domain, deadline).await.map_err(failed)?,
@@ -65,8 +67,7 @@ impl Kept {
         snapshots.into_iter().chain(managed_save).chain(emulated)
     }
 
-    /// libvirt gives whole MiB, so that there is no padding. Such a guest panics on the target, or hangs, once in five to
-    /// twenty times, also when `virsh migrate` moves it.
+    /// libvirt gives whole MiB, so that there is no padding; `virsh migrate` loses the same writes (docs/decisions/0019).
     fn lost_writes(&self, accelerator: Accelerator) -> Option<Told> {
         let qemu = self.qemu.filter(|qemu| loses_writes(accelerator, *qemu))?;
         Some(Told {

@@ -42,6 +42,7 @@ mod protection;
 mod qemu_process;
 mod snapshots;
 mod states;
+mod versions;
 
 pub use libvirt::Libvirt;
 pub use machine::DomainVm;

@@ -25,7 +25,7 @@ use crate::domain::{DomainDescription, DomainXmlError, Inexpressible};
 use crate::errors::{failed, is_libvirts};
 use crate::files::{self, ComingHere};
 use crate::machine::DomainVm;
-use crate::{needs, qemu_process, snapshots, states};
+use crate::{needs, qemu_process, snapshots, states, versions};
 
 /// What is told of a domain that libvirt was to end here, and did not before somebody resumed it.
 const RUNS_TWICE: &str = "it has moved to another host, and somebody has let it run here too: destroy one of the two with `virsh destroy`";
@@ -160,7 +160,11 @@ impl Libvirt {
             };
             return Ok(Err(unmanaged(domain, described.as_ref().ok(), run_state, why)));
         };
-        let kept = if is_active { Kept::ask(connection, domain, deadline).await? } else { Kept::default() };
+        let kept = if is_active {
+            Kept::ask(connection, domain, description, deadline).await?
+        } else {
+            Kept::default()
+        };
         let obstacles = demands::of(description, &kept).obstacles;
         Ok(Ok(Found { definition: definition.clone(), is_active, obstacles }))
     }
@@ -198,7 +202,7 @@ impl Libvirt {
         let directory = self.found_directory(vm)?;
         files::write_spec(&directory, &spec)?;
         let role = files::role(&directory)?;
-        let version = version_of(connection.hypervisor_version(deadline).await.map_err(failed)?);
+        let version = versions::of_qemu(&connection, deadline).await?;
         let process = qemu_process::find_started(spec.uuid(), PROCESS_WITHIN.min(deadline)).await;
         let process = process.map_err(VmError::failed)?;
         Ok(DomainVm::new(&self.daemon, spec, directory, role, version, Some(process)))
@@ -257,10 +261,6 @@ fn is_taken(what: &str, uuid: Uuid) -> VmError {
     ))
 }
 
-pub(crate) fn version_of(version: drainpipe_libvirt::Version) -> Version {
-    Version { major: version.major, minor: version.minor, micro: version.micro }
-}
-
 #[async_trait]
 impl Hypervisor for Libvirt {
     async fn probe(&self, deadline: Duration) -> Result<HypervisorFacts, VmError> {
@@ -273,13 +273,13 @@ impl Hypervisor for Libvirt {
             return Ok(None);
         }
         let connection = self.connection(deadline).await?;
-        let libvirt = connection.library_version(deadline).await.map_err(failed)?;
-        let qemu = connection.hypervisor_version(deadline).await.map_err(failed)?;
+        let libvirt = versions::of_libvirt(&connection, deadline).await?;
+        let qemu = versions::of_qemu(&connection, deadline).await?;
         Ok(Some(HypervisorFacts {
             name: "libvirt".into(),
             capabilities: Capabilities::of_libvirt(Some(qemu.major)),
             binary: PathBuf::new(),
-            version: version_of(libvirt),
+            version: libvirt,
             machines: vec![],
             rdma: false,
             kvm_missing: None,
@@ -383,7 +383,7 @@ impl Hypervisor for Libvirt {
                 return Err(is_taken(&what, spec.uuid()));
             }
         };
-        let version = version_of(connection.hypervisor_version(deadline).await.map_err(failed)?);
+        let version = versions::of_qemu(&connection, deadline).await?;
         let directory = self.found_directory(&name)?;
         files::remove(&directory)?;
         files::write_spec(&directory, &spec)?;

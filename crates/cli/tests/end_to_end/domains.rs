@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use drainpipe_agent::api_types::VmState;
+
 use crate::guest::{Guest, MACHINE, image};
 use crate::options;
 use crate::program::{Output, Running};
@@ -98,10 +100,12 @@ impl TestLab {
         self.wait_for_domain(name);
     }
 
-    /// Waits until the agents know of it.
+    /// Waits until the agents know that it runs.
     #[track_caller]
     pub(crate) fn wait_for_domain(&self, name: &str) {
-        eventually("its agent has seen it", || self.vms().vms.iter().any(|vm| vm.name == name));
+        eventually("its agent has seen that it runs", || {
+            self.vms().vms.iter().any(|vm| vm.name == name && vm.state == VmState::Running)
+        });
     }
 
     fn new_guest(&self, name: &str) -> Guest {

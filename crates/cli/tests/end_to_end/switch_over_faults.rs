@@ -44,15 +44,15 @@ const QMP_DEADLINE: Duration = Duration::from_secs(5);
 /// What a VM's QEMU says of it, by the socket that is for its guard; of a domain by libvirt's.
 #[track_caller]
 pub(crate) fn run_state(lab: &TestLab, host: &str, vm: &str) -> RunState {
-    if Backend::of_test() == Backend::Libvirt {
-        let said = lab.qemu_says(host, vm).expect("its QEMU answers");
-        return serde_json::from_value(said.into()).unwrap();
-    }
-    qemu_state(lab, host, vm).unwrap()
+    try_run_state(lab, host, vm).unwrap()
 }
 
-/// Of one that may be starting, or ending.
-fn qemu_state(lab: &TestLab, host: &str, vm: &str) -> Result<RunState, String> {
+/// The same of one that may be starting, or ending.
+fn try_run_state(lab: &TestLab, host: &str, vm: &str) -> Result<RunState, String> {
+    if Backend::of_test() == Backend::Libvirt {
+        let said = lab.qemu_says(host, vm).ok_or("its QEMU does not answer")?;
+        return serde_json::from_value(said.into()).map_err(|error| error.to_string());
+    }
     let paths = RuntimePaths::new(&lab.directory(host).join("run"), &vm.parse().unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -147,13 +147,10 @@ pub(crate) fn heal(scene: &Scene) {
     }
 }
 
-/// As [`Scene::migrate_and_hold`], of a VM of Drainpipe's own.
+/// As [`Scene::migrate_and_hold`], by what the target's QEMU says.
 #[track_caller]
 pub(crate) fn hold_until_all_is_there(scene: &Scene) -> (Running, HeldJournal) {
-    let is_there = || match Backend::of_test() {
-        Backend::Libvirt => scene.lab.qemu_says("b", "web").as_deref() == Some("paused"),
-        Backend::Qemu => qemu_state(&scene.lab, "b", "web") == Ok(RunState::Paused),
-    };
+    let is_there = || try_run_state(&scene.lab, "b", "web") == Ok(RunState::Paused);
     scene.migrate_and_hold(|_| is_there(), is_there)
 }
 

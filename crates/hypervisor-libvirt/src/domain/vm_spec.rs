@@ -113,7 +113,8 @@ impl DomainDescription {
         plain(machine).parse().map_err(Inexpressible::Machine)
     }
 
-    fn accelerator(&self) -> Result<Accelerator, Inexpressible> {
+    /// By what it runs.
+    pub(crate) fn accelerator(&self) -> Result<Accelerator, Inexpressible> {
         match self.hypervisor.as_str() {
             "kvm" => Ok(Accelerator::Kvm),
             "qemu" => Ok(Accelerator::Tcg),

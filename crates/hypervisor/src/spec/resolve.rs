@@ -180,7 +180,7 @@ impl ResolvedSpec {
         }
         match (self.hardware, &facts.kvm_missing) {
             (Hardware::Kvm, Some(reason)) => Err(ResolveError::NoKvm { reason: reason.clone() }),
-            (Hardware::Tcg, _) if facts.version < TCG_SEES_ALL_WRITES && !self.takes_slow_way() => {
+            _ if loses_writes(self.spec.accelerator, facts.version) && !self.takes_slow_way() => {
                 Err(ResolveError::LosesWrites { version: facts.version })
             }
             _ => Ok(()),
