@@ -204,7 +204,7 @@ async fn why_kept(vmm: &dyn Machine) -> Option<String> {
         Ok(demands) => demands.obstacles,
         Err(error) => return Some(format!("its manager does not answer: {error}")),
     };
-    let told = |told: &Told| format!("cannot move: {}. {}", told.what, told.remedy);
+    let told = |told: &Told| format!("cannot move: {}; {}", told.what, told.remedy);
     let all: Vec<String> = obstacles.iter().map(told).collect();
     (!all.is_empty()).then(|| all.join("; "))
 }
