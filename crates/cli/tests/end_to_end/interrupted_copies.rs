@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::Test;
 use crate::copied_disks::{Apart, DISK_MIB, content};
 use crate::mute_qemu::Still;
+use crate::program::Running;
 use crate::support::eventually;
 
 /// Where there is a newer QEMU.
@@ -26,16 +27,35 @@ pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("an_agent_that_stands_still_holds_up_no_writes", an_agent_that_stands_still_holds_up_no_writes),
 ];
 
-/// Slow enough for a test to act late in a copy.
+/// Slow enough for a test to see how far a copy is.
 const SLOW_MBPS: &str = "10";
 
-/// Of each disk, when it is interrupted. Half of a disk is zeroes, which are there first, as they are nothing to send.
+/// Slow enough for a test to act before it goes on.
+const SLOWEST_MBPS: &str = "1";
+
+/// Of the raw disk, when its copy is interrupted. Half of a disk is zeroes, which are there first, as they are nothing to send.
 const COPIED_MIB: u64 = 16;
 
 /// What tests write to a disk since, at most.
 const WRITTEN_MIB: u64 = 2;
 
 impl Apart {
+    /// Begins to move it, and all but stops when a part of each disk is there.
+    #[track_caller]
+    fn begin_slowly(&self) -> Running {
+        self.set_links(SLOW_MBPS);
+        let migrating = self.begin(COPIED_MIB);
+        self.set_links(SLOWEST_MBPS);
+        migrating
+    }
+
+    #[track_caller]
+    fn set_links(&self, rate: &str) {
+        for link in ["e0", "e1"] {
+            self.lab.fault(&format!("rate {link} {rate}"));
+        }
+    }
+
     /// QEMU's other monitor, while no guard has it.
     #[track_caller]
     fn monitor(&self) -> Monitor {
@@ -64,9 +84,7 @@ impl Apart {
     /// Moves it, with nothing in the way.
     #[track_caller]
     fn goes_on(&self) -> MigrationResult {
-        for link in ["e0", "e1"] {
-            self.lab.fault(&format!("rate {link} unlimited"));
-        }
+        self.set_links("unlimited");
         let copies = self.copies();
         let result = self.lab.migrate("web", "b", &copies.iter().map(String::as_str).collect::<Vec<&str>>());
         self.lab.assert_runs_on("web", "b");
@@ -140,7 +158,7 @@ fn written(mut content: Vec<u8>, mebibyte: usize, byte: u8) -> Vec<u8> {
 fn a_copy_that_is_cancelled_goes_on_or_is_given_up() {
     let apart = Apart::over(SLOW_MBPS);
     let cancel = || {
-        let migrating = apart.begin(COPIED_MIB);
+        let migrating = apart.begin_slowly();
         let id = apart.lab.migrations("a").remove(0).id;
         apart.lab.drainpipe(&["cancel", &id]).done();
         migrating.wait();
@@ -170,7 +188,7 @@ fn a_copy_that_is_cancelled_goes_on_or_is_given_up() {
 fn a_copy_whose_agent_dies_goes_on() {
     for host in ["a", "b"] {
         let apart = Apart::over(SLOW_MBPS);
-        let migrating = apart.begin(COPIED_MIB);
+        let migrating = apart.begin_slowly();
         apart.lab.stop_agent(host, Signal::KILL);
         apart.lab.start_agent(host);
         migrating.wait();
@@ -189,7 +207,7 @@ fn a_copy_whose_agent_dies_goes_on() {
 /// As in a power cut, but for what its disks had not written.
 fn a_copy_whose_target_dies_goes_on() {
     let apart = Apart::over(SLOW_MBPS);
-    let migrating = apart.begin(COPIED_MIB);
+    let migrating = apart.begin_slowly();
     let qemu = apart.lab.qemu_pid("b", "web").unwrap();
     apart.lab.stop_agent("b", Signal::KILL);
     kill_process(qemu, Signal::KILL).unwrap();
@@ -209,7 +227,7 @@ fn a_copy_whose_links_fail_goes_on() {
     apart.lab.configure("a", "[tls]", "[limits]\nstall_s = 4\n\n[tls]");
     apart.lab.stop_agent("a", Signal::TERM);
     apart.lab.start_agent("a");
-    let migrating = apart.begin(COPIED_MIB);
+    let migrating = apart.begin_slowly();
     for link in ["e0", "e1"] {
         apart.lab.fault(&format!("link-down b {link}"));
     }
@@ -243,9 +261,7 @@ fn an_agent_that_stands_still_holds_up_no_writes() {
     let apart = Apart::over(SLOW_MBPS);
     let migrating = apart.begin(11);
     // Memory takes a while, also for a test on a busy machine.
-    for link in ["e0", "e1"] {
-        apart.lab.fault(&format!("rate {link} 2"));
-    }
+    apart.set_links("2");
     eventually("memory is sent", || {
         let views = apart.lab.migrations("a");
         let progress = views.first().and_then(|view| view.progress.as_ref());
