@@ -340,6 +340,15 @@ pub struct PlanView {
     pub target: String,
     /// How.
     pub plan: Plan,
+    /// Predicted, if it began now, rests, and waits for no turn; absent where too little is known. In ms.
+    #[serde(default)]
+    pub predicted_total_ms: Option<f64>,
+    /// Mb/s that the limits of both hosts leave it now, in each direction; absent for no limit.
+    #[serde(default)]
+    pub bandwidth_limit_mbps: Option<u64>,
+    /// The same for copies of its disks; absent where these have no limit of their own.
+    #[serde(default)]
+    pub storage_limit_mbps: Option<u64>,
     /// What is wrong, or would keep it from going; not what needs a trial of the paths.
     #[serde(default)]
     pub findings: Vec<Finding>,

@@ -122,7 +122,8 @@ impl Bandwidth {
         self.limits().all_mbps
     }
 
-    fn limits(&self) -> Limits {
+    /// What holds now.
+    pub(crate) fn limits(&self) -> Limits {
         let Settings { all, storage } = *lock(&self.settings);
         let (configured, now) = (&self.host.config.bandwidth, Zoned::now().datetime());
         Limits {

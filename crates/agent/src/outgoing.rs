@@ -20,6 +20,7 @@ use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::{Action, Migration, SourceState, Stage};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::{Plan, Request, plan};
+use drainpipe_engine::prediction;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::progress::{CompressionProgress, PathRate, Progress, ProgressMeter};
 use drainpipe_engine::protocol::Protocol;
@@ -48,6 +49,7 @@ use crate::memory_look;
 use crate::path_history::{self, Learnt};
 use crate::peers::Peers;
 use crate::release::ask_host;
+use crate::result;
 use crate::source_state::source_state;
 use crate::supervised;
 use crate::transfer::Transfer;
@@ -502,11 +504,16 @@ pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Re
     let vmm = outgoing.vms.running(&request.vm);
     let asked = asked_for(request);
     let asked = informed(outgoing, &request.target, asked, vmm.as_deref()).await?;
-    let mut meeting = meet(outgoing, &peer, &request.target, definition.manager, asked, memory_bytes).await?;
+    let meeting = meet(outgoing, &peer, &request.target, definition.manager, asked, memory_bytes);
+    let (meeting, zero_share) = tokio::join!(meeting, zero_share(asked, vmm.as_deref()));
+    let mut meeting = meeting?;
     if let Some(vmm) = &vmm {
         meeting.plan.disks = disks::to_copy(outgoing, &peer, request, &meeting, vmm).await?;
     }
     let Meeting { source, target, plan, .. } = meeting;
+    let asked = Request { zero_share, ..asked };
+    let predicted_total_ms = prediction::total_ms(&source, &target.facts, &plan, &asked, memory_bytes);
+    let limits = prediction::limits(&source, &target.facts);
     let findings = match vmm {
         Some(vmm) => {
             let outpaced = outpaced(outgoing, request, &*vmm, memory_bytes, &plan).await;
@@ -516,7 +523,16 @@ pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Re
         }
         None => vec![],
     };
-    Ok(PlanView { vm: request.vm.clone(), source: source.name, target: target.facts.name, plan, findings })
+    Ok(PlanView {
+        vm: request.vm.clone(),
+        source: source.name,
+        target: target.facts.name,
+        plan,
+        predicted_total_ms: predicted_total_ms.map(result::tenth),
+        bandwidth_limit_mbps: limits.all_mbps,
+        storage_limit_mbps: limits.storage_mbps,
+        findings,
+    })
 }
 
 /// Whether the VM's memory gets dirty faster than it would be sent.
@@ -564,6 +580,14 @@ async fn informed(
     let Learnt { saved_mbps, compressed_slower, .. } =
         path_history::of_target(&outgoing.journal, free_cores, target, request.option)?;
     Ok(Request { memory, zero_share, saved_mbps, compressed_slower, ..request })
+}
+
+/// What of a VM's memory is zero, where the plan does not ask: for the prediction alone.
+async fn zero_share(asked: Request, vmm: Option<&dyn Machine>) -> Option<f64> {
+    match vmm.filter(|_| asked.zero_share.is_none() && !asked.post_copy) {
+        Some(vmm) => memory_look::zero_share(vmm).await,
+        None => asked.zero_share,
+    }
 }
 
 /// What step 1 has shown.

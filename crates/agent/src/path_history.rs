@@ -52,11 +52,13 @@ pub(crate) fn of_target(
 fn past(result: &MigrationResult) -> Past {
     let took_ms = result.total_ms - result.held_ms;
     let is_alone = result.others_at_once == 0;
+    // Of copies of disks, the option decides nothing.
+    let shows_option = is_alone && result.disks.is_empty();
     let of_others = f64::from(result.others_at_once);
     Past {
         free_cores: result.free_cores,
         is_compressed: result.compression.is_some(),
-        slower: result.predicted_total_ms.filter(|_| is_alone).map(|predicted_ms| took_ms / predicted_ms),
+        slower: result.predicted_total_ms.filter(|_| shows_option).map(|predicted_ms| took_ms / predicted_ms),
         saved: result.compression.and_then(|packed| saved(packed, result.transfer_ms, of_others)),
     }
 }

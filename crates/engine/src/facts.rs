@@ -80,6 +80,9 @@ pub struct HostFacts {
     /// Mb/s that migrations may take of its links now, in each direction; absent for no limit.
     #[serde(default)]
     pub bandwidth_limit_mbps: Option<u64>,
+    /// Mb/s that copies of disks may take of them now, in each direction; absent for no limit of their own.
+    #[serde(default)]
+    pub storage_limit_mbps: Option<u64>,
     /// What it says of encryption.
     #[serde(default)]
     pub encryption: EncryptionPolicy,

@@ -19,6 +19,7 @@ pub(crate) fn host(name: &str) -> HostFacts {
         links: vec![],
         management_links: vec![],
         bandwidth_limit_mbps: None,
+        storage_limit_mbps: None,
         encryption: EncryptionPolicy::Required,
         migration_address: None,
         no_migration_address: None,

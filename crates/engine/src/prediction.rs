@@ -1,6 +1,7 @@
 //! What a migration will take, by its plan, by what its memory holds, and by the cores that are there for it.
 
-use crate::drain::sent_ms;
+use crate::bandwidth::classes::Limits;
+use crate::drain::{copied_ms, sent_ms};
 use crate::facts::HostFacts;
 use crate::plan::{Plan, Request};
 use crate::relayed::{RelayMeans, Verdict};
@@ -31,8 +32,17 @@ pub fn fewer_free_cores(source: &HostFacts, target: &HostFacts) -> Option<f64> {
     source.idle_cores.zip(target.idle_cores).map(|(source, target)| source.min(target))
 }
 
-/// From the request to the end of a migration by this plan, of a VM that rests and waits for no turn; none where it is
-/// not known what its memory holds, or what the paths carry.
+/// What both hosts let a migration take.
+pub fn limits(source: &HostFacts, target: &HostFacts) -> Limits {
+    let least = |of: fn(&HostFacts) -> Option<u64>| [source, target].into_iter().filter_map(of).min();
+    Limits {
+        all_mbps: least(|host| host.bandwidth_limit_mbps),
+        storage_mbps: least(|host| host.storage_limit_mbps),
+    }
+}
+
+/// From the request to the end of a migration by this plan, of a VM that rests and waits for no turn, the copies of its
+/// disks included; none where it is not known what its memory holds, or what the paths carry.
 pub fn total_ms(
     source: &HostFacts,
     target: &HostFacts,
@@ -40,8 +50,9 @@ pub fn total_ms(
     request: &Request,
     memory_bytes: u64,
 ) -> Option<f64> {
-    let limits = [source, target].into_iter().filter_map(|host| host.bandwidth_limit_mbps);
-    let paths_mbps = limits.chain([plan.carried_mbps()?]).min().filter(|mbps| *mbps > 0)?;
+    let limits = limits(source, target);
+    let paths_mbps =
+        limits.all_mbps.into_iter().chain([plan.carried_mbps()?]).min().filter(|mbps| *mbps > 0)?;
     let zero_share = request.zero_share.filter(|share| (0.0..=1.0).contains(share))?;
     let relay = || RelayMeans::of(source, target, plan.carrying(), plan.encryption.is_encrypted, request);
     let wire_share =
@@ -50,7 +61,11 @@ pub fn total_ms(
             _ => 1.0,
         };
     let bytes = memory_bytes as f64 * (1.0 - zero_share);
-    Some(sent_ms(bytes, wire_share, paths_mbps as f64, fewer_free_cores(source, target)))
+    let free_cores = fewer_free_cores(source, target);
+    let disk_bytes: f64 = plan.disks.iter().map(|disk| disk.allocated_bytes as f64).sum();
+    let disks_mbps = paths_mbps.min(limits.storage_mbps.unwrap_or(u64::MAX)).max(1);
+    let disks_ms = copied_ms(disk_bytes, disks_mbps as f64, free_cores);
+    Some(sent_ms(bytes, wire_share, paths_mbps as f64, free_cores) + disks_ms)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ impl Incoming {
         let migration_address = host.migration_address().await?;
         let devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
         let packing = self.transfer.packing()?;
+        let limits = self.transfer.bandwidth.limits();
         Ok(HostFacts {
             name: host.name().into(),
             cores: host.hardware.cores,
@@ -26,7 +27,8 @@ impl Incoming {
             huge_pages_available: huge_pages_free(self),
             links: links.first,
             management_links: links.management,
-            bandwidth_limit_mbps: self.transfer.bandwidth.limit_mbps(),
+            bandwidth_limit_mbps: limits.all_mbps,
+            storage_limit_mbps: limits.storage_mbps,
             encryption: host.config.encryption,
             no_migration_address: migration_address.as_ref().err().cloned(),
             migration_address: migration_address.ok(),

@@ -112,11 +112,22 @@ fn describe_plan(view: &PlanView) -> String {
         }))
         .chain(plan.is_compressed().then(|| "packed   as far as that is faster".into()))
         .chain(plan.disks.iter().map(copied))
-        .chain([encrypted(&plan.encryption)]);
+        .chain([encrypted(&plan.encryption)])
+        .chain(limited(view))
+        .chain(view.predicted_total_ms.map(|ms| format!("takes    some {}", format::estimate(ms))));
     for line in lines {
         writeln!(text, "  {line}").expect("a String takes all");
     }
     text
+}
+
+fn limited(view: &PlanView) -> Option<String> {
+    let rate = |mbps: u64| format::rate(mbps as f64 / 1e3);
+    let all = view.bandwidth_limit_mbps.map(rate);
+    let disks = view.storage_limit_mbps.filter(|_| !view.plan.disks.is_empty());
+    let disks = disks.map(|mbps| format!("{} for disks", rate(mbps)));
+    let limits: Vec<String> = all.into_iter().chain(disks).collect();
+    (!limits.is_empty()).then(|| format!("limit    {} now", limits.join(", ")))
 }
 
 fn copied(disk: &DiskCopy) -> String {

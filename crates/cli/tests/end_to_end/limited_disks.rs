@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use drainpipe_agent::api_types::PlanView;
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use rustix::process::Signal;
 
@@ -48,6 +49,7 @@ fn a_copy_keeps_the_limits_of_both_hosts_while_they_change() {
     limit_disks_by_clock(&lab);
     let apart = Apart::under_two_paths(lab);
     let lab = &apart.lab;
+    assert_plan_knows_limits(&apart);
     let mut migrating = apart.begin(0);
     assert_is_limited_to(lab, &mut migrating, BY_CLOCK_MBPS, "by the source's clock");
     lab.drainpipe(&["limit", "a", &OF_ALL_MBPS.to_string()]).done();
@@ -64,6 +66,25 @@ fn a_copy_keeps_the_limits_of_both_hosts_while_they_change() {
     assert!(says(&result, "no bandwidth limit any more"), "{result:#?}");
     lab.drainpipe(&["vm", "stop", "web", "--force", "--agent", &agent_of_b]).done();
     apart.assert_whole("b", ["web.raw", "web.qcow2"]);
+}
+
+/// The time that a dry run foresees is at least that of the disks.
+#[track_caller]
+fn assert_plan_knows_limits(apart: &Apart) {
+    let copies = apart.copies();
+    let arguments: Vec<&str> =
+        ["migrate", "web", "b", "--dry-run"].into_iter().chain(copies.iter().map(String::as_str)).collect();
+    let told = apart.lab.drainpipe(&arguments).done();
+    assert!(told.contains("limit    10 Mb/s for disks now") && told.contains("takes    some "), "{told}");
+    let PlanView { plan, predicted_total_ms, bandwidth_limit_mbps, storage_limit_mbps, .. } =
+        apart.lab.json(&arguments);
+    assert_eq!((bandwidth_limit_mbps, storage_limit_mbps), (None, Some(BY_CLOCK_MBPS)));
+    let bytes: u64 = plan.disks.iter().map(|disk| disk.allocated_bytes).sum();
+    let predicted_ms = predicted_total_ms.unwrap();
+    assert!(
+        predicted_ms > bytes as f64 / (BY_CLOCK_MBPS * 125) as f64,
+        "{predicted_ms} ms for {bytes} bytes"
+    );
 }
 
 /// By a window that holds all day, below the general limit.

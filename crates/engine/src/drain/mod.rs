@@ -35,4 +35,4 @@ pub mod view;
 #[cfg(test)]
 mod tests;
 
-pub use predict::{keeps_pace, sending_ms, sent_ms};
+pub use predict::{copied_ms, keeps_pace, sending_ms, sent_ms};

@@ -170,9 +170,14 @@ pub fn keeps_pace(memory_bytes: u64, memory: MemorySample, speed_mbps: f64) -> b
 /// From the request to the end of a migration that sends so much memory once, of which the wire carries this share, and
 /// for which nothing is remembered.
 pub fn sent_ms(bytes: f64, wire_share: f64, paths_mbps: f64, free_cores: Option<f64>) -> f64 {
-    let rate = bytes_per_ms(paths_mbps * GOODPUT_SHARE).min(carried_bytes_per_ms(free_cores));
     let steps_ms = SETUP_MS + START_MS + END_MS + COMPLETION_MS;
-    slowed_ms(steps_ms, free_cores) + bytes * wire_share / rate.max(f64::MIN_POSITIVE)
+    slowed_ms(steps_ms, free_cores) + copied_ms(bytes * wire_share, paths_mbps, free_cores)
+}
+
+/// For how long so many bytes go over paths that carry this, headers included.
+pub fn copied_ms(bytes: f64, paths_mbps: f64, free_cores: Option<f64>) -> f64 {
+    let rate = bytes_per_ms(paths_mbps * GOODPUT_SHARE).min(carried_bytes_per_ms(free_cores));
+    bytes / rate.max(f64::MIN_POSITIVE)
 }
 
 /// For how long a transfer of so many ms has sent: without its start and its end.

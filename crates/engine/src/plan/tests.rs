@@ -7,7 +7,9 @@ use crate::encryption::EncryptionPolicy;
 use crate::facts::{HostFacts, HypervisorVersion, MigrationLink, NoMigrationAddress, NoPacking};
 use crate::fixtures;
 use crate::path::Reach;
+use crate::prediction;
 use crate::relayed::Compressible;
+use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
 
 const GIB: u64 = 1 << 30;
 
@@ -25,6 +27,43 @@ fn host(name: &str, last: u8, links: u8) -> HostFacts {
         migration_address: Some(format!("10.77.200.{last}").parse().unwrap()),
         hypervisor: HypervisorVersion { rdma: true, ..host.hypervisor },
         ..host
+    }
+}
+
+#[test]
+fn limits_and_disks_make_it_longer() {
+    let hosts = |all_mbps, storage_mbps| {
+        let a = HostFacts { bandwidth_limit_mbps: all_mbps, ..host("a", 1, 2) };
+        (a, HostFacts { storage_limit_mbps: storage_mbps, ..host("b", 2, 2) })
+    };
+    let request = Request { zero_share: Some(0.5), ..RequestedOption::Multichannel.into() };
+    let predicted_s = |all_mbps, storage_mbps, allocated_bytes| {
+        let (a, b) = hosts(all_mbps, storage_mbps);
+        let mut plan = plan(&a, &b, request, &[], GIB).unwrap();
+        let disk = DiskCopy {
+            disk: DiskName::at(0).unwrap(),
+            from: "/srv/web.img".into(),
+            to: "/srv/web.img".into(),
+            image: DiskImage::Raw,
+            size_bytes: 8 * GIB,
+            allocated_bytes,
+            why: CopyReason::AskedFor,
+            is_flattened: false,
+        };
+        plan.disks.push(disk);
+        prediction::total_ms(&a, &b, &plan, &request, GIB).unwrap() / 1e3
+    };
+    let gigabit_s = GIB as f64 * 8.0 / 1e9 / 0.95;
+    let base_s = predicted_s(None, None, 0);
+    for (all_mbps, storage_mbps, more_s) in [
+        (None, None, gigabit_s / 2.0),
+        (None, Some(100), gigabit_s * 10.0),
+        // Half a GiB of memory, too.
+        (Some(100), None, gigabit_s * 10.0 + gigabit_s * (5.0 - 0.25)),
+        (Some(100), Some(400), gigabit_s * 10.0 + gigabit_s * (5.0 - 0.25)),
+    ] {
+        let longer_s = predicted_s(all_mbps, storage_mbps, GIB) - base_s;
+        assert!((longer_s - more_s).abs() < 0.01, "{all_mbps:?} {storage_mbps:?}: {longer_s} not {more_s} s");
     }
 }
 

@@ -99,6 +99,7 @@ fn host(name: &str, last: u8, links: u64, random: &mut Random) -> HostFacts {
         links: (0..links).map(|index| link(index, last, random)).collect(),
         management_links: vec![],
         bandwidth_limit_mbps: None,
+        storage_limit_mbps: None,
         encryption: policies[random.index(policies.len())],
         migration_address,
         no_migration_address: None,

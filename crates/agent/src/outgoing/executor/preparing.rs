@@ -18,8 +18,7 @@ use super::{Executor, qemu_failed};
 use crate::api_types::{ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest, WatchEnd};
 use crate::check;
 use crate::client::ANSWER_DEADLINE;
-use crate::memory_look;
-use crate::outgoing::{Meeting, disks, informed, meet};
+use crate::outgoing::{Meeting, disks, informed, meet, zero_share};
 use crate::path_watch::Joining;
 use crate::probe::{self, Connected, Load, ProbePorts, ProbeRequest};
 use crate::transport::transport;
@@ -41,14 +40,7 @@ impl Executor {
         let asked = informed(outgoing, to, self.request, vmm).await?;
         let peer = self.peer()?;
         let meeting = meet(outgoing, &peer, to, self.claimed.definition.manager, asked, self.memory_bytes());
-        // Nobody waits for it: it is for the prediction alone.
-        let looked = async {
-            match vmm.filter(|_| asked.zero_share.is_none() && !asked.post_copy) {
-                Some(vmm) => memory_look::zero_share(vmm).await,
-                None => asked.zero_share,
-            }
-        };
-        let (meeting, zero_share) = tokio::join!(meeting, looked);
+        let (meeting, zero_share) = tokio::join!(meeting, zero_share(asked, vmm));
         let mut meeting = meeting?;
         if let Some(vmm) = &self.claimed.vmm {
             meeting.plan.disks = disks::to_copy(&self.outgoing, &peer, &self.asked, &meeting, vmm).await?;
