@@ -6,6 +6,7 @@
 //! leaving      a domain that leaves: Begin and Perform
 //! coming       a domain that comes: Prepare and Finish
 //! daemon       the connection that all domains share
+//! announcing   where a domain's guest is, told to the network
 //! protection   a domain that nobody else may let run
 //! monitor      QEMU's own control socket, for when libvirt has ended
 //! demands      what speaks against moving a domain, and what its target must have
@@ -23,6 +24,7 @@
 //! in its last phase, and two copies may run. So its phases are run one by one, by the agents of both hosts, and the guest
 //! stays paused on both sides until the hand-over is recorded (docs/decisions/0071).
 
+mod announcing;
 mod coming;
 mod daemon;
 mod demands;

@@ -402,7 +402,7 @@ impl Hypervisor for Libvirt {
         deadline: Duration,
     ) -> Result<Arc<dyn Machine>, VmError> {
         let mut machine = self.take_hold_of(vm, deadline).await?;
-        machine.leave_snapshots();
+        machine.be_guards();
         Ok(Arc::new(machine))
     }
 

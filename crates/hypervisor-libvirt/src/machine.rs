@@ -34,7 +34,7 @@ use crate::meeting::Meeting;
 use crate::monitor::Monitor;
 use crate::protection::Protection;
 use crate::snapshots::SnapshotFile;
-use crate::{demands, files, states};
+use crate::{announcing, demands, files, states};
 
 /// Events that wait for whoever is slow to read them.
 const EVENTS_KEPT: usize = 64;
@@ -74,7 +74,7 @@ pub struct DomainVm {
     protection: Mutex<Option<Protection>>,
     is_switched_over: AtomicBool,
     is_ending: AtomicBool,
-    leaves_snapshots: bool,
+    is_guards: bool,
 }
 
 impl Drop for DomainVm {
@@ -116,13 +116,14 @@ impl DomainVm {
             protection: Mutex::default(),
             is_switched_over: AtomicBool::default(),
             is_ending: AtomicBool::default(),
-            leaves_snapshots: false,
+            is_guards: false,
         }
     }
 
-    /// Of a guard: the agent's next life sees to them.
-    pub(crate) fn leave_snapshots(&mut self) {
-        self.leaves_snapshots = true;
+    /// A guard has it, which leaves once the guest runs: the agent's next life sees to its snapshots, and nobody to what
+    /// goes on beside it.
+    pub(crate) fn be_guards(&mut self) {
+        self.is_guards = true;
     }
 
     fn process(&self) -> Option<Arc<Process>> {
@@ -249,6 +250,17 @@ impl DomainVm {
                 Monitor::open(&process, deadline).await
             }
             _ => Err(why),
+        }
+    }
+
+    /// Tells the network where its guest is, beside what else is to be done. A guard does nothing else.
+    async fn announce(&self, deadline: Duration) {
+        let daemon = Arc::clone(&self.daemon);
+        let vm = self.spec.spec().name.clone();
+        let announcing = tokio::spawn(announcing::announce(daemon, vm, self.spec.uuid(), deadline));
+        if self.is_guards {
+            // What went wrong has been said.
+            let _ended = announcing.await;
         }
     }
 
@@ -430,8 +442,12 @@ impl Vm for DomainVm {
         if files::is_suspended(&self.directory) {
             tracing::info!(vm = %self.spec.spec().name, "its owner has suspended it on its way: it stays so");
         } else if let Err(error) = self.resume(deadline).await {
-            self.orphaned(error, deadline).await?.run().await?;
+            let monitor = self.orphaned(error, deadline).await?;
+            monitor.run().await?;
+            monitor.announce().await;
             return Ok(());
+        } else {
+            self.announce(deadline).await;
         }
         // Of its migration to here nothing more is asked.
         let coming = lock(&self.coming).take();

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use drainpipe_hypervisor::{Hold, MigrationStatus, RunState, VmError, VmErrorKind};
+use drainpipe_hypervisor_qemu::migration::announce_self;
 use drainpipe_hypervisor_qemu::qmp::QmpClient;
 use drainpipe_hypervisor_qemu::{Process, ProcessFile};
 use serde::Deserialize;
@@ -97,6 +98,13 @@ impl Monitor {
                 RunState::FinishMigrate => self.wait(end, "let the guest run").await?,
                 _ => return self.execute::<IgnoredAny>("cont").await.map(drop),
             }
+        }
+    }
+
+    /// Has QEMU tell the network where its guest is.
+    pub(crate) async fn announce(&self) {
+        if let Err(error) = announce_self(&self.qmp, self.deadline).await {
+            tracing::warn!(%error, "the network was not told where a domain runs");
         }
     }
 

@@ -74,6 +74,12 @@ pub enum Error {
     )]
     RecordMismatch { change: String, before: String },
 
+    #[error(
+        "cannot make or use a tap to announce a guest by: {0}; has the agent CAP_NET_ADMIN, and does the host have \
+         /dev/net/tun?"
+    )]
+    Tap(#[source] io::Error),
+
     #[error("cannot read the RDMA devices at {path}: {source}")]
     Rdma { path: String, source: io::Error },
 }

@@ -8,10 +8,12 @@
 //! - [`Change`] is one thing to change on the host. It is a value, so it can be written to a
 //!   journal with what was there [`Before`], and be undone by another process after a crash.
 //! - [`tracked_connections`] are those that stateful firewalls go by; another host may be given them.
+//! - [`Network::announce`] tells the network where a guest is that may not say so itself.
 //! - [`multichannel_changes`] says which changes spread the traffic between two hosts over
 //!   all their paths; [`weights`] says how much each path gets.
 
 mod address;
+mod announcement;
 mod change;
 mod conntrack;
 mod ended_flows;
@@ -24,6 +26,7 @@ mod network;
 mod only_from;
 mod packet_size;
 mod placement;
+mod rarp;
 mod rdma;
 mod route;
 mod rss;
@@ -32,6 +35,7 @@ mod sysctl;
 mod unreachable;
 mod weights;
 
+pub use announcement::Announced;
 pub use change::{Before, Change, NextHop, Undo, Way};
 pub use conntrack::{
     LISTED_MAX, Loaded, TcpEnd, TcpState, Tracked, TrackedConnection, Transport, forget_tracked, track,

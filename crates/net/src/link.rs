@@ -204,11 +204,11 @@ fn link_from(message: &LinkMessage) -> Link {
     }
 }
 
-fn find<T>(message: &LinkMessage, pick: impl Fn(&LinkAttribute) -> Option<T>) -> Option<T> {
+pub(crate) fn find<T>(message: &LinkMessage, pick: impl Fn(&LinkAttribute) -> Option<T>) -> Option<T> {
     message.attributes.iter().find_map(pick)
 }
 
-fn name_of(message: &LinkMessage) -> String {
+pub(crate) fn name_of(message: &LinkMessage) -> String {
     find(message, |attribute| match attribute {
         LinkAttribute::IfName(name) => Some(name.clone()),
         _ => None,
@@ -216,7 +216,7 @@ fn name_of(message: &LinkMessage) -> String {
     .unwrap_or_default()
 }
 
-fn master_of(message: &LinkMessage) -> Option<u32> {
+pub(crate) fn master_of(message: &LinkMessage) -> Option<u32> {
     find(message, |attribute| match attribute {
         LinkAttribute::Controller(index) => Some(*index),
         _ => None,

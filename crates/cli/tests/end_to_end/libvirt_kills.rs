@@ -96,7 +96,7 @@ fn end_libvirt(scene: &Scene, host: &str, ending: &str) {
 
 /// As [`Scene::migrate_and_hold`], of a domain.
 #[track_caller]
-fn hold_until_all_is_there(scene: &Scene) -> (Running, HeldJournal) {
+pub(crate) fn hold_until_all_is_there(scene: &Scene) -> (Running, HeldJournal) {
     let says = || ["a", "b"].map(|host| qemu_says(&scene.lab, host));
     scene.migrate_and_hold(
         // To ask libvirt all the time would cost more than the migration.

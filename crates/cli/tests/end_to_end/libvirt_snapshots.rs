@@ -148,7 +148,7 @@ fn agents_are_killed_while_snapshots_go_along() {
 
 /// Nobody lets the domain run until the source's agent is started anew.
 #[track_caller]
-fn kill_guards_and_agents(lab: &TestLab, hosts: &[&str]) {
+pub(crate) fn kill_guards_and_agents(lab: &TestLab, hosts: &[&str]) {
     for host in hosts {
         for guard in lab.pids(host, &[" guard --migration "]) {
             kill_process(guard, Signal::KILL).unwrap();

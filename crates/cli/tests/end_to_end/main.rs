@@ -40,6 +40,7 @@ mod kills;
 mod lab_cli;
 mod later_rounds;
 mod leaving;
+mod libvirt_announced;
 mod libvirt_fit;
 mod libvirt_kills;
 mod libvirt_lab;
@@ -355,6 +356,7 @@ fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
         ("libvirt_lab", libvirt_lab::TESTS),
         ("libvirt_moves", libvirt_moves::TESTS),
         ("libvirt_relayed", libvirt_relayed::TESTS),
+        ("libvirt_announced", libvirt_announced::TESTS),
         ("libvirt_snapshots", libvirt_snapshots::TESTS),
     ];
     let tests = modules.iter().flat_map(|(module, tests)| tests.iter().map(move |test| (module, test)));

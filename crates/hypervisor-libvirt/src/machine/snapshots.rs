@@ -32,7 +32,7 @@ impl DomainVm {
 
     /// The domain stays here. What goes wrong keeps it from nothing, and is tried again.
     pub(super) async fn return_snapshots(&self) {
-        if self.leaves_snapshots {
+        if self.is_guards {
             return;
         }
         if let Err(error) = self.try_return_snapshots(TOLD_WITHIN).await {

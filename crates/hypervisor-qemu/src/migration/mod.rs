@@ -56,7 +56,7 @@ use tokio::time::{Instant, sleep};
 
 use self::status::MigrationInfo;
 use self::transport::{Side, bandwidth_parameters, parameters, uri, wants};
-use crate::qmp::QmpError;
+use crate::qmp::{QmpClient, QmpError};
 use crate::vmm::Vmm;
 
 pub use tls::forget_key;
@@ -444,20 +444,24 @@ pub async fn run(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationError> {
             }
         }
     }
-    if resumed {
-        announce(vmm, deadline).await;
-    }
+    announce(vmm, deadline).await;
     Ok(())
 }
 
 /// Tells the switches where the guest's addresses are. A target's QEMU does so when the state
-/// arrives, but then nothing is decided yet, and a source's after a failure never does.
+/// arrives, but then nothing is decided yet, and a source's after a failure never does, also if it lets
+/// the guest run by itself.
 async fn announce(vmm: &Vmm, deadline: Duration) {
-    let schedule = json!({ "initial": 50, "max": 550, "rounds": 5, "step": 100 });
-    if let Err(error) = execute(vmm, "announce-self", schedule, deadline).await {
+    if let Err(error) = announce_self(vmm.qmp(), deadline).await {
         let vm = &vmm.spec().spec().name;
         tracing::warn!(%vm, %error, "the network was not told where the guest runs");
     }
+}
+
+/// Has a QEMU tell the network where its guest is, several times, as it does by itself when a guest has arrived.
+pub async fn announce_self(qmp: &QmpClient, deadline: Duration) -> Result<(), QmpError> {
+    let schedule = json!({ "initial": 50, "max": 550, "rounds": 5, "step": 100 });
+    qmp.execute::<IgnoredAny>("announce-self", schedule, deadline).await.map(drop)
 }
 
 async fn set_up(

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "clippy.toml allows it in test functions; these are their helpers")]
 
+mod announcements;
 mod conntrack;
 mod hosts;
 mod links;
