@@ -18,7 +18,10 @@ mod modules;
 pub const MODULES_FOLDER: &str = "modules";
 
 /// The drivers that the guest needs on the machine types `q35` and `pc`.
-const MODULES: [&str; 2] = ["virtio_pci", "virtio_net"];
+const MODULES: [&str; 3] = ["virtio_pci", "virtio_net", DISK_MODULE];
+
+/// The driver of disks. Guests without any do without it: loading it would take time.
+pub const DISK_MODULE: &str = "virtio_blk";
 
 /// Why there is no image.
 #[derive(Debug, thiserror::Error)]
@@ -116,6 +119,7 @@ mod tests {
         let modules = folder.path().join("modules");
         modules::tests::write_module(&modules, "virtio_pci", "virtio");
         modules::tests::write_module(&modules, "virtio_net", "");
+        modules::tests::write_module(&modules, "virtio_blk", "virtio");
         modules::tests::write_module(&modules, "virtio", "");
         let program = folder.path().join("program");
         fs::write(&program, b"program").unwrap();

@@ -8,6 +8,7 @@
 //! | `drainpipe.seed=1` | 0 | same seed, same memory |
 //! | `drainpipe.dirty_mib_per_s=100` | 0 | rate of rewriting |
 //! | `drainpipe.locality=10` | 100 | percent of the filled memory that is rewritten |
+//! | `drainpipe.disks=2` | 0 | so many virtio disks, from the first, are its own to write |
 //! | `drainpipe.rewrite_words=8` | 512 | words of 8 bytes at a page's beginning that a rewrite changes |
 //!
 //! A guest whose parameters are wrong says so on its console and powers off.
@@ -37,6 +38,9 @@ use crate::page::PAGE_WORDS;
 pub const KERNEL_OPTIONS: &str = "console=ttyS0 quiet panic=-1 no_timer_check tsc=reliable \
      nowatchdog mitigations=off noreplace-smp cryptomgr.notests clearcpuid=erms,fsrm";
 
+/// They are named by letters.
+const DISKS_MAX: u64 = 26;
+
 const PREFIX: &str = "drainpipe.";
 
 /// Memory left to the guest's kernel and program whatever is asked for, in MiB: sockets, page
@@ -58,6 +62,8 @@ pub struct Parameters {
     pub dirtying: Dirtying,
     /// Words at the beginning of a page that a rewrite changes.
     pub rewrite_words: usize,
+    /// Disks that are written, when it is asked for.
+    pub disks: usize,
 }
 
 /// Why the guest does not start.
@@ -69,7 +75,7 @@ pub enum ParameterError {
     /// A name that does not exist.
     #[error(
         "there is no parameter `{0}`; there are drainpipe.address, memory_mib, mix, seed, \
-         dirty_mib_per_s, locality and rewrite_words"
+         dirty_mib_per_s, locality, rewrite_words and disks"
     )]
     Unknown(String),
     /// A parameter was given twice.
@@ -135,6 +141,7 @@ impl Parameters {
                 locality_percent: small(number("locality", 100, 1, 100)?),
             },
             rewrite_words: small(number("rewrite_words", PAGE_WORDS as u64, 1, PAGE_WORDS as u64)?),
+            disks: small(number("disks", 0, 0, DISKS_MAX)?),
         })
     }
 
@@ -159,8 +166,13 @@ impl fmt::Display for Parameters {
         write!(
             formatter,
             " {PREFIX}mix={} {PREFIX}seed={} {PREFIX}dirty_mib_per_s={} {PREFIX}locality={} \
-             {PREFIX}rewrite_words={}",
-            self.mix, self.seed, self.dirtying.mib_per_s, self.dirtying.locality_percent, self.rewrite_words,
+             {PREFIX}rewrite_words={} {PREFIX}disks={}",
+            self.mix,
+            self.seed,
+            self.dirtying.mib_per_s,
+            self.dirtying.locality_percent,
+            self.rewrite_words,
+            self.disks,
         )
     }
 }
@@ -175,8 +187,8 @@ where
 /// The parameters given, each once, without their prefix.
 struct Given<'a>(Vec<(&'a str, &'a str)>);
 
-const NAMES: [&str; 7] =
-    ["address", "memory_mib", "mix", "seed", "dirty_mib_per_s", "locality", "rewrite_words"];
+const NAMES: [&str; 8] =
+    ["address", "memory_mib", "mix", "seed", "dirty_mib_per_s", "locality", "rewrite_words", "disks"];
 
 impl<'a> Given<'a> {
     fn split(command_line: &'a str) -> Result<Self, ParameterError> {
@@ -224,7 +236,8 @@ mod tests {
         let parameters = Parameters::parse(
             "console=ttyS0 drainpipe.address=10.1.2.3/24 quiet drainpipe.memory_mib=1536 \
              drainpipe.mix=zero:20,random:80 drainpipe.seed=18446744073709551615 \
-             drainpipe.dirty_mib_per_s=50 drainpipe.locality=10 drainpipe.rewrite_words=8\n",
+             drainpipe.dirty_mib_per_s=50 drainpipe.locality=10 drainpipe.rewrite_words=8 \
+             drainpipe.disks=2\n",
         );
         let expected = Parameters {
             address: "10.1.2.3/24".parse().unwrap(),
@@ -233,6 +246,7 @@ mod tests {
             seed: u64::MAX,
             dirtying: Dirtying { mib_per_s: 50, locality_percent: 10 },
             rewrite_words: 8,
+            disks: 2,
         };
         assert_eq!(parameters, Ok(expected));
     }
@@ -277,6 +291,7 @@ mod tests {
             address: u32, prefix in 0..=32_u8, memory_mib in proptest::option::of(1..1_u64 << 24),
             random_percent in 0..=100_u8, seed: u64,
             mib_per_s in 0..=MIB_PER_S_MAX, locality_percent in 1..=100_u8, rewrite_words in 1..=PAGE_WORDS,
+            disks in 0..=26_usize,
         ) {
             let mix = format!("random:{random_percent},text:{}", 100 - random_percent);
             let parameters = Parameters {
@@ -286,6 +301,7 @@ mod tests {
                 seed,
                 dirtying: Dirtying { mib_per_s, locality_percent },
                 rewrite_words,
+                disks,
             };
             let line = format!("{KERNEL_OPTIONS} {parameters}");
             prop_assert_eq!(Parameters::parse(&line), Ok(parameters));

@@ -8,6 +8,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::dirtier::{Dirtying, MIB_PER_S_MAX};
+use crate::writers::WRITES_PER_S_MAX;
+
+mod disks;
+
+pub use self::disks::{BadBlock, DiskStatus, DiskVerification, GENERATIONS_MAX, Generations};
 
 /// UDP port of the heartbeat.
 pub const HEARTBEAT_PORT: u16 = 7411;
@@ -72,6 +77,22 @@ pub enum Request {
         /// Number of the page.
         page: usize,
     },
+    /// `disks`: answered with [`DiskStatus`].
+    Disks,
+    /// `write <writes/s>`: writes the disks from now on; 0 stops. Answered with [`DiskStatus`].
+    Write {
+        /// Of all writers together, at most.
+        writes_per_s: u32,
+    },
+    /// `verify-disks`: stops writing and checks every block; answered with [`DiskVerification`].
+    VerifyDisks,
+    /// `generations <disk> <block>`: answered with [`Generations`], from this block on.
+    Generations {
+        /// Number of the disk.
+        disk: usize,
+        /// Number of the first block.
+        block: usize,
+    },
     /// `poweroff`: answered with [`Status`], then the guest powers off.
     PowerOff,
 }
@@ -82,7 +103,7 @@ pub enum RequestError {
     /// No such request.
     #[error(
         "unknown request; there are status, verify, dirty <MiB/s> [<locality percent>], \
-         corrupt <page> and poweroff"
+         corrupt <page>, disks, write <writes/s>, verify-disks, generations <disk> <block> and poweroff"
     )]
     Unknown,
     /// Not a rate and a locality.
@@ -94,6 +115,12 @@ pub enum RequestError {
     /// Not a page number.
     #[error("corrupt takes the number of a page")]
     Corrupt,
+    /// Not a rate.
+    #[error("write takes a rate of 0 to {WRITES_PER_S_MAX} writes/s")]
+    Write,
+    /// Not a disk and a block.
+    #[error("generations takes the numbers of a disk and of a block")]
+    Generations,
 }
 
 impl FromStr for Request {
@@ -110,6 +137,10 @@ impl FromStr for Request {
             ["corrupt", page] => {
                 page.parse().map(|page| Self::Corrupt { page }).map_err(|_| RequestError::Corrupt)
             }
+            ["disks"] => Ok(Self::Disks),
+            ["write", rate] => write(rate),
+            ["verify-disks"] => Ok(Self::VerifyDisks),
+            ["generations", disk, block] => generations(disk, block),
             ["poweroff"] => Ok(Self::PowerOff),
             _ => Err(RequestError::Unknown),
         }
@@ -125,6 +156,18 @@ fn dirty(rate: &str, locality: Option<&str>) -> Result<Request, RequestError> {
     Ok(Request::Dirty { mib_per_s, locality_percent })
 }
 
+fn write(rate: &str) -> Result<Request, RequestError> {
+    let rate = rate.parse().ok().filter(|rate| *rate <= WRITES_PER_S_MAX);
+    rate.map(|writes_per_s| Request::Write { writes_per_s }).ok_or(RequestError::Write)
+}
+
+fn generations(disk: &str, block: &str) -> Result<Request, RequestError> {
+    match (disk.parse(), block.parse()) {
+        (Ok(disk), Ok(block)) => Ok(Request::Generations { disk, block }),
+        _ => Err(RequestError::Generations),
+    }
+}
+
 impl fmt::Display for Request {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -137,6 +180,10 @@ impl fmt::Display for Request {
                 write!(formatter, "dirty {mib_per_s} {share}")
             }
             Self::Corrupt { page } => write!(formatter, "corrupt {page}"),
+            Self::Disks => formatter.write_str("disks"),
+            Self::Write { writes_per_s } => write!(formatter, "write {writes_per_s}"),
+            Self::VerifyDisks => formatter.write_str("verify-disks"),
+            Self::Generations { disk, block } => write!(formatter, "generations {disk} {block}"),
             Self::PowerOff => formatter.write_str("poweroff"),
         }
     }
@@ -383,6 +430,8 @@ mod tests {
         assert_eq!(refused("dirty 10 0"), RequestError::Dirty);
         assert_eq!(refused("dirty 99999999"), RequestError::Dirty);
         assert_eq!(refused("corrupt -1"), RequestError::Corrupt);
+        assert_eq!(refused("write -1"), RequestError::Write);
+        assert_eq!(refused("generations 0 x"), RequestError::Generations);
     }
 
     fn requests() -> impl Strategy<Value = Request> {
@@ -390,6 +439,10 @@ mod tests {
             Just(Request::Status),
             Just(Request::Verify),
             Just(Request::PowerOff),
+            Just(Request::Disks),
+            Just(Request::VerifyDisks),
+            (0..=WRITES_PER_S_MAX).prop_map(|writes_per_s| Request::Write { writes_per_s }),
+            any::<(usize, usize)>().prop_map(|(disk, block)| Request::Generations { disk, block }),
             any::<usize>().prop_map(|page| Request::Corrupt { page }),
             (0..=MIB_PER_S_MAX, proptest::option::of(1..=100_u8))
                 .prop_map(|(mib_per_s, locality_percent)| Request::Dirty { mib_per_s, locality_percent }),
@@ -407,6 +460,8 @@ mod tests {
             let _ = line.parse::<Request>();
             let _ = line.parse::<Status>();
             let _ = line.parse::<Verification>();
+            let _ = line.parse::<DiskVerification>();
+            let _ = line.parse::<Generations>();
         }
 
         #[test]

@@ -11,6 +11,7 @@ use crate::dirtier::{Dirtier, Dirtying};
 use crate::memory::{Memory, MemoryError};
 use crate::mix::Kind;
 use crate::protocol::{BEAT_BYTES, Beat, LINE_BYTES_MAX, Request, Status};
+use crate::writers::{DiskError, Writers};
 
 /// How many control connections are served at once; further ones are closed.
 const CONNECTIONS_MAX: usize = 16;
@@ -33,6 +34,7 @@ pub struct Guest {
     pub memory: Memory,
     /// What rewrites it.
     pub dirtier: Dirtier,
+    writers: Option<Arc<Writers>>,
     started: Instant,
     power_off: Mutex<bool>,
     power_off_asked: Condvar,
@@ -44,10 +46,17 @@ impl Guest {
         Self {
             memory,
             dirtier: Dirtier::new(dirtying),
+            writers: None,
             started: Instant::now(),
             power_off: Mutex::new(false),
             power_off_asked: Condvar::new(),
         }
+    }
+
+    /// With disks that these write.
+    #[must_use]
+    pub fn writing(self, writers: Arc<Writers>) -> Self {
+        Self { writers: Some(writers), ..self }
     }
 
     /// Sleeps until someone asks for the guest to power off.
@@ -84,7 +93,7 @@ impl Guest {
         }
     }
 
-    fn carry_out(&self, request: Request) -> Result<String, MemoryError> {
+    fn carry_out(&self, request: Request) -> Result<String, RefusalError> {
         match request {
             Request::Status => {}
             Request::Verify => return Ok(self.memory.verify()?.to_string()),
@@ -93,6 +102,12 @@ impl Guest {
                 locality_percent: locality_percent.unwrap_or_else(|| self.dirtier.asked().locality_percent),
             }),
             Request::Corrupt { page } => self.memory.corrupt(page)?,
+            Request::Disks => return Ok(self.writers()?.status()?.to_string()),
+            Request::Write { writes_per_s } => return Ok(self.writers()?.set(writes_per_s)?.to_string()),
+            Request::VerifyDisks => return Ok(self.writers()?.verify()?.to_string()),
+            Request::Generations { disk, block } => {
+                return Ok(self.writers()?.generations(disk, block)?.to_string());
+            }
             Request::PowerOff => {
                 *self.power_off.lock().unwrap_or_else(PoisonError::into_inner) = true;
                 self.power_off_asked.notify_all();
@@ -100,6 +115,19 @@ impl Guest {
         }
         Ok(self.status().to_string())
     }
+
+    fn writers(&self) -> Result<&Writers, DiskError> {
+        self.writers.as_deref().ok_or(DiskError::None)
+    }
+}
+
+/// Why a request is not carried out.
+#[derive(Debug, thiserror::Error)]
+enum RefusalError {
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Disk(#[from] DiskError),
 }
 
 /// Sends every heartbeat back to where it came from, for ever.

@@ -30,7 +30,7 @@ const SLOW_MBPS: &str = "40";
 
 /// With a QEMU that copies disks.
 #[track_caller]
-fn lab() -> TestLab {
+pub(crate) fn lab() -> TestLab {
     let qemu = other_qemu().expect("these tests run only where there is one");
     TestLab::up(&["--link", "unlimited", "--link", "unlimited", "--qemu", &qemu])
 }
@@ -47,12 +47,19 @@ impl Apart {
     /// Under one path.
     #[track_caller]
     fn mounted(lab: TestLab) -> Self {
+        Self::mounted_with(lab, [&content(7), &content(8)], DISK_MIB * 8).and_its_vm()
+    }
+
+    /// The disks alone, under one path, with so much room on `b`.
+    #[track_caller]
+    pub(crate) fn mounted_with(lab: TestLab, contents: [&[u8]; 2], mib_on_b: usize) -> Self {
         let directory = lab.files().join("disks");
         fs::create_dir_all(&directory).unwrap();
-        for host in ["a", "b"] {
-            restart_agent_with_mounts(&lab, host, &format!("mount -t tmpfs none {}", directory.display()));
+        for (host, options) in [("a", String::new()), ("b", format!("-o size={mib_on_b}m"))] {
+            let mount = format!("mount -t tmpfs {options} none {}", directory.display());
+            restart_agent_with_mounts(&lab, host, &mount);
         }
-        Self::with_vm(lab, [directory.clone(), directory], true)
+        Self::with_disks(lab, [directory.clone(), directory], true, contents)
     }
 
     /// Under two, and slow.
@@ -64,39 +71,59 @@ impl Apart {
     /// Under two, with links of this rate.
     #[track_caller]
     pub(crate) fn over(mbps: &str) -> Self {
-        let lab = lab();
+        let apart = Self::under_two_paths(lab());
+        apart.set_links(mbps);
+        apart
+    }
+
+    #[track_caller]
+    pub(crate) fn set_links(&self, mbps: &str) {
         for link in ["e0", "e1"] {
-            lab.fault(&format!("rate {link} {mbps}"));
+            self.lab.fault(&format!("rate {link} {mbps}"));
         }
-        Self::under_two_paths(lab)
     }
 
     /// Under two.
     #[track_caller]
     pub(crate) fn under_two_paths(lab: TestLab) -> Self {
+        Self::under_two_paths_with(lab, [&content(7), &content(8)]).and_its_vm()
+    }
+
+    /// The disks alone, under two.
+    #[track_caller]
+    pub(crate) fn under_two_paths_with(lab: TestLab, contents: [&[u8]; 2]) -> Self {
         let directories = ["a", "b"].map(|host| lab.files().join("disks").join(host));
         for directory in &directories {
             fs::create_dir_all(directory).unwrap();
         }
-        Self::with_vm(lab, directories, false)
+        Self::with_disks(lab, directories, false, contents)
     }
 
     #[track_caller]
-    fn with_vm(lab: TestLab, directories: [PathBuf; 2], is_mounted: bool) -> Self {
+    fn with_disks(lab: TestLab, directories: [PathBuf; 2], is_mounted: bool, contents: [&[u8]; 2]) -> Self {
         let apart = Self { lab, directories, is_mounted };
-        fs::write(apart.on("a", "web.raw"), content(7)).unwrap();
-        apart.make_qcow2();
-        let disk = |name: &str, format: &str| {
-            format!("[[disk]]\npath = \"{}\"\nformat = \"{format}\"\n", apart.path("a", name))
-        };
-        let specification = format!(
-            "name = \"web\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-8.2\"\naccelerator = \"tcg\"\n{}{}",
-            disk("web.raw", "raw"),
-            disk("web.qcow2", "qcow2")
-        );
-        apart.lab.create(&specification, "web");
-        apart.lab.drainpipe(&["vm", "start", "web"]).done();
+        fs::write(apart.on("a", "web.raw"), contents[0]).unwrap();
+        apart.make_qcow2(contents[1]);
         apart
+    }
+
+    #[track_caller]
+    fn and_its_vm(self) -> Self {
+        self.start(
+            "name = \"web\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-8.2\"\naccelerator = \"tcg\"\n",
+        );
+        self
+    }
+
+    /// The VM, of this specification and both disks.
+    #[track_caller]
+    pub(crate) fn start(&self, specification: &str) {
+        let disk = |name: &str, format: &str| {
+            format!("[[disk]]\npath = \"{}\"\nformat = \"{format}\"\n", self.path("a", name))
+        };
+        let disks = [disk("web.raw", "raw"), disk("web.qcow2", "qcow2")].concat();
+        self.lab.create(&format!("{specification}{disks}"), "web");
+        self.lab.drainpipe(&["vm", "start", "web"]).done();
     }
 
     /// A file, as the host sees it.
@@ -106,10 +133,15 @@ impl Apart {
 
     /// The arguments that copy both disks to `b`.
     pub(crate) fn copies(&self) -> Vec<String> {
+        self.copies_to("b")
+    }
+
+    /// The same to either host.
+    pub(crate) fn copies_to(&self, host: &str) -> Vec<String> {
         if self.is_mounted {
             return vec!["--copy-storage".into()];
         }
-        let place = |(disk, name)| format!("--disk={disk}={}", self.path("b", name));
+        let place = |(disk, name)| format!("--disk={disk}={}", self.path(host, name));
         [("vda", "web.raw"), ("vdb", "web.qcow2")].map(place).into()
     }
 
@@ -123,9 +155,9 @@ impl Apart {
     }
 
     /// With clusters that are not the usual ones.
-    fn make_qcow2(&self) {
+    fn make_qcow2(&self, content: &[u8]) {
         let raw = self.lab.files().join("content");
-        fs::write(&raw, content(8)).unwrap();
+        fs::write(&raw, content).unwrap();
         let made = Command::new("qemu-img")
             .args(["convert", "-f", "raw", "-O", "qcow2", "-o", "cluster_size=32k"])
             .args([raw, self.on("a", "web.qcow2")])
@@ -199,6 +231,18 @@ impl Apart {
         };
         eventually("disks are copied", is_copying);
         migrating
+    }
+
+    /// Waits until the disks are all there, and memory is being sent.
+    #[track_caller]
+    pub(crate) fn wait_for_memory(&self) {
+        eventually("memory is sent", || {
+            let views = self.lab.migrations("a");
+            let progress = views.first().and_then(|view| view.progress.as_ref());
+            progress.is_some_and(|progress| {
+                progress.disks.iter().all(|disk| disk.is_ready) && progress.sent_bytes > 0
+            })
+        });
     }
 
     #[track_caller]

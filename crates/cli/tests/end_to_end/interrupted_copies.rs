@@ -49,13 +49,6 @@ impl Apart {
         migrating
     }
 
-    #[track_caller]
-    fn set_links(&self, rate: &str) {
-        for link in ["e0", "e1"] {
-            self.lab.fault(&format!("rate {link} {rate}"));
-        }
-    }
-
     /// QEMU's other monitor, while no guard has it.
     #[track_caller]
     fn monitor(&self) -> Monitor {
@@ -262,13 +255,7 @@ fn an_agent_that_stands_still_holds_up_no_writes() {
     let migrating = apart.begin(11);
     // Memory takes a while, also for a test on a busy machine.
     apart.set_links("2");
-    eventually("memory is sent", || {
-        let views = apart.lab.migrations("a");
-        let progress = views.first().and_then(|view| view.progress.as_ref());
-        progress.is_some_and(|progress| {
-            progress.disks.iter().all(|disk| disk.is_ready) && progress.sent_bytes > 0
-        })
-    });
+    apart.wait_for_memory();
     let mut monitor = apart.monitor();
     let agent = Still::of(apart.lab.agent_pid("a").unwrap());
     let writing = thread::spawn(move || {

@@ -85,6 +85,7 @@ mod unauthenticated;
 mod userfaultfd;
 mod whole;
 mod with_libvirt;
+mod writing_guests;
 
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
@@ -246,6 +247,10 @@ fn main() -> ExitCode {
     }
     for (name, test) in drained_disks::WITH_NEWER_QEMU {
         trials.push(trial(format!("drained_disks::{name}"), *test, no_other_qemu.clone()));
+    }
+    let in_whole = whole::or_none(writing_guests::WHOLE_WITH_NEWER_QEMU);
+    for (name, test) in writing_guests::WITH_NEWER_QEMU.iter().chain(in_whole) {
+        trials.push(trial(format!("writing_guests::{name}"), *test, no_other_qemu.clone()));
     }
     for (name, test) in copied_disks::WITH_NEWER_QEMU {
         trials.push(trial(format!("copied_disks::{name}"), *test, no_other_qemu.clone()));

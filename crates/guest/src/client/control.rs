@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use super::namespace::{NamespaceError, run_in};
 use crate::dirtier::Dirtying;
-use crate::protocol::{AnswerError, LINE_BYTES_MAX, Request, Status, Verification};
+use crate::protocol::{
+    AnswerError, DiskStatus, DiskVerification, Generations, LINE_BYTES_MAX, Request, Status, Verification,
+};
 
 /// Why the guest's control service did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +104,31 @@ impl Control {
     /// Flips a bit of a page, so that a test can see [`Control::verify`] find it.
     pub fn corrupt(&mut self, page: usize, deadline: Duration) -> Result<Status, ControlError> {
         self.ask(Request::Corrupt { page }, deadline)
+    }
+
+    /// Asks what was written to the disks.
+    pub fn disks(&mut self, deadline: Duration) -> Result<DiskStatus, ControlError> {
+        self.ask(Request::Disks, deadline)
+    }
+
+    /// Has the disks written from now on, or no longer.
+    pub fn write(&mut self, writes_per_s: u32, deadline: Duration) -> Result<DiskStatus, ControlError> {
+        self.ask(Request::Write { writes_per_s }, deadline)
+    }
+
+    /// Has every block of the disks checked; nothing is written from then on.
+    pub fn verify_disks(&mut self, deadline: Duration) -> Result<DiskVerification, ControlError> {
+        self.ask(Request::VerifyDisks, deadline)
+    }
+
+    /// Asks how often blocks were written, from this one on.
+    pub fn generations(
+        &mut self,
+        disk: usize,
+        block: usize,
+        deadline: Duration,
+    ) -> Result<Generations, ControlError> {
+        self.ask(Request::Generations { disk, block }, deadline)
     }
 
     /// Has the guest power off, a moment after its answer.

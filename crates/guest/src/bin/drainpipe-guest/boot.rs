@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use drainpipe_guest::image::MODULES_FOLDER;
+use drainpipe_guest::image::{DISK_MODULE, MODULES_FOLDER};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 use rustix::system::finit_module;
@@ -48,14 +48,16 @@ pub(crate) fn available_mib() -> Result<u64, BootError> {
     Ok(available_kib / 1024)
 }
 
-/// Loads the image's modules, whose names sort in the order in which they need each other.
-pub(crate) fn load_modules() -> Result<(), BootError> {
+/// Loads the image's modules, whose names sort in the order in which they need each other; the disks' only where it is
+/// wanted.
+pub(crate) fn load_modules(has_disks: bool) -> Result<(), BootError> {
     let folder = Path::new("/").join(MODULES_FOLDER);
     let entries = fs::read_dir(&folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let entries = entries.map_err(|source| BootError::Read { path: folder, source })?;
     let mut modules: Vec<_> = entries.into_iter().map(|entry| entry.path()).collect();
     modules.sort();
-    modules.into_iter().try_for_each(load_module)
+    let is_of_disks = |path: &Path| path.to_string_lossy().contains(DISK_MODULE);
+    modules.into_iter().filter(|path| has_disks || !is_of_disks(path)).try_for_each(load_module)
 }
 
 fn load_module(path: PathBuf) -> Result<(), BootError> {

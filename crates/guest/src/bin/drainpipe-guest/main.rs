@@ -20,6 +20,7 @@ use rustix::process::setpriority_process;
 use rustix::system::{RebootCommand, reboot};
 
 mod boot;
+mod disks;
 mod network;
 
 /// For the answer to `poweroff`, and the console's last line, to get out.
@@ -33,6 +34,8 @@ enum GuestError {
     Parameters(#[from] ParameterError),
     #[error("{0}")]
     Network(#[from] network::NetworkError),
+    #[error("{0}")]
+    Disks(#[from] disks::DisksError),
     #[error("cannot start a service: {0}")]
     Service(#[from] std::io::Error),
 }
@@ -62,11 +65,15 @@ fn run() -> Result<(), GuestError> {
     boot::mount_proc()?;
     let parameters = Parameters::parse(&boot::command_line()?)?;
     let fill_mib = parameters.fill_mib(boot::available_mib()?)?;
-    boot::load_modules()?;
+    boot::load_modules(parameters.disks > 0)?;
     network::configure(parameters.address)?;
     let pages = usize::try_from(fill_mib * PAGES_PER_MIB).expect("it fits into memory");
     let memory = Memory::reserve(pages, parameters.mix, parameters.seed).rewriting(parameters.rewrite_words);
-    let guest = Arc::new(Guest::new(memory, parameters.dirtying));
+    let guest = Guest::new(memory, parameters.dirtying);
+    let guest = Arc::new(match parameters.disks {
+        0 => guest,
+        disks => guest.writing(disks::writers(disks)?),
+    });
     start_services(&guest)?;
     let seed = parameters.seed;
     let worker = Arc::clone(&guest);
