@@ -520,6 +520,10 @@ pub struct DiskEndpoint {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub begun: Vec<DiskName>,
+    /// Those that go to devices, which hold what somebody had there: all of these must be written.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub overwritten: Vec<DiskName>,
 }
 
 /// A disk of a VM that has left with a copy of it, or what is there of a copy that was interrupted.
@@ -538,6 +542,9 @@ pub struct LeftDisk {
     /// Of a copy that was interrupted: until when it is kept, for the next one to go on from it (RFC 3339).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_until: Option<String>,
+    /// Whether it is a block device, which stays as it is, under its name.
+    #[serde(default)]
+    pub is_device: bool,
 }
 
 /// What the source's journal says of a hand-over, for a target that wonders.

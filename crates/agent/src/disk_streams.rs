@@ -21,7 +21,7 @@ use drainpipe_engine::storage::{DiskCopy, DiskName};
 use drainpipe_hypervisor::export_name;
 use drainpipe_identity::{Identity, explain};
 use drainpipe_nbd::{
-    DiskServer, Export, Pace, ServerAddress, Session, SourceSplitter, SourceWatch, TargetSplitter,
+    DiskServer, Export, Pace, ServerAddress, Session, SourceSplitter, SourceWatch, TargetSplitter, There,
 };
 use drainpipe_relay::Token;
 use rustix::fs::{Mode, OFlags, open};
@@ -36,6 +36,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tracing::debug;
 use uuid::Uuid;
 
+use crate::api_types::DiskEndpoint;
 use crate::lock::lock;
 
 /// How long it may take until a connection stands on both sides.
@@ -141,8 +142,29 @@ pub(crate) struct SentDisk {
     /// Under which name. Nobody can guess it.
     pub(crate) name: String,
     watch: SourceWatch,
-    // By an earlier attempt.
-    is_begun: bool,
+    there: There,
+}
+
+/// What may show where nothing is written, and what to do about it; none where that is zeroes.
+fn cure(there: There) -> Option<&'static str> {
+    match there {
+        There::Zeroes => None,
+        There::Part => Some(
+            "a part of an earlier copy there: give it up (`drainpipe disk left --remove`), and migrate again",
+        ),
+        There::Other => Some(
+            "something else on that device: fill it with zeroes there (`drainpipe disk create --force`), and migrate \
+                 again",
+        ),
+    }
+}
+
+fn there(disk: DiskName, endpoint: &DiskEndpoint) -> There {
+    match disk {
+        disk if endpoint.begun.contains(&disk) => There::Part,
+        disk if endpoint.overwritten.contains(&disk) => There::Other,
+        _ => There::Zeroes,
+    }
 }
 
 impl SentDisk {
@@ -153,22 +175,22 @@ impl SentDisk {
 }
 
 impl DiskSender {
-    /// Serves each of the disks to QEMU, all within one limit. The target has a part of those that are `begun`.
+    /// Serves each of the disks to QEMU, all within one limit. What the target has of them already, `endpoint` says.
     pub(crate) async fn start(
         disks: &[DiskCopy],
-        begun: &[DiskName],
+        endpoint: &DiskEndpoint,
         connector: &Connector,
         pace: &Pace,
     ) -> Result<Self, Problem> {
         let (mut serving, mut bringing) = (JoinSet::new(), JoinSet::new());
         let (problem, mut sent) = (Arc::default(), vec![]);
         for disk in disks {
-            let is_begun = begun.contains(&disk.disk);
+            let there = there(disk.disk, endpoint);
             let export = Export {
                 session: session(connector.token, number(disk)),
                 size_bytes: disk.size_bytes,
                 finds_zeroes: true,
-                finds_same: is_begun,
+                there,
                 is_thin: true,
                 pace: pace.clone(),
             };
@@ -178,7 +200,7 @@ impl DiskSender {
             let (tell, streams) = mpsc::channel(STREAMS);
             bringing.spawn(bring(connector.clone(), number(disk), watch.clone(), tell));
             serving.spawn(serve(splitter, streams, disk.disk.to_string(), Arc::clone(&problem)));
-            sent.push(SentDisk { disk: disk.disk.index(), address, name, watch, is_begun });
+            sent.push(SentDisk { disk: disk.disk.index(), address, name, watch, there });
         }
         Ok(Self { disks: sent, problem, serving, _bringing: bringing })
     }
@@ -193,15 +215,14 @@ impl DiskSender {
 
     /// All is there. The guest waits for what is sent from now on.
     ///
-    /// Fails where a part of a disk that was begun earlier was never written since: it may hold what was there before.
+    /// Fails where a part of a disk was never written that may hold what was there before.
     pub(crate) fn end_comparing(&self) -> Result<(), Problem> {
         for disk in &self.disks {
             disk.watch.end_comparing();
-            if disk.is_begun && !disk.watch.is_all_written() {
+            if let Some(cure) = cure(disk.there).filter(|_| !disk.watch.is_all_written()) {
+                let disk = export_name(disk.disk);
                 return Err(Problem::failed(format!(
-                    "QEMU did not send all of {}, and the target has a part of an earlier copy there: remove that \
-                     (`drainpipe disk left --remove`), and migrate again",
-                    export_name(disk.disk)
+                    "QEMU did not send all of {disk}, and the target has {cure}"
                 )));
             }
         }

@@ -4,12 +4,14 @@
 //! opening   from a path to a descriptor, through nothing but what is allowed
 //! images    the files that an image has QEMU open
 //! making    disks that this host makes itself
+//! devices   block devices that it overwrites
 //! identity  what tells one disk from another
 //! ```
 //!
 //! The storage may be gone, and then a look at it does not return. So each look is a thread's own
 //! affair, with a deadline, and there is one at a time of each path that hangs.
 
+mod devices;
 mod identity;
 mod images;
 mod making;
@@ -23,7 +25,7 @@ use std::time::{Duration, Instant};
 use drainpipe_engine::check::vm::FileIdentity;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskCopy, DiskImage, FileRoom};
-use drainpipe_engine::vm_resources::{NotAllowed, VmResources};
+use drainpipe_engine::vm_resources::{NotAllowed, Place, VmResources};
 use drainpipe_hypervisor::spec::{DiskFormat, VmSpec};
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
@@ -31,6 +33,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::warn;
 
+pub(crate) use self::devices::device_at;
 use self::making::CannotMake;
 pub(crate) use self::making::Room;
 use self::opening::Unusable;
@@ -124,7 +127,7 @@ impl VmFiles {
     /// Refuses a VM that names what VMs may not use here. Its files may be missing.
     pub(crate) async fn check_allowed(&self, spec: &VmSpec) -> Result<(), Problem> {
         self.check_bridges(spec)?;
-        self.looked_at(spec).await.map(drop)
+        self.looked_at(spec, |_| false).await.map(drop)
     }
 
     /// Refuses a VM that names what VMs may not use here, or that is not here, but for the disks that will be copied.
@@ -132,7 +135,7 @@ impl VmFiles {
         self.check_bridges(spec)?;
         let comes = |path: &Path| copied.iter().any(|disk| Path::new(&disk.to) == path);
         let is_missing = |(path, look): &(&Path, Look)| matches!(look, Look::Missing) && !comes(path);
-        match self.looked_at(spec).await?.into_iter().find(is_missing) {
+        match self.looked_at(spec, comes).await?.into_iter().find(is_missing) {
             None => Ok(()),
             Some((path, _)) => Err(Problem::refused(format!(
                 "VM {} cannot run on {host}: there is no {path}, or the agent cannot look there. All hosts must have it \
@@ -169,17 +172,51 @@ impl VmFiles {
         timeout(LOOK_DEADLINE, look).await.ok()?.ok()?.ok()
     }
 
+    /// Whether VMs may have block devices there, and no files.
+    pub(crate) fn is_device_place(&self, path: &str) -> bool {
+        self.rules.resources.place(Path::new(path)) == Ok(Place::Device)
+    }
+
+    /// Refuses a block device that a copy must not overwrite. `named` are the disks of VMs.
+    pub(crate) async fn check_device(&self, disk: &DiskCopy, named: Vec<PathBuf>) -> Result<(), Problem> {
+        let copy = disk.clone();
+        self.act("overwrite", &disk.to, move |rules| devices::take(rules, &copy, &named).map(drop)).await
+    }
+
+    /// Makes a block device an empty disk.
+    pub(crate) async fn overwrite(&self, disk: &DiskCopy, named: Vec<PathBuf>) -> Result<FileId, NotMade> {
+        let (copy, path) = (disk.clone(), &disk.to);
+        let made = self.try_act(path, move |rules| devices::overwrite(rules, &copy, &named)).await;
+        self.is_made("overwrite", path, made)
+    }
+
     /// Makes an empty disk where nothing is.
     pub(crate) async fn make(&self, path: &str, image: DiskImage, bytes: u64) -> Result<FileId, NotMade> {
         let at = PathBuf::from(path);
         let made = self.try_act(path, move |rules| making::make(rules, &at, image, bytes)).await;
+        self.is_made("make", path, made)
+    }
+
+    fn is_made(
+        &self,
+        what: &str,
+        path: &str,
+        made: Result<Result<FileId, CannotMake>, Problem>,
+    ) -> Result<FileId, NotMade> {
         let made = made.map_err(|problem| NotMade { problem, may_come: true })?;
-        made.map_err(|error| NotMade { problem: self.cannot("make", path, error), may_come: false })
+        made.map_err(|error| NotMade { problem: self.cannot(what, path, error), may_come: false })
     }
 
     /// Removes one that was made here, unless another file is in its place, or a VM names it. One of which it is not known
-    /// whether it is there is left, and told.
+    /// whether it is there is left, and told; so is what is on a block device.
     pub(crate) async fn remove(&self, disk: &DiskFile, named: Vec<PathBuf>) -> Result<(), Problem> {
+        if self.is_device_place(&disk.path) {
+            warn!(
+                path = disk.path,
+                "a VM that was to be on this block device did not come: what is there of it stays, and is of no use"
+            );
+            return Ok(());
+        }
         let Some(file) = disk.file else {
             warn!(
                 path = disk.path,
@@ -202,20 +239,23 @@ impl VmFiles {
     /// Which file is there, if it is one.
     pub(crate) async fn identify(&self, path: &str) -> Result<DiskFile, Problem> {
         let at = PathBuf::from(path);
-        let file = self.act("look at", path, move |rules| making::identify(rules, &at)).await?;
+        let identify = if self.is_device_place(path) { devices::identify } else { making::identify };
+        let file = self.act("look at", path, move |rules| identify(rules, &at)).await?;
         Ok(DiskFile { path: path.into(), file })
     }
 
     /// What a file takes, and what is free beside it; none if it is not there.
     pub(crate) async fn file_room(&self, path: &str, file: FileId) -> Result<Option<FileRoom>, Problem> {
         let at = PathBuf::from(path);
-        self.act("look at", path, move |rules| making::file_room(rules, &at, file)).await
+        let room = if file.is_device() { devices::room } else { making::file_room };
+        self.act("look at", path, move |rules| room(rules, &at, file)).await
     }
 
     /// Makes all of a file durable, so that the storage has what is read of it from now on. Whether it was there.
     pub(crate) async fn settle(&self, path: &str, file: FileId) -> Result<bool, Problem> {
         let at = PathBuf::from(path);
-        self.act("flush", path, move |rules| making::settle(rules, &at, file)).await
+        let settle = if file.is_device() { devices::settle } else { making::settle };
+        self.act("flush", path, move |rules| settle(rules, &at, file)).await
     }
 
     /// Where the part of a copy is kept that was interrupted in this migration.
@@ -228,7 +268,8 @@ impl VmFiles {
         making::left_path(Path::new(path), migration).to_string_lossy().into_owned()
     }
 
-    /// Gives a disk the name of one that has stayed behind, unless a VM names it. Whether it has that name now.
+    /// Gives a disk the name of one that has stayed behind, unless a VM names it. Whether it has that name now. A block device
+    /// keeps its own.
     pub(crate) async fn rename_left(
         &self,
         disk: &DiskFile,
@@ -236,6 +277,9 @@ impl VmFiles {
         named: Vec<PathBuf>,
     ) -> Result<bool, Problem> {
         let Some(file) = disk.file else { return Ok(false) };
+        if file.is_device() {
+            return Ok(self.identify(&disk.path).await?.file == Some(file));
+        }
         let at = PathBuf::from(&disk.path);
         let name = Path::new(to).file_name().unwrap_or_default().to_owned();
         self.act("rename", &disk.path, move |rules| making::rename(rules, &at, &name, file, &named)).await
@@ -308,9 +352,15 @@ impl VmFiles {
         bridges.filter(|bridge| !self.rules.resources.allows_bridge(bridge)).cloned().collect()
     }
 
-    async fn looked_at<'a>(&self, spec: &'a VmSpec) -> Result<Vec<(&'a Path, Look)>, Problem> {
+    /// Of those that come, what is there now does not matter: it will be overwritten.
+    async fn looked_at<'a>(
+        &self,
+        spec: &'a VmSpec,
+        comes: impl Fn(&Path) -> bool,
+    ) -> Result<Vec<(&'a Path, Look)>, Problem> {
         let (name, host) = (&spec.name, &self.host);
-        let looks = files(spec).map(async |(path, format)| (path, self.look(path, format).await));
+        let files = files(spec).map(|(path, format)| (path, format.filter(|_| !comes(path))));
+        let looks = files.map(async |(path, format)| (path, self.look(path, format).await));
         let looks = join_all(looks).await;
         for (path, look) in &looks {
             let path = path.display();

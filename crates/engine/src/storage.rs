@@ -14,6 +14,7 @@
 //!
 //! So no byte of a disk is ever written by two hosts: the copy is over on both sides before the hand-over is recorded.
 
+mod device;
 mod kept;
 mod meter;
 mod name;
@@ -23,6 +24,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use self::device::{DiskDevice, UnfitDevice};
 pub use self::kept::{FileRoom, KeptPart, NotKept};
 pub use self::meter::DiskMeter;
 pub use self::name::{DiskName, NoDiskName};
@@ -54,7 +56,7 @@ pub struct DiskCopy {
     pub disk: DiskName,
     /// Its path on the source.
     pub from: String,
-    /// Its path on the target, where nothing is yet.
+    /// Its path on the target: where nothing is yet, or that of a block device.
     pub to: String,
     /// What its file holds, on both.
     pub image: DiskImage,
@@ -67,6 +69,9 @@ pub struct DiskCopy {
     /// Whether it stands on other images, which become part of the copy.
     #[serde(default)]
     pub is_flattened: bool,
+    /// The block device that it is on; absent where it is on a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_device: Option<DiskDevice>,
 }
 
 impl DiskCopy {

@@ -90,13 +90,16 @@ impl VmResources {
         let holds = |allowed: &&PathBuf| plain.starts_with(allowed) && plain != **allowed;
         let innermost =
             self.directories.iter().filter(holds).max_by_key(|directory| directory.as_os_str().len());
-        if let Some(directory) = innermost
-            && let Ok(rest) = plain.strip_prefix(directory)
-        {
-            return Ok(Place::Below { directory, rest: rest.to_owned() });
+        // Whoever allows a directory and devices somewhere in it means devices there.
+        let is_within = |allowed: &&PathBuf| {
+            innermost.is_none_or(|directory| allowed.starts_with(directory) && *allowed != directory)
+        };
+        if self.devices.iter().filter(is_within).any(|allowed| plain.starts_with(allowed)) {
+            return Ok(Place::Device);
         }
-        let is_device = self.devices.iter().any(|allowed| plain.starts_with(allowed));
-        if is_device { Ok(Place::Device) } else { Err(NotAllowed::Outside) }
+        let directory = innermost.ok_or(NotAllowed::Outside)?;
+        let rest = plain.strip_prefix(directory).map_err(|_| NotAllowed::Outside)?;
+        Ok(Place::Below { directory, rest: rest.to_owned() })
     }
 
     /// Whether NICs of VMs may join a bridge of this name.
@@ -222,6 +225,15 @@ mod tests {
             "",
         ] {
             assert_eq!(allowed.place(Path::new(outside)), Err(NotAllowed::Outside), "{outside}");
+        }
+    }
+
+    #[test]
+    fn the_innermost_says_whether_files_or_devices_are_meant() {
+        let allowed = resources(&["/", "/dev/shm"], &["/dev"]);
+        assert_eq!(allowed.place(Path::new("/dev/vg0/web")), Ok(Place::Device));
+        for file in ["/srv/web", "/dev/shm/web"] {
+            assert!(matches!(allowed.place(Path::new(file)), Ok(Place::Below { .. })), "{file}");
         }
     }
 

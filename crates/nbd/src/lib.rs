@@ -46,5 +46,5 @@ pub use error::{Malformed, Refusal, SplitterError};
 pub use greeting::{SESSION_BYTES, Session};
 pub use limits::{DATA_BYTES_MAX, STREAMS_MAX};
 pub use pace::Pace;
-pub use source::{Export, SourceSplitter, SourceWatch};
+pub use source::{Export, SourceSplitter, SourceWatch, There};
 pub use target::{DiskServer, ServerAddress, TargetSplitter};

@@ -25,6 +25,17 @@ use crate::greeting::Session;
 use crate::limits::{DISK_ANSWERS, STREAMS_MAX};
 use crate::pace::Pace;
 
+/// What the target has of a disk before anything is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum There {
+    /// Nothing: what is never written are zeroes.
+    Zeroes,
+    /// Much of it, as from an earlier attempt: that goes without data.
+    Part,
+    /// Something else, as on a device that somebody had.
+    Other,
+}
+
 /// A disk as it is served.
 #[derive(Debug, Clone)]
 pub struct Export {
@@ -34,8 +45,8 @@ pub struct Export {
     pub size_bytes: u64,
     /// What is written as zeroes goes without data.
     pub finds_zeroes: bool,
-    /// The target may have much of it already, as from an earlier attempt: that goes without data.
-    pub finds_same: bool,
+    /// What the target has there.
+    pub there: There,
     /// Zeroes may become holes, whatever QEMU asks for: its mirror asks to keep them allocated where the source's node
     /// does not unmap.
     pub is_thin: bool,

@@ -7,6 +7,7 @@ mod attempt;
 pub mod copy;
 mod copy_range;
 pub mod create;
+pub mod device;
 mod end;
 mod error;
 mod extended_copy;
@@ -28,6 +29,7 @@ mod zeroes;
 
 pub use copy::{CopyRequest, copy};
 pub use create::{CreateRequest, create};
+pub use device::IdleDevice;
 pub use error::DiskError;
 pub use outcome::DiskResult;
 pub use task::Task;

@@ -132,7 +132,7 @@ fn no_place(target: &str, copy: &DiskCopy) -> Problem {
 
 #[cfg(test)]
 mod tests {
-    use drainpipe_engine::storage::{DiskImage, DiskName};
+    use drainpipe_engine::storage::{DiskDevice, DiskImage, DiskName};
 
     use super::*;
 
@@ -141,7 +141,7 @@ mod tests {
             disk: DiskName::at(index).unwrap(),
             path: format!("/srv/{index}"),
             is_read_only: false,
-            is_block_device: false,
+            device: None,
             has_data_file: false,
             has_backing: false,
             image: DiskImage::Raw,
@@ -170,7 +170,7 @@ mod tests {
         let nowhere = of_vm("web", "b", &[own(0)], &[(There::Nothing, None)]).unwrap_err();
         assert!(nowhere.message.contains("b has no directory for /srv/0"), "{nowhere}");
         let mut device = own(0);
-        device.disk.is_block_device = true;
+        device.disk.device = Some(DiskDevice { size_bytes: 100, identifier: None });
         let refused = of_vm("web", "b", &[device], &[(There::Nothing, Some(room(0)))]).unwrap_err();
         assert!(refused.message.contains("block device"), "{refused}");
     }

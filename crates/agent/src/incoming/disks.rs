@@ -26,7 +26,7 @@ use super::vm::IncomingVm;
 use super::{Incoming, must_wait, refused_here};
 use crate::api_types::{ConnectionRequest, DiskEndpoint, IncomingRequest, LeftDisk};
 use crate::disk_streams::DiskReceiver;
-use crate::journal::{Arrival, DiskFile, LeftFile, MadeDisk};
+use crate::journal::{Arrival, DiskFile, FileId, LeftFile, MadeDisk};
 use crate::lock::lock;
 use crate::vm_files::NotMade;
 use crate::vms::QMP_DEADLINE;
@@ -91,6 +91,10 @@ async fn check_room(
 ) -> Result<(), Problem> {
     let mut earlier_bytes = 0_u64;
     for disk in disks {
+        if incoming.files.is_device_place(&disk.to) {
+            incoming.files.check_device(disk, named_by_others(incoming, id)?).await?;
+            continue;
+        }
         let there_bytes = kept::bytes(incoming, (vm, source), disk).await?;
         let promised = promised_to_others(incoming, id);
         // As if all were on one file system: it may be asked for too much, never for too little.
@@ -126,7 +130,7 @@ fn promised_to_others(incoming: &Incoming, id: &str) -> Vec<Promised> {
     promised.collect()
 }
 
-/// Step 3: makes the empty disks, or takes up what there is of them.
+/// Step 3: makes the empty disks, on block devices too, or takes up what there is of them.
 pub(crate) async fn make(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
@@ -135,22 +139,36 @@ pub(crate) async fn make(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     for disk in &entry.disks {
         if kept::take_up(incoming, &entry, disk).await? {
             lock(&entry.begun).insert(disk.disk);
-            continue;
-        }
-        let DiskCopy { to, image, size_bytes, .. } = disk;
-        incoming.journal.make_disk(id, to)?;
-        match incoming.files.make(to, *image, *size_bytes).await {
-            Ok(file) => incoming.journal.disk_made(id, to, file)?,
-            Err(NotMade { problem, may_come }) => {
-                // What may come yet is told when the VM is given up.
-                if !may_come {
-                    incoming.journal.forget_made_disk(id, to)?;
-                }
-                return Err(problem);
-            }
+        } else {
+            make_one(incoming, &entry, disk).await?;
         }
     }
     Ok(())
+}
+
+async fn make_one(incoming: &Incoming, entry: &IncomingVm, disk: &DiskCopy) -> Result<(), Problem> {
+    let (id, DiskCopy { to, image, size_bytes, .. }) = (&entry.id, disk);
+    incoming.journal.make_disk(id, to)?;
+    let made = if incoming.files.is_device_place(to) {
+        lock(&entry.overwritten).insert(disk.disk);
+        incoming.files.overwrite(disk, named_by_others(incoming, id)?).await
+    } else {
+        incoming.files.make(to, *image, *size_bytes).await
+    };
+    match made {
+        Ok(file) => {
+            // What a device had of another VM is no more.
+            incoming.journal.forget_left_disk(to)?;
+            Ok(incoming.journal.disk_made(id, to, file)?)
+        }
+        Err(NotMade { problem, may_come }) => {
+            // What may come yet is told when the VM is given up.
+            if !may_come {
+                incoming.journal.forget_made_disk(id, to)?;
+            }
+            Err(problem)
+        }
+    }
 }
 
 /// Step 5: lets the source write to them.
@@ -182,8 +200,9 @@ pub(super) async fn open(
     let tls = is_encrypted.then(|| incoming.peers.identity.server_config_for(&entry.source));
     let receiver = DiskReceiver::start(listener, &program.path, &entry.disks, token, tls)?;
     *lock(&entry.disk_receiver) = Some(receiver);
-    let begun = lock(&entry.begun).iter().copied().collect();
-    Ok(Some(DiskEndpoint { port, token, begun }))
+    let [begun, overwritten] =
+        [&entry.begun, &entry.overwritten].map(|disks| lock(disks).iter().copied().collect());
+    Ok(Some(DiskEndpoint { port, token, begun, overwritten }))
 }
 
 /// Step 8: nobody writes to them any more.
@@ -239,7 +258,8 @@ pub(super) fn keep_given_back(incoming: &Incoming, arrival: &Arrival) -> Result<
         );
         let left_at = Timestamp::now().to_string();
         let (was, vm, target) = (path.clone(), vm.clone(), source.clone());
-        let disk = LeftDisk { path, was, vm, target, left_at, kept_until: None };
+        let is_device = file.is_some_and(FileId::is_device);
+        let disk = LeftDisk { path, was, vm, target, left_at, kept_until: None, is_device };
         incoming.journal.disk_left(&LeftFile { disk, file, part: None })?;
     }
     Ok(incoming.journal.forget_made_disks(id)?)
@@ -288,7 +308,7 @@ pub(crate) fn left(incoming: &Incoming) -> Result<Vec<LeftDisk>, Problem> {
     Ok(incoming.journal.left_disks()?.into_iter().map(|left| left.disk).collect())
 }
 
-/// Removes them, as an operator asks for it. Refused of one that a VM names since.
+/// Removes them, as an operator asks for it. Refused of one that a VM names since. Block devices are forgotten only.
 pub(crate) async fn remove_left(incoming: &Incoming) -> Result<Vec<LeftDisk>, Problem> {
     let mut gone = vec![];
     for left in incoming.journal.left_disks()? {
@@ -299,10 +319,11 @@ pub(crate) async fn remove_left(incoming: &Incoming) -> Result<Vec<LeftDisk>, Pr
     Ok(gone)
 }
 
-/// Whether it was there.
+/// Whether it was there; a block device is taken to be, and stays as it is.
 async fn remove_one_left(incoming: &Incoming, left: &LeftFile) -> Result<bool, Problem> {
     let LeftFile { disk: LeftDisk { path, .. }, file, .. } = left;
     let was_there = match file {
+        Some(file) if file.is_device() => true,
         Some(file) => incoming.files.remove_left(path, *file, named(incoming)?).await?,
         None => false,
     };

@@ -12,12 +12,24 @@ use crate::api_types::LeftDisk;
 /// What tells a file from another one that comes under its path later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileId {
-    /// Its file system.
+    /// Its file system; of a block device, its own number.
     pub(crate) device: u64,
-    /// Its number there. A later file may have the same one.
+    /// Its number there, which a later file may have, too; 0 of a block device.
     pub(crate) inode: u64,
     /// When it was made, since 1970; 0 where the file system does not say.
     pub(crate) born_ns: i64,
+}
+
+impl FileId {
+    /// Of a block device, whatever name leads to it. No file has the number 0.
+    pub(crate) fn of_device(number: u64) -> Self {
+        Self { device: number, inode: 0, born_ns: 0 }
+    }
+
+    /// Whether it is a block device.
+    pub(crate) fn is_device(self) -> bool {
+        self.inode == 0
+    }
 }
 
 impl ToSql for FileId {
@@ -233,6 +245,7 @@ impl Journal {
                     target: row.get(3)?,
                     left_at: row.get(4)?,
                     kept_until: None,
+                    is_device: row.get::<_, Option<FileId>>(5)?.is_some_and(FileId::is_device),
                 };
                 Ok((disk, row.get(5)?, row.get(6)?, row.get(7)?))
             })?;

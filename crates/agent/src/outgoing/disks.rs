@@ -9,7 +9,6 @@ use drainpipe_engine::storage::{DiskCopy, DiskName};
 use drainpipe_hypervisor::spec::Disk;
 use drainpipe_hypervisor::{DiskCopies, Machine, OpenDisk};
 use jiff::Timestamp;
-use rustix::fs::{FileType, stat};
 use tracing::{info, warn};
 
 use super::{Meeting, Outgoing};
@@ -17,8 +16,8 @@ use crate::api_types::{LeftDisk, MigrateRequest};
 use crate::check::disks_there;
 use crate::client::ApiClient;
 use crate::incoming::named_disks;
-use crate::journal::{LeftFile, Unrenamed};
-use crate::vm_files::VmFiles;
+use crate::journal::{FileId, LeftFile, Unrenamed};
+use crate::vm_files::{VmFiles, device_at};
 use crate::vms::QMP_DEADLINE;
 
 /// The disks that are copied; none where nobody asks for it.
@@ -87,12 +86,14 @@ pub(crate) async fn keep_left(outgoing: &Outgoing, of: &Unrenamed, named: &[Path
     let Unrenamed { migration, vm, target } = of;
     let (journal, files) = (&outgoing.journal, &outgoing.incoming.files);
     for disk in journal.leaving_disks(migration)? {
-        let (was, path) = (disk.path.clone(), VmFiles::left_path(&disk.path, migration));
+        let is_device = disk.file.is_some_and(FileId::is_device);
+        let was = disk.path.clone();
+        let path = if is_device { was.clone() } else { VmFiles::left_path(&was, migration) };
         if files.rename_left(&disk, &path, named.to_vec()).await? {
             info!(was, path, "a disk of a VM that has left is kept");
             let left_at = Timestamp::now().to_string();
             let (vm, target) = (vm.clone(), target.clone());
-            let left = LeftDisk { path, was, vm, target, left_at, kept_until: None };
+            let left = LeftDisk { path, was, vm, target, left_at, kept_until: None, is_device };
             journal.disk_left(&LeftFile { disk: left, file: disk.file, part: None })?;
         } else {
             warn!(
@@ -135,7 +136,8 @@ fn describe(index: usize, disk: &Disk, open: &OpenDisk) -> Result<VmDisk, Proble
         disk: name,
         path: path.to_owned(),
         is_read_only: disk.read_only,
-        is_block_device: is_block_device(disk.path.clone()),
+        // One that cannot be looked at is open all the same, and is told elsewhere.
+        device: device_at(&disk.path),
         has_data_file: open.has_data_file,
         has_backing: open.has_backing,
         image: open.image,
@@ -143,9 +145,4 @@ fn describe(index: usize, disk: &Disk, open: &OpenDisk) -> Result<VmDisk, Proble
         allocated_bytes: open.allocated_bytes,
         there: There::Other,
     })
-}
-
-fn is_block_device(path: PathBuf) -> bool {
-    // One that cannot be looked at is open all the same, and is told elsewhere.
-    stat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice)
 }

@@ -59,9 +59,12 @@ fn is_locked(file: &OwnedFd) -> Option<bool> {
 }
 
 fn of_device(found: &Found) -> FileIdentity {
-    let number = found.stat.st_rdev;
-    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-    let sysfs = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    of_number(found.stat.st_rdev)
+}
+
+/// What is known of the block device of that number.
+pub(super) fn of_number(number: u64) -> FileIdentity {
+    let sysfs = sysfs_of(number);
     let sectors: u64 = text(&sysfs.join("size")).and_then(|sectors| sectors.parse().ok()).unwrap_or(0);
     FileIdentity {
         block_device: true,
@@ -72,6 +75,12 @@ fn of_device(found: &Found) -> FileIdentity {
         locked: None,
         device: identifier(&sysfs),
     }
+}
+
+/// A block device's directory in sysfs.
+pub(super) fn sysfs_of(number: u64) -> PathBuf {
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
 }
 
 /// The name that a block device has, by its directory in sysfs.

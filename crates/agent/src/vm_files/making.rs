@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use drainpipe_engine::storage::{DiskImage, FileRoom};
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::storage::{DiskImage, FileRoom, UnfitDevice};
 use drainpipe_engine::vm_resources::{NotAllowed, Place};
 use drainpipe_hypervisor::qcow2;
 use rustix::fs::{
@@ -35,6 +36,15 @@ pub(super) enum CannotMake {
     /// A VM here has it.
     #[error("a VM here names it as its disk {}", .0.display())]
     InUse(PathBuf),
+    /// No device is there.
+    #[error("there is no such device; make it, or name a file in a directory that VMs may use")]
+    NoDevice,
+    /// A device that does not fit.
+    #[error(transparent)]
+    Unfit(UnfitDevice),
+    /// A device that others use.
+    #[error(transparent)]
+    Storage(Problem),
     /// No such image can be.
     #[error("{0}")]
     Image(qcow2::TooLarge),

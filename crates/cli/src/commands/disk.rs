@@ -62,7 +62,7 @@ async fn left(
         return Ok(Exit::Done);
     }
     let line = |disk: &LeftDisk| {
-        let LeftDisk { path, vm, target, left_at, kept_until, .. } = disk;
+        let LeftDisk { path, vm, target, left_at, kept_until, is_device, .. } = disk;
         let what = match kept_until {
             None => format!("of {vm}, which went to {target} at {left_at}"),
             Some(until) => format!(
@@ -70,7 +70,13 @@ async fn left(
                  until {until}"
             ),
         };
-        format!("{path}  {what}{}\n", if remove { ": removed" } else { "" })
+        let end = match (remove, is_device) {
+            (false, false) => "",
+            (false, true) => "; a block device, under its own name",
+            (true, false) => ": removed",
+            (true, true) => ": forgotten; the block device stays as it is",
+        };
+        format!("{path}  {what}{end}\n")
     };
     output::print(&disks.iter().map(line).collect::<String>())?;
     Ok(Exit::Done)

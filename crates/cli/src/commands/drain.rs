@@ -410,6 +410,7 @@ mod tests {
             allocated_bytes: 2 << 30,
             why: CopyReason::NotSeen,
             is_flattened: false,
+            from_device: None,
         };
         DrainedDisk { copy, from_device: 1, to_device: 2 }
     }

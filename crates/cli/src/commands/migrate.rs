@@ -1,6 +1,7 @@
 //! `drainpipe migrate` and `drainpipe cancel`.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use drainpipe_agent::api_types::{MigrateRequest, PlanView};
 use drainpipe_engine::check::finding::Finding;
@@ -134,11 +135,17 @@ fn copied(disk: &DiskCopy) -> String {
     let DiskCopy { disk: name, from, to, size_bytes, allocated_bytes, why, is_flattened, .. } = disk;
     let place = if from == to { from.clone() } else { format!("{from} to {to}") };
     let flattened = if *is_flattened { ", with the images that it stands on" } else { "" };
+    let lost = if is_device_path(to) { "; what that device holds is lost" } else { "" };
     format!(
-        "disk     {name} {place}, {} of {}{flattened}: {why}",
+        "disk     {name} {place}, {} of {}{flattened}: {why}{lost}",
         format::bytes(*allocated_bytes as f64),
         format::bytes(*size_bytes as f64)
     )
+}
+
+/// Files are not kept there, and the target alone knows what is.
+fn is_device_path(path: &str) -> bool {
+    Path::new(path).starts_with("/dev")
 }
 
 /// What a disk that went with its VM has taken.
@@ -149,8 +156,12 @@ fn disk_line(disk: &DiskUse, source: &str) -> String {
         0 => String::new(),
         same_bytes => format!(", {} of it there already", format::bytes(*same_bytes as f64)),
     };
+    let left = match copy.from_device {
+        None => "is kept until `drainpipe disk left --remove`",
+        Some(_) => "stays as it is",
+    };
     format!(
-        "disk {} copied to {}: {}{took}{same}; the one on {source} is kept until `drainpipe disk left --remove`",
+        "disk {} copied to {}: {}{took}{same}; the one on {source} {left}",
         copy.disk,
         copy.to,
         format::bytes(*copied_bytes as f64)

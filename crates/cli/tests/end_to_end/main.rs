@@ -20,6 +20,7 @@ mod check_vms;
 mod completion;
 mod confined;
 mod copied_disks;
+mod device_disks;
 mod domains;
 mod drain;
 mod drain_cli;
@@ -241,6 +242,9 @@ fn main() -> ExitCode {
     trials.insert(0, trial("later_rounds::with_another_qemu".into(), stalled, no_other_qemu.clone()));
     for (name, test) in limited_disks::WITH_NEWER_QEMU {
         trials.push(trial(format!("limited_disks::{name}"), *test, no_other_qemu.clone()));
+    }
+    for (name, test) in device_disks::WITH_NEWER_QEMU {
+        trials.push(trial(format!("device_disks::{name}"), *test, no_other_qemu.clone()));
     }
     for (name, test) in interrupted_copies::WITH_NEWER_QEMU {
         trials.push(trial(format!("interrupted_copies::{name}"), *test, no_other_qemu.clone()));

@@ -469,6 +469,7 @@ fn disk(from_device: u64, to_device: u64, gib: u64) -> DrainedDisk {
         allocated_bytes: gib * GIB,
         why: CopyReason::NotSeen,
         is_flattened: false,
+        from_device: None,
     };
     DrainedDisk { copy, from_device, to_device }
 }

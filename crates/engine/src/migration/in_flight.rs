@@ -48,6 +48,7 @@ pub(super) fn copying_disks() -> Migration {
         allocated_bytes: 500_000_000,
         why: CopyReason::NotSeen,
         is_flattened: false,
+        from_device: None,
     };
     copying_by(&Plan { disks: vec![disk], ..plan(false) })
 }

@@ -4,14 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use thiserror::Error;
 
-use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
+use crate::storage::{CopyReason, DiskCopy, DiskDevice, DiskImage, DiskName};
 
 /// One disk of a VM, as its host knows it, and whether the target sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is a fact of its own, and any may be without the others"
-)]
 pub struct VmDisk {
     /// Which it is.
     pub disk: DiskName,
@@ -19,8 +15,8 @@ pub struct VmDisk {
     pub path: String,
     /// Whether the guest may only read it.
     pub is_read_only: bool,
-    /// Whether it is a block device and no file.
-    pub is_block_device: bool,
+    /// The block device that it is; absent of a file.
+    pub device: Option<DiskDevice>,
     /// Whether its data is in another file than the image.
     pub has_data_file: bool,
     /// Whether it stands on other images.
@@ -80,15 +76,22 @@ pub enum NotCopied {
         /// The target.
         target: String,
     },
-    /// No file.
-    #[error("{disk} of VM {vm} ({path}) is a block device, and only files are copied yet")]
-    BlockDevice {
+    /// No file is made where a device is to be, and no device.
+    #[error(
+        "{disk} of VM {vm} ({path}) is a block device of {bytes} bytes, and {target} has none under that path: make one of \
+         that size there, and say by --disk {disk}=PATH that it is to be overwritten, or name a file"
+    )]
+    NoDevice {
         /// The VM.
         vm: String,
         /// Which disk.
         disk: DiskName,
         /// Its path.
         path: String,
+        /// What it has.
+        bytes: u64,
+        /// The target.
+        target: String,
     },
     /// More than the image.
     #[error(
@@ -118,7 +121,7 @@ pub fn copies(
     let copies: Vec<(&VmDisk, DiskCopy)> = copies.collect();
     let mut taken = BTreeSet::new();
     for (disk, copy) in &copies {
-        check(vm, target, disk)?;
+        check(vm, target, disk, copy.why)?;
         if !taken.insert(&copy.to) {
             return Err(NotCopied::SamePlace { vm: vm.into(), path: copy.to.clone() });
         }
@@ -138,19 +141,24 @@ fn copy(of: &VmDisk, place: Option<&String>) -> Option<DiskCopy> {
         to,
         image: of.image,
         size_bytes: of.size_bytes,
-        allocated_bytes: of.allocated_bytes,
+        // How much of a device is in use, nobody knows.
+        allocated_bytes: of.device.as_ref().map_or(of.allocated_bytes, |device| device.size_bytes),
         why,
         is_flattened: of.has_backing,
+        from_device: of.device.clone(),
     })
 }
 
-fn check(vm: &str, target: &str, of: &VmDisk) -> Result<(), NotCopied> {
+fn check(vm: &str, target: &str, of: &VmDisk, why: CopyReason) -> Result<(), NotCopied> {
     let (vm, disk, path) = (vm.to_owned(), of.disk, of.path.clone());
     match of {
         VmDisk { is_read_only: true, .. } => {
             Err(NotCopied::ReadOnly { vm, disk, path, target: target.into() })
         }
-        VmDisk { is_block_device: true, .. } => Err(NotCopied::BlockDevice { vm, disk, path }),
+        VmDisk { device: Some(device), .. } if why == CopyReason::NotSeen => {
+            let (bytes, target) = (device.size_bytes, target.into());
+            Err(NotCopied::NoDevice { vm, disk, path, bytes, target })
+        }
         VmDisk { has_data_file: true, .. } => Err(NotCopied::DataFile { vm, disk, path }),
         _ => Ok(()),
     }
@@ -169,7 +177,7 @@ mod tests {
             disk: name(index),
             path: format!("/srv/{index}"),
             is_read_only: false,
-            is_block_device: false,
+            device: None,
             has_data_file: false,
             has_backing: false,
             image: DiskImage::Raw,
@@ -177,6 +185,10 @@ mod tests {
             allocated_bytes: 50,
             there,
         }
+    }
+
+    fn device(size_bytes: u64) -> DiskDevice {
+        DiskDevice { size_bytes, identifier: None }
     }
 
     fn chosen(
@@ -205,11 +217,26 @@ mod tests {
     }
 
     #[test]
+    fn a_device_goes_where_somebody_says() {
+        let of = VmDisk { device: Some(device(200)), allocated_bytes: 0, ..disk(0, There::Other) };
+        let places = [(name(0), "/dev/vg0/web".to_owned())].into();
+        let copied = copies("web", "b", &[of], &places).unwrap().remove(0);
+        assert_eq!(
+            (copied.from_device, copied.allocated_bytes),
+            (Some(device(200)), 200),
+            "all of it may be in use"
+        );
+    }
+
+    #[test]
     fn what_cannot_be_copied_is_said() {
         let nothing = disk(0, There::Nothing);
         for (refused, words) in [
             (VmDisk { is_read_only: true, ..nothing.clone() }, "is read-only"),
-            (VmDisk { is_block_device: true, ..nothing.clone() }, "block device"),
+            (
+                VmDisk { device: Some(device(200)), ..nothing.clone() },
+                "a block device of 200 bytes, and b has none",
+            ),
             (VmDisk { has_data_file: true, ..nothing.clone() }, "data_file"),
         ] {
             let said = chosen(std::slice::from_ref(&refused), &[]).unwrap_err();

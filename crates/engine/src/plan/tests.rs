@@ -48,6 +48,7 @@ fn limits_and_disks_make_it_longer() {
             size_bytes: 8 * GIB,
             allocated_bytes,
             why: CopyReason::AskedFor,
+            from_device: None,
             is_flattened: false,
         };
         plan.disks.push(disk);

@@ -83,6 +83,7 @@ mod tests {
             allocated_bytes: 60,
             why: CopyReason::NotSeen,
             is_flattened: false,
+            from_device: None,
         }
     }
 

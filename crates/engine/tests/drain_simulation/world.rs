@@ -236,6 +236,7 @@ impl Vm {
                 allocated_bytes: bytes,
                 why: CopyReason::NotSeen,
                 is_flattened: false,
+                from_device: None,
             },
             from_device: self.from_device,
             to_device: DEVICE,

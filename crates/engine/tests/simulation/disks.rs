@@ -66,6 +66,7 @@ impl World {
             allocated_bytes: 1 << 20,
             why: CopyReason::NotSeen,
             is_flattened: false,
+            from_device: None,
         };
         Plan { disks: vec![disk], ..plan }
     }

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
-use super::Export;
 use super::patience::Sight;
+use super::{Export, There};
 use crate::buffers::{Buffer, Buffers};
 use crate::command::{Command, Operation};
 use crate::counters::{Counters, Counting};
@@ -90,7 +90,7 @@ impl Shared {
             State { scheduler: Scheduler::new(), wakers: HashMap::new(), coverage: Coverage::default() };
         let room = Room { requests: Semaphore::new(REQUESTS_MAX), bytes: Semaphore::new(HELD_BYTES_MAX) };
         let shared = Self {
-            compares: AtomicBool::new(export.finds_same),
+            compares: AtomicBool::new(export.there == There::Part),
             export,
             name: uuid::Uuid::new_v4().simple().to_string(),
             state: Mutex::new(state),
@@ -240,7 +240,8 @@ impl Shared {
         for Done { cookie, command, error, data } in state.scheduler.take_done() {
             // What is trimmed may hold anything.
             let is_written = matches!(command.operation, Operation::Write | Operation::WriteZeroes);
-            if self.export.finds_same && is_written && error.is_none() {
+            let is_counted = self.export.there != There::Zeroes;
+            if is_counted && is_written && error.is_none() {
                 state.coverage.add(command.offset, command.end());
             }
             self.reply(Reply { cookie, error, data, command: Some(command) });

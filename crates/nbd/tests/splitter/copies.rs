@@ -3,6 +3,8 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 
+use drainpipe_nbd::There;
+
 use crate::noise::noise;
 use crate::support::{Bench, Settings, allocated_bytes, assert_same, has_qemu, image, said};
 
@@ -54,7 +56,7 @@ async fn what_the_target_has_already_is_not_sent() {
     if !has_qemu() {
         return;
     }
-    let mut bench = Bench::new(Settings { finds_same: true, ..Settings::default() }).await;
+    let mut bench = Bench::new(Settings { there: There::Part, ..Settings::default() }).await;
     let (source, target) = (bench.path("source"), bench.path("target"));
     image(&source, 24);
     // As an attempt leaves it that came half way; something has changed since.
@@ -81,7 +83,7 @@ async fn what_is_written_again_is_compared_with_what_is_there_by_then() {
     if !has_qemu() {
         return;
     }
-    let mut bench = Bench::new(Settings { finds_same: true, ..Settings::default() }).await;
+    let mut bench = Bench::new(Settings { there: There::Part, ..Settings::default() }).await;
     bench.connect_many(3).await;
     let writes = ["write -P 1 0 64k", "write -P 2 0 64k", "write -P 1 0 64k", "write -P 1 0 64k", "flush"];
     let (is_well, said) = said(bench.qemu_io(&writes)).await;
@@ -91,4 +93,21 @@ async fn what_is_written_again_is_compared_with_what_is_there_by_then() {
     assert_eq!(bench.watch.counters().found_same_bytes, 64 << 10);
     assert!(std::fs::read(bench.path("target")).unwrap()[..64 << 10].iter().all(|byte| *byte == 1));
     bench.target.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_is_counted_whether_all_that_was_there_is_written_over() {
+    if !has_qemu() {
+        return;
+    }
+    let bench = Bench::new(Settings { there: There::Other, ..Settings::default() }).await;
+    bench.connect_many(2).await;
+    let (is_well, said) =
+        said(bench.qemu_io(&["write -P 1 0 12M", "discard 12M 4M", "write -z 16M 8M"])).await;
+    assert!(is_well, "{said}");
+    assert!(!bench.watch.is_all_written(), "what is discarded may hold anything");
+    assert_eq!(bench.watch.counters().found_same_bytes, 0, "nothing is compared");
+    let (is_well, said) = crate::support::said(bench.qemu_io(&["write -z 12M 4M"])).await;
+    assert!(is_well, "{said}");
+    assert!(bench.watch.is_all_written());
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use drainpipe_nbd::{
     DiskServer, Export, Pace, ServerAddress, Session, SourceSplitter, SourceWatch, SplitterError,
-    TargetSplitter,
+    TargetSplitter, There,
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional, duplex};
@@ -131,7 +131,7 @@ pub(crate) struct Settings {
     pub(crate) mebibytes: u64,
     pub(crate) is_thin: bool,
     pub(crate) finds_zeroes: bool,
-    pub(crate) finds_same: bool,
+    pub(crate) there: There,
     /// Where the disks and the server's socket are.
     pub(crate) directory: PathBuf,
     pub(crate) server: Server,
@@ -149,7 +149,7 @@ impl Default for Settings {
             mebibytes: 24,
             is_thin: true,
             finds_zeroes: true,
-            finds_same: false,
+            there: There::Zeroes,
             directory: std::env::temp_dir(),
             server: Server::Unix,
         }
@@ -178,9 +178,9 @@ impl Bench {
             export_name: NAME.into(),
             size_bytes,
         });
-        let Settings { is_thin, finds_zeroes, finds_same, .. } = settings;
+        let Settings { is_thin, finds_zeroes, there, .. } = settings;
         let pace = Pace::default();
-        let export = Export { session, size_bytes, finds_zeroes, finds_same, is_thin, pace: pace.clone() };
+        let export = Export { session, size_bytes, finds_zeroes, there, is_thin, pace: pace.clone() };
         let source = SourceSplitter::listen(export).await.unwrap();
         let (watch, address) =
             (source.watch(), format!("nbd://{}/{}", source.address(), source.export_name()));

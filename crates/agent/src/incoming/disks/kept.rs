@@ -1,12 +1,13 @@
 //! What is here of copies that were interrupted: kept under a name that no VM has, taken up by the next copy of the same
 //! disk of the same VM from the same host, and removed when its time is over.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskCopy, DiskImage, KeptPart};
+use drainpipe_hypervisor::spec::DiskFormat;
 use jiff::Timestamp;
 use tokio::time::sleep;
 use tracing::{info, warn};
@@ -16,7 +17,7 @@ use crate::api_types::LeftDisk;
 use crate::incoming::Incoming;
 use crate::incoming::vm::IncomingVm;
 use crate::journal::{DiskFile, FileId, LeftFile, MadeDisk};
-use crate::vm_files::VmFiles;
+use crate::vm_files::{Look, VmFiles};
 
 /// How often it is looked for those whose time is over.
 const EXPIRE_EVERY: Duration = Duration::from_mins(10);
@@ -50,6 +51,13 @@ pub(in crate::incoming) async fn bytes(
     Ok(incoming.files.file_room(&path, file).await?.map_or(0, |room| room.taken_bytes))
 }
 
+/// Whether a device has what QEMU may open: others may have written to it since.
+async fn is_image(incoming: &Incoming, path: &str, copy: &DiskCopy) -> bool {
+    let is_image = copy.image != DiskImage::Raw;
+    let format = is_image.then_some(DiskFormat::Qcow2);
+    matches!(incoming.files.look(Path::new(path), format).await, Look::Present(_))
+}
+
 /// Gives what there is of a disk its place. Whether there was any.
 ///
 /// All of it is durable then: QEMU may flush nothing where it writes nothing.
@@ -60,6 +68,9 @@ pub(super) async fn take_up(
 ) -> Result<bool, Problem> {
     let of = (entry.definition.name.as_str(), entry.source.as_str());
     let Some(Kept { path, file }) = find(incoming, of, copy)? else { return Ok(false) };
+    if file.is_device() && !is_image(incoming, &path, copy).await {
+        return Ok(false);
+    }
     match incoming.files.settle(&path, file).await {
         Ok(true) => {}
         Ok(false) => {
@@ -129,12 +140,13 @@ async fn try_keep(
     };
     let kept_until = Timestamp::from_second(until_s.cast_signed()).map_err(Problem::failed)?.to_string();
     let disk = LeftDisk {
-        path: VmFiles::kept_path(was, id),
+        path: if file.is_device() { was.clone() } else { VmFiles::kept_path(was, id) },
         was: was.clone(),
         vm: record.vm,
         target: record.source,
         left_at: now.to_string(),
         kept_until: Some(kept_until.clone()),
+        is_device: file.is_device(),
     };
     let left = LeftFile { disk, file: Some(*file), part: Some((*part, until_s)) };
     incoming.journal.disk_left(&left)?;
@@ -170,7 +182,10 @@ pub(in crate::incoming) async fn expire(incoming: &Incoming, now: Timestamp) -> 
     let now_s = now.as_second().cast_unsigned();
     for left in incoming.journal.left_disks()? {
         if left.part.is_some_and(|(_, until_s)| until_s <= now_s) && remove_one_left(incoming, &left).await? {
-            info!(path = left.disk.path, "what was kept of an interrupted copy is removed: its time is over");
+            info!(
+                path = left.disk.path,
+                "what was kept of an interrupted copy is given up: its time is over"
+            );
         }
     }
     Ok(())

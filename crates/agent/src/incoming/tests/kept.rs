@@ -39,6 +39,7 @@ fn request(host: &TestHost, life: &Life, id: &str) -> IncomingRequest {
         allocated_bytes: DISK_BYTES,
         why: CopyReason::AskedFor,
         is_flattened: false,
+        from_device: None,
     };
     IncomingRequest {
         id: id.into(),

@@ -74,7 +74,7 @@ impl Executor {
         let pace = &self.disk_pace;
         let valve = Valve::Splitters(pace.clone());
         let share = FirstShare::of(&self.outgoing.transfer.bandwidth, self.sending(), plan, valve).await;
-        let sender = DiskSender::start(&plan.disks, &disks.begun, &connector, &pace.pace).await?;
+        let sender = DiskSender::start(&plan.disks, disks, &connector, &pace.pace).await?;
         let started = self.start_each(&sender).await;
         pace.is(DiskPhase::Copying);
         (self.disks, self.disk_throttle) = (Some(sender), Some(share.follow()));

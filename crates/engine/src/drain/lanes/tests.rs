@@ -17,6 +17,7 @@ fn lane(from_device: u64) -> Lane {
         allocated_bytes: 1,
         why: CopyReason::NotSeen,
         is_flattened: false,
+        from_device: None,
     };
     lanes("b", &[DrainedDisk { copy, from_device, to_device: 7 }]).pop_first().unwrap()
 }

@@ -801,6 +801,7 @@ fn with_disk(vm: &str, from_device: u64) -> Move {
         allocated_bytes: GIB,
         why: CopyReason::NotSeen,
         is_flattened: false,
+        from_device: None,
     };
     Move { disks: vec![DrainedDisk { copy, from_device, to_device: 7 }], ..planned(vm, "b") }
 }
