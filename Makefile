@@ -15,19 +15,23 @@ demo: setup guest
 # 20 s.
 test: setup guest
 	released="$$(CARGO="$(CARGO)" scripts/released)" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
-		DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" DRAINPIPE_TEST_RELEASED="$$released" $(CARGO) test --workspace --all-targets --no-fail-fast
+		DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" DRAINPIPE_TEST_LIBVIRT="$$(scripts/libvirt)" \
+		DRAINPIPE_TEST_RELEASED="$$released" $(CARGO) test --workspace --all-targets --no-fail-fast
 
 # The end-to-end tests in full: also the same faults at the other end, by other means and options, and with the
 # distribution's QEMU throughout. Half an hour or more.
 test-whole: setup guest
 	released="$$(CARGO="$(CARGO)" scripts/released)" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
-		DRAINPIPE_TEST_WHOLE=1 DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" DRAINPIPE_TEST_RELEASED="$$released" \
+		DRAINPIPE_TEST_WHOLE=1 DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" DRAINPIPE_TEST_LIBVIRT="$$(scripts/libvirt)" \
+		DRAINPIPE_TEST_RELEASED="$$released" \
 		$(CARGO) test --package drainpipe-cli --test end_to_end
 
 # The end-to-end tests of Drainpipe's own VMs, with libvirt's domains in their place, in full; `make test` has two of them.
-# Those that cannot be the same say why.
+# Those that cannot be the same say why. With the distribution's libvirt, or with another daemon, as in
+# `make test-libvirt LIBVIRT_DAEMON="$(scripts/libvirt)/usr/sbin/libvirtd"`.
+LIBVIRT_DAEMON ?=
 test-libvirt: setup guest
-	DRAINPIPE_TEST_WITH_LIBVIRT=1 CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
+	DRAINPIPE_TEST_WITH_LIBVIRT="$(or $(LIBVIRT_DAEMON),1)" CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
 		DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" $(CARGO) test --package drainpipe-cli --test end_to_end
 
 # A Debian package of this version: target/deb/drainpipe_VERSION_amd64.deb.

@@ -262,7 +262,7 @@ fn with_managers(config: &Config, own: Arc<dyn Hypervisor>) -> Arc<dyn Hyperviso
     let libvirt = Libvirt::new(
         config.runtime_directory.clone(),
         config.state_directory.clone(),
-        config.libvirt.socket(),
+        config.libvirt.sockets(),
     );
     Arc::new(Hypervisors::new(own, Arc::new(libvirt)))
 }

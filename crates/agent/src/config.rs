@@ -14,6 +14,7 @@ use drainpipe_engine::bandwidth::BandwidthSchedule;
 use drainpipe_engine::encryption::EncryptionPolicy;
 use drainpipe_engine::migration;
 use drainpipe_engine::vm_resources::VmResources;
+use drainpipe_hypervisor_libvirt::Sockets;
 use drainpipe_identity::{FileError, JoinedFiles, check_unchangeable};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -163,32 +164,29 @@ impl Default for Qemu {
     }
 }
 
-/// Sockets at which a libvirt with QEMU answers: the modular daemon's, which is used where it is there, and the one of the
-/// monolithic daemon.
-const LIBVIRT_SOCKETS: [&str; 2] = ["/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"];
-
 /// With which libvirt the agent deals.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Libvirt {
     /// Whether the agent deals with libvirt's domains.
     pub enabled: bool,
-    /// Where it answers; absent for `virtqemud`'s socket if that is there, and `libvirtd`'s otherwise.
+    /// Where it answers; absent for `virtqemud`'s socket if somebody listens there, and `libvirtd`'s otherwise.
     pub(crate) socket: Option<PathBuf>,
+    /// Those of which one is taken where none is named.
+    #[serde(skip)]
+    usual: Sockets,
 }
 
 impl Default for Libvirt {
     fn default() -> Self {
-        Self { enabled: true, socket: None }
+        Self { enabled: true, socket: None, usual: Sockets::default() }
     }
 }
 
 impl Libvirt {
-    /// Where it answers, or would. Looked for anew each time: it may be installed while the agent runs.
-    pub(crate) fn socket(&self) -> PathBuf {
-        let [modular, monolithic] = LIBVIRT_SOCKETS.map(Path::new);
-        let found = if modular.exists() { modular } else { monolithic };
-        self.socket.clone().unwrap_or_else(|| found.to_owned())
+    /// Where it answers, or would. Looked for anew until somebody answers: it may be installed while the agent runs.
+    pub(crate) fn sockets(&self) -> Sockets {
+        self.socket.clone().map_or_else(|| self.usual.clone(), Into::into)
     }
 }
 

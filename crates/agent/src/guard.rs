@@ -182,7 +182,7 @@ fn command(
         command.args(["--peer", &peer.to_string()]);
     }
     if vmm.spec().spec().manager == Some(Manager::Libvirt) {
-        command.arg("--libvirt").arg(config.libvirt.socket());
+        command.arg("--libvirt").arg(config.libvirt.sockets().path());
     }
     command
 }

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::meeting::Meeting;
 use crate::snapshots::SnapshotFile;
+use crate::sockets::Sockets;
 
 /// QEMU's domains of the whole host.
 const URI: &str = "qemu:///system";
@@ -25,7 +26,7 @@ const EVENTS_KEPT: usize = 256;
 /// A daemon, which may end and be started anew meanwhile.
 #[derive(Debug)]
 pub(crate) struct Daemon {
-    socket: PathBuf,
+    sockets: Sockets,
     state_directory: PathBuf,
     // Until it is known whether they stay.
     leaving: Mutex<BTreeSet<Uuid>>,
@@ -35,11 +36,11 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// The one that answers at `socket`. Nothing is asked yet. What is not to be lost is kept below `state_directory`.
-    pub(crate) fn at(socket: PathBuf, state_directory: PathBuf) -> Self {
+    /// The one that answers at one of `sockets`. Nothing is asked yet. What is not to be lost is kept below `state_directory`.
+    pub(crate) fn at(sockets: Sockets, state_directory: PathBuf) -> Self {
         let events = broadcast::channel(EVENTS_KEPT).0;
         Self {
-            socket,
+            sockets,
             state_directory,
             leaving: Mutex::default(),
             shared: Mutex::default(),
@@ -61,17 +62,17 @@ impl Daemon {
 
     /// For a domain of this daemon's to meet the agent.
     pub(crate) fn meeting(&self, spec: &ResolvedSpec) -> Meeting {
-        Meeting::beside(&self.socket, spec)
+        Meeting::beside(self.sockets.path(), spec)
     }
 
     /// Whether there may be one.
     pub(crate) fn is_there(&self) -> bool {
-        self.socket.exists()
+        self.sockets.path().exists()
     }
 
     /// Whether it has ended, and nothing starts it when it is spoken to.
     pub(crate) async fn has_ended(&self) -> bool {
-        let kind = UnixStream::connect(&self.socket).await.err().map(|error| error.kind());
+        let kind = UnixStream::connect(self.sockets.path()).await.err().map(|error| error.kind());
         matches!(kind, Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound))
     }
 
@@ -95,12 +96,12 @@ impl Daemon {
 
     /// A connection for one migration: libvirt ends what belongs to it with the connection.
     pub(crate) async fn own(&self, deadline: Duration) -> Result<Connection, Error> {
-        Connection::open(&self.socket, URI, deadline).await
+        Connection::open(self.sockets.path(), URI, deadline).await
     }
 
     /// The same, of which libvirt does not take an agent that stands still for one that is gone.
     pub(crate) async fn lasting(&self, deadline: Duration) -> Result<Connection, Error> {
-        Connection::open_for_long(&self.socket, URI, deadline).await
+        Connection::open_for_long(self.sockets.path(), URI, deadline).await
     }
 
     /// What happens to domains from now on. Nothing is told while there is no [shared](Self::shared) connection.

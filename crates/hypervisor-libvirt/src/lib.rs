@@ -43,8 +43,10 @@ mod phases;
 mod protection;
 mod qemu_process;
 mod snapshots;
+mod sockets;
 mod states;
 mod versions;
 
 pub use libvirt::Libvirt;
 pub use machine::DomainVm;
+pub use sockets::Sockets;

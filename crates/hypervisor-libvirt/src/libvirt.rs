@@ -25,6 +25,7 @@ use crate::domain::{DomainDescription, DomainXmlError, Inexpressible};
 use crate::errors::{failed, is_libvirts};
 use crate::files::{self, ComingHere};
 use crate::machine::DomainVm;
+use crate::sockets::Sockets;
 use crate::{needs, qemu_process, snapshots, states, versions};
 
 /// What is told of a domain that libvirt was to end here, and did not before somebody resumed it.
@@ -44,10 +45,10 @@ pub struct Libvirt {
 }
 
 impl Libvirt {
-    /// The one that answers at `socket`. What is kept of its domains is in `runtime_directory`, and what a boot of the host
+    /// The one that answers at one of `sockets`. What is kept of its domains is in `runtime_directory`, and what a boot of the host
     /// is not to take below `state_directory`.
-    pub fn new(runtime_directory: PathBuf, state_directory: PathBuf, socket: PathBuf) -> Self {
-        Self { runtime_directory, daemon: Arc::new(Daemon::at(socket, state_directory)) }
+    pub fn new(runtime_directory: PathBuf, state_directory: PathBuf, sockets: Sockets) -> Self {
+        Self { runtime_directory, daemon: Arc::new(Daemon::at(sockets, state_directory)) }
     }
 
     async fn connection(&self, deadline: Duration) -> Result<Connection, VmError> {

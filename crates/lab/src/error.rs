@@ -108,12 +108,12 @@ pub enum Error {
         /// What was said about it.
         said: String,
     },
-    /// A libvirtd outlives the signal that should end it.
+    /// A daemon of libvirt's outlives the signal that should end it.
     #[error(
-        "the libvirtd of host {host} has not ended in {} s: in the middle of a migration it may not; \
+        "the libvirt of host {host} has not ended in {} s: in the middle of a migration it may not; \
          `drainpipe lab fault LAB libvirt-kill {host}` kills it", .waited.as_secs()
     )]
-    LibvirtdRemains {
+    LibvirtRemains {
         /// The host's name.
         host: String,
         /// How long we waited for it.

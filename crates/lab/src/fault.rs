@@ -86,7 +86,7 @@ pub enum Fault {
         /// In bytes, as in [`LinkSpec`](crate::LinkSpec).
         mtu_bytes: u32,
     },
-    /// The host's libvirtd is ended or started. Its QEMUs go on.
+    /// The daemon of the host's libvirt is ended or started. Its QEMUs go on.
     Libvirt {
         /// On this host.
         host: String,

@@ -60,7 +60,7 @@ impl Lab {
         spec.validate()?;
         check_machine()?;
         if spec.libvirt {
-            libvirt::check_installed()?;
+            libvirt::check_installed(&spec)?;
         }
         spec.hosts.iter().try_for_each(|host| cpu_of(&spec, host).map(drop))?;
         let lock = LabLock::acquire(&spec.name)?;
@@ -180,11 +180,11 @@ impl Lab {
     /// `virsh -c 'qemu:///system?socket=FILE'`.
     pub fn libvirt_socket(&self, host: &str) -> Result<PathBuf, Error> {
         libvirt::check_host(&self.spec, host)?;
-        Ok(libvirt::socket(&self.spec.name, host))
+        Ok(libvirt::socket(&self.spec, host)?)
     }
 
-    /// The libvirtd of `host`, by its number outside the host's own process ids; none if it does not run.
-    pub fn libvirtd_pid(&self, host: &str) -> Result<Option<Pid>, Error> {
+    /// The daemon of the libvirt of `host`, by its number outside the host's own process ids; none if it does not run.
+    pub fn libvirt_pid(&self, host: &str) -> Result<Option<Pid>, Error> {
         libvirt::check_host(&self.spec, host)?;
         libvirt::daemon(&self.spec, host)
     }

@@ -3,8 +3,8 @@
 //! ```text
 //! unshare                  waits, and takes all below with it
 //!   sh                     process 1 of the host's libvirt: adopts and reaps what daemonizes
-//!     libvirtd             ended and started again at will
-//!     qemu-system-x86_64   outlives its libvirtd, as everywhere
+//!     libvirtd             or virtqemud; ended and started again at will
+//!     qemu-system-x86_64   outlives its daemon, as everywhere
 //! ```
 //!
 //! They share the host's network namespace, by which [`Lab::down`](crate::Lab::down) finds them. Their mounts are
@@ -25,6 +25,7 @@
 //! `guest=NAME,` in its command line.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -44,16 +45,11 @@ use crate::state::{self, LabLock, namespace_file};
 use crate::tools;
 
 /// The programs that a libvirt needs, and the Debian packages that have them.
-const TOOLS: [(&str, &str); 5] = [
-    ("libvirtd", "libvirt-daemon"),
-    ("virsh", "libvirt-clients"),
-    ("unshare", "util-linux"),
-    ("nsenter", "util-linux"),
-    ("mount", "mount"),
-];
+const TOOLS: [(&str, &str); 4] =
+    [("virsh", "libvirt-clients"), ("unshare", "util-linux"), ("nsenter", "util-linux"), ("mount", "mount")];
 
 /// What libvirt has found out about the machine's QEMUs, which takes seconds. libvirt itself sees whether it is still
-/// true. It is for all labs with the same QEMU, and goes with a reboot.
+/// true. It is for all labs with the same QEMU and the same libvirt, and goes with a reboot.
 const QEMU_CAPABILITIES: &str = "/run/drainpipe/lab-qemu-capabilities";
 
 /// The QEMU of libvirt's domains.
@@ -62,7 +58,10 @@ const QEMU: &str = "/usr/bin/qemu-system-x86_64";
 /// Its mounts take milliseconds.
 const READY_LIMIT: Duration = Duration::from_secs(20);
 
-/// libvirtd ends within this if nobody keeps it.
+/// The daemon of a libvirt that does not say another.
+const LIBVIRTD: &str = "libvirtd";
+
+/// A daemon ends within this if nobody keeps it.
 const END_LIMIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(2);
 
@@ -70,7 +69,7 @@ const POLL: Duration = Duration::from_millis(2);
 const LAST_WORDS_LINES: usize = 4;
 
 /// Process 1 of a host's libvirt. Its arguments: the directory for it all, the host's name, the directory for what is
-/// known of QEMU, the QEMU to be used. A QEMU aborts where it finds modules of another.
+/// known of QEMU, the QEMU to be used, the daemon. A QEMU aborts where it finds modules of another, as does a libvirt.
 ///
 /// `/run` is hidden but for Drainpipe's own: no service of the machine's, such as D-Bus, is spoken to. libvirt would make
 /// its directories at its start where a package has not; so they may stay. `sh` reaps what it adopts while it waits; process 1 that handles no TERM would ignore it.
@@ -95,6 +94,12 @@ if [ /usr/bin/qemu-system-x86_64 != "$4" ]; then
         if [ -d "$other" ]; then mount --bind "$other" "/usr/$part"; fi
     done
 fi
+case $5 in */sbin/*)
+    for other in "${5%/sbin/*}"/lib/x86_64-linux-gnu/libvirt* "${5%/sbin/*}"/lib/libvirt "${5%/sbin/*}"/share/libvirt; do
+        part=${other#"${5%/sbin/*}"}
+        if [ -e "/usr$part" ]; then mount --bind "$other" "/usr$part"; fi
+    done
+esac
 echo "$2" >/proc/sys/kernel/hostname
 : >"$1/ready"
 sleep infinity &
@@ -102,9 +107,7 @@ wait
 "#;
 
 /// Access is by the permissions of the socket: root's.
-const LIBVIRTD_CONF: &str = "\
-listen_tls = 0
-listen_tcp = 0
+const DAEMON_CONF: &str = "\
 auth_unix_rw = \"none\"
 unix_sock_group = \"root\"
 unix_sock_rw_perms = \"0700\"
@@ -122,12 +125,50 @@ namespaces = []
 cgroup_controllers = []
 ";
 
-/// libvirtd does not start without this user and group, which it has no use for here: the package that makes them is
+/// libvirt does not start without this user and group, which it has no use for here: the package that makes them is
 /// also the one that would run a libvirt on this machine.
 const QEMU_USER: &str = "libvirt-qemu:x:65534:65534::/nonexistent:/usr/sbin/nologin";
 const QEMU_GROUP: &str = "libvirt-qemu:x:65534:";
 
-/// What is done to a host's libvirtd.
+/// A daemon of libvirt's that has QEMU's domains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DaemonKind {
+    /// Of all of libvirt.
+    Libvirtd,
+    /// Of QEMU alone.
+    Virtqemud,
+}
+
+impl DaemonKind {
+    pub(crate) fn of(spec: &LabSpec) -> Result<Self, SpecError> {
+        let program = program(spec);
+        match program.file_name().and_then(OsStr::to_str) {
+            Some(LIBVIRTD) => Ok(Self::Libvirtd),
+            Some("virtqemud") => Ok(Self::Virtqemud),
+            _ => Err(SpecError::LibvirtDaemon(program.into())),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Libvirtd => LIBVIRTD,
+            Self::Virtqemud => "virtqemud",
+        }
+    }
+
+    fn socket(self) -> &'static str {
+        match self {
+            Self::Libvirtd => "libvirt-sock",
+            Self::Virtqemud => "virtqemud-sock",
+        }
+    }
+}
+
+fn program(spec: &LabSpec) -> &Path {
+    spec.libvirt_daemon.as_deref().unwrap_or(Path::new(LIBVIRTD))
+}
+
+/// What is done to the daemon of a host's libvirt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DaemonChange {
@@ -150,7 +191,10 @@ impl fmt::Display for DaemonChange {
 }
 
 /// Finds every program that a lab with libvirt will call, besides those of every lab.
-pub(crate) fn check_installed() -> Result<(), Error> {
+pub(crate) fn check_installed(spec: &LabSpec) -> Result<(), Error> {
+    if program(spec) == Path::new(LIBVIRTD) {
+        tools::check_all_installed(&[(LIBVIRTD, "libvirt-daemon")])?;
+    }
     tools::check_all_installed(&TOOLS)
 }
 
@@ -162,8 +206,8 @@ pub(crate) fn check_host(spec: &LabSpec, host: &str) -> Result<(), SpecError> {
 }
 
 /// Where the libvirt of `host` is reached from outside.
-pub(crate) fn socket(lab: &str, host: &str) -> PathBuf {
-    directory(lab, host).join("run/libvirt-sock")
+pub(crate) fn socket(spec: &LabSpec, host: &str) -> Result<PathBuf, SpecError> {
+    Ok(directory(&spec.name, host).join("run").join(DaemonKind::of(spec)?.socket()))
 }
 
 fn directory(lab: &str, host: &str) -> PathBuf {
@@ -185,29 +229,30 @@ fn begin(spec: &LabSpec, host: &str, lock: &LabLock) -> Result<Child, Error> {
     let own = directory(&spec.name, host);
     write_files(spec, &own)?;
     let qemu = spec.libvirt_qemu.as_deref().unwrap_or(Path::new(QEMU));
-    let capabilities = capabilities(qemu);
+    let daemon = program(spec);
+    let capabilities = capabilities(qemu, daemon);
     create_directory(&capabilities)?;
     let entering = enter::words_without_control_groups(spec, host)?;
     let isolating = "unshare --mount --uts --pid --mount-proc --fork --kill-child sh -c";
     let mut arguments: Vec<&str> = isolating.split(' ').collect();
-    let [own_name, capabilities, qemu] =
-        [own.as_path(), &capabilities, qemu].map(|path| path.display().to_string());
-    arguments.extend([INIT, "sh", &own_name, host, &capabilities, &qemu]);
+    let [own_name, capabilities, qemu, daemon] =
+        [own.as_path(), &capabilities, qemu, daemon].map(|path| path.display().to_string());
+    arguments.extend([INIT, "sh", &own_name, host, &capabilities, &qemu, &daemon]);
     enter::spawn(&spec.namespace(host), &entering, &arguments, &own.join("init.log"), lock)
 }
 
 /// libvirt keeps them by the name of the QEMU, which is the same for all.
-fn capabilities(qemu: &Path) -> PathBuf {
-    let name = qemu.display().to_string().trim_start_matches('/').replace('/', "-");
-    Path::new(QEMU_CAPABILITIES).join(name)
+fn capabilities(qemu: &Path, daemon: &Path) -> PathBuf {
+    let name = |path: &Path| path.display().to_string().trim_start_matches('/').replace('/', "-");
+    Path::new(QEMU_CAPABILITIES).join(name(daemon)).join(name(qemu))
 }
 
 fn write_files(spec: &LabSpec, own: &Path) -> Result<(), Error> {
     for name in ["run", "etc", "lib", "cache/qemu/capabilities", "log/qemu"] {
         create_directory(&own.join(name))?;
     }
-    let libvirtd = format!("{LIBVIRTD_CONF}host_uuid = \"{}\"\n", random_uuid()?);
-    write(&own.join("etc/libvirtd.conf"), &libvirtd)?;
+    let settings = format!("{DAEMON_CONF}host_uuid = \"{}\"\n", random_uuid()?);
+    write(&own.join("etc").join(DaemonKind::of(spec)?.name()).with_extension("conf"), &settings)?;
     write(&own.join("etc/qemu.conf"), QEMU_CONF)?;
     write(&own.join("hosts"), &hosts_file(spec)?)?;
     for (file, line) in [("passwd", QEMU_USER), ("group", QEMU_GROUP)] {
@@ -261,7 +306,7 @@ fn wait_until_ready(spec: &LabSpec, host: &str, mut child: Child) -> Result<(), 
     Ok(())
 }
 
-/// Ends or starts the libvirtd of a host.
+/// Ends or starts the daemon of a host's libvirt.
 pub(crate) fn change(spec: &LabSpec, host: &str, change: DaemonChange, lock: &LabLock) -> Result<(), Error> {
     match change {
         DaemonChange::Stop => end(spec, host, Signal::TERM),
@@ -271,7 +316,7 @@ pub(crate) fn change(spec: &LabSpec, host: &str, change: DaemonChange, lock: &La
     }
 }
 
-/// Starts a host's libvirtd; back when it answers. It goes into the background before it has started its drivers, and
+/// Starts the daemon of a host's libvirt; back when it answers. It goes into the background before it has started its drivers, and
 /// ends if one of them fails.
 fn start(spec: &LabSpec, host: &str, lock: &LabLock) -> Result<(), Error> {
     let first = processes::by_inner_pid(&namespaces(spec, host), 1)?.ok_or_else(|| Error::Incomplete {
@@ -279,16 +324,18 @@ fn start(spec: &LabSpec, host: &str, lock: &LabLock) -> Result<(), Error> {
         what: format!("the libvirt of host {host} has lost its first process"),
     })?;
     let entering = enter::on_own_cpu(spec, host)?;
-    let entered = format!(
-        "nsenter --target {first} --mount --uts --pid --net \
-         libvirtd --daemon --pid-file /run/libvirt/libvirtd.pid"
-    );
-    let words: Vec<&str> = entering.iter().map(String::as_str).chain(entered.split(' ')).collect();
+    let name = DaemonKind::of(spec)?.name();
+    let program = program(spec).display().to_string();
+    let entered = format!("nsenter --target {first} --mount --uts --pid --net");
+    let pid_file = format!("/run/libvirt/{name}.pid");
+    let daemon = [program.as_str(), "--daemon", "--pid-file", &pid_file];
+    let words: Vec<&str> =
+        entering.iter().map(String::as_str).chain(entered.split(' ')).chain(daemon).collect();
     tools::run_to_end(&words, lock)?;
-    let uri = format!("qemu:///system?socket={}", socket(&spec.name, host).display());
+    let uri = format!("qemu:///system?socket={}", socket(spec, host)?.display());
     tools::run_to_end(&["virsh", "--quiet", "connect", &uri], lock).map_err(|error| {
-        tracing::debug!(host, %error, "libvirtd does not answer");
-        not_started(host, &directory(&spec.name, host).join("log/libvirtd.log"))
+        tracing::debug!(host, %error, "{name} does not answer");
+        not_started(host, &directory(&spec.name, host).join(format!("log/{name}.log")))
     })
 }
 
@@ -306,21 +353,22 @@ fn end(spec: &LabSpec, host: &str, signal: Signal) -> Result<(), Error> {
     let deadline = Instant::now() + END_LIMIT;
     while daemon(spec, host)? == Some(pid) {
         if Instant::now() >= deadline {
-            return Err(Error::LibvirtdRemains { host: host.to_owned(), waited: END_LIMIT });
+            return Err(Error::LibvirtRemains { host: host.to_owned(), waited: END_LIMIT });
         }
         thread::sleep(POLL);
     }
     Ok(())
 }
 
-/// The libvirtd of a host, if it runs. Its file may be that of one that was killed, whose number another process has.
+/// The daemon of a host's libvirt, if it runs. Its file may be that of one that was killed, whose number another process has.
 pub(crate) fn daemon(spec: &LabSpec, host: &str) -> Result<Option<Pid>, Error> {
-    let file = directory(&spec.name, host).join("run/libvirtd.pid");
+    let name = DaemonKind::of(spec)?.name();
+    let file = directory(&spec.name, host).join(format!("run/{name}.pid"));
     let text = fs::read_to_string(file).unwrap_or_default();
     let Ok(inner) = text.trim().parse() else { return Ok(None) };
     let is_daemon = |pid: &Pid| {
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        name.trim() == "libvirtd"
+        let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        command.trim() == name
     };
     Ok(processes::by_inner_pid(&namespaces(spec, host), inner)?.filter(is_daemon))
 }
@@ -355,5 +403,18 @@ mod tests {
         assert!(message("a").contains("lab up --libvirt"), "{}", message("a"));
         assert!(message("c").contains("no host \"c\""));
         assert_eq!(check_host(&LabSpec { libvirt: true, ..spec.clone() }, "a"), Ok(()));
+    }
+
+    #[test]
+    fn a_daemon_is_known_by_its_name_wherever_it_is() {
+        let of = |daemon: Option<&str>| {
+            let libvirt_daemon = daemon.map(PathBuf::from);
+            LabSpec { libvirt: true, libvirt_daemon, ..LabSpec::of_two_hosts("x", vec![LinkSpec::default()]) }
+        };
+        let sockets = [None, Some("virtqemud"), Some("/x/usr/sbin/libvirtd"), Some("/x/usr/sbin/virtqemud")]
+            .map(|daemon| socket(&of(daemon), "a").unwrap().file_name().unwrap().to_owned());
+        assert_eq!(sockets, ["libvirt-sock", "virtqemud-sock", "libvirt-sock", "virtqemud-sock"]);
+        let message = of(Some("/x/usr/sbin/virtlogd")).validate().unwrap_err().to_string();
+        assert!(message.contains("/x/usr/sbin/virtlogd is none of libvirt's daemons"), "{message}");
     }
 }

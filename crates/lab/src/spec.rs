@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::addresses::{self, MAX_HOSTS, MAX_LINKS};
+use crate::libvirt;
 use crate::names::{self, CLIENT, SWITCH};
 
 /// The MTU of Ethernet without jumbo frames.
@@ -48,6 +49,10 @@ pub struct LabSpec {
     /// the directory that it was unpacked to; an absolute path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub libvirt_qemu: Option<PathBuf>,
+    /// The daemon of these libvirts, `libvirtd` or `virtqemud`: a name in PATH, or an absolute path, with the libraries of the
+    /// directory that it was unpacked to. None is the distribution's `libvirtd`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub libvirt_daemon: Option<PathBuf>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
@@ -155,6 +160,9 @@ pub enum SpecError {
         /// The host's name.
         host: String,
     },
+    /// The program is none of libvirt's daemons that have QEMU's domains.
+    #[error("{} is none of libvirt's daemons for QEMU: name `libvirtd` or `virtqemud`, or one in a directory of its own", .0.display())]
+    LibvirtDaemon(PathBuf),
     /// No link of that name in this lab.
     #[error("lab {lab} has no link {link:?}: its links are {}", .links.join(", "))]
     NoSuchLink {
@@ -185,6 +193,7 @@ impl LabSpec {
             own_cpus: false,
             libvirt: false,
             libvirt_qemu: None,
+            libvirt_daemon: None,
         }
     }
 
@@ -197,6 +206,7 @@ impl LabSpec {
         if !(1..=MAX_LINKS).contains(&self.links.len()) {
             return Err(SpecError::LinkCount(self.links.len()));
         }
+        libvirt::DaemonKind::of(self)?;
         let mut seen = HashSet::new();
         for host in &self.hosts {
             check_host_name(host)?;
@@ -316,6 +326,7 @@ mod tests {
             own_cpus: false,
             libvirt: false,
             libvirt_qemu: None,
+            libvirt_daemon: None,
         }
     }
 

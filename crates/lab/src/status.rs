@@ -222,7 +222,7 @@ fn read_host(spec: &LabSpec, host: &str, dropping: &HashMap<String, Dropped>) ->
 
 fn read_libvirt(spec: &LabSpec, host: &str) -> Result<LibvirtStatus, Error> {
     let pid = libvirt::daemon(spec, host)?.map(Pid::as_raw_pid);
-    Ok(LibvirtStatus { socket: libvirt::socket(&spec.name, host), pid })
+    Ok(LibvirtStatus { socket: libvirt::socket(spec, host)?, pid })
 }
 
 /// The faults that explain how `link` differs from the specification.

@@ -192,6 +192,7 @@ mod tests {
             own_cpus: false,
             libvirt: false,
             libvirt_qemu: None,
+            libvirt_daemon: None,
         }
     }
 

@@ -86,7 +86,7 @@ Faults:
   loss HOST LINK PERCENT      so many packets of a hundred are lost, in both directions
   rate LINK MBPS|unlimited    another rate
   mtu HOST LINK BYTES         another MTU at that end
-  libvirt-stop HOST           ask libvirtd to end; libvirt-kill kills it, libvirt-start starts it
+  libvirt-stop HOST           ask its daemon to end; libvirt-kill kills it, libvirt-start starts it
   heal HOST LINK              as it was
 
 Example:
@@ -123,9 +123,10 @@ pub(crate) struct LabUpArguments {
     /// Do not start agents
     #[arg(long)]
     pub(crate) no_agents: bool,
-    /// Give each host a libvirt of its own; `lab status` says where it is reached
-    #[arg(long)]
-    pub(crate) libvirt: bool,
+    /// Give each host a libvirt of its own, with `libvirtd`, or with this daemon: `virtqemud`, or one of the two in a directory
+    /// of its own; `lab status` says where it is reached
+    #[arg(long, value_name = "DAEMON", num_args = 0..=1, require_equals = true, default_missing_value = "libvirtd")]
+    pub(crate) libvirt: Option<PathBuf>,
     /// The hypervisor, also of the libvirts
     #[arg(long, default_value = "qemu-system-x86_64", value_name = "FILE")]
     pub(crate) qemu: PathBuf,

@@ -50,7 +50,7 @@ pub(crate) async fn guard(arguments: GuardArguments) -> Result<Exit, Problem> {
     let (runtime_directory, state_directory) =
         (orders.runtime_directory.clone(), orders.state_directory.clone());
     let hypervisor: Arc<dyn Hypervisor> = match arguments.libvirt {
-        Some(socket) => Arc::new(Libvirt::new(runtime_directory, state_directory, socket)),
+        Some(socket) => Arc::new(Libvirt::new(runtime_directory, state_directory, socket.into())),
         None => Arc::new(Qemu::to_find(runtime_directory)),
     };
     guard::stand(&orders, hypervisor).await?;

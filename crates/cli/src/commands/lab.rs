@@ -79,13 +79,15 @@ pub(crate) fn spec_of(name: &str, hosts: &[String], links: &LinkArguments) -> Re
         own_cpus: links.own_cpus,
         libvirt: false,
         libvirt_qemu: None,
+        libvirt_daemon: None,
     })
 }
 
 async fn up(arguments: &LabUpArguments) -> Result<Exit, Problem> {
     let spec = spec_of(&arguments.name, &arguments.hosts, &arguments.links)?;
-    let libvirt_qemu = libvirt_qemu(arguments)?;
-    let spec = LabSpec { libvirt: arguments.libvirt, libvirt_qemu, ..spec };
+    let libvirt_qemu = if arguments.libvirt.is_some() { unpacked("--qemu", &arguments.qemu)? } else { None };
+    let libvirt_daemon = arguments.libvirt.as_deref().map(libvirt_daemon).transpose()?.flatten();
+    let spec = LabSpec { libvirt: arguments.libvirt.is_some(), libvirt_qemu, libvirt_daemon, ..spec };
     let lab = Lab::up(spec).map_err(problem)?;
     let settings =
         AgentSettings { qemu: &arguments.qemu, trust: arguments.links.trust(), page_cache_mib: None };
@@ -104,15 +106,19 @@ async fn up(arguments: &LabUpArguments) -> Result<Exit, Problem> {
     Ok(Exit::Done)
 }
 
-/// The QEMU for the hosts' libvirts, if it is to be another than the distribution's.
-fn libvirt_qemu(arguments: &LabUpArguments) -> Result<Option<PathBuf>, Problem> {
-    let is_in_path = arguments.qemu.components().count() == 1;
-    if !arguments.libvirt || is_in_path {
+/// The daemon of the hosts' libvirts, if it is to be another than the distribution's `libvirtd`.
+fn libvirt_daemon(daemon: &Path) -> Result<Option<PathBuf>, Problem> {
+    let in_path = (daemon != Path::new("libvirtd")).then(|| daemon.to_owned());
+    Ok(unpacked("--libvirt", daemon)?.or(in_path))
+}
+
+/// The program that an option names, if it is not one in PATH.
+fn unpacked(option: &str, program: &Path) -> Result<Option<PathBuf>, Problem> {
+    if program.components().count() == 1 {
         return Ok(None);
     }
-    let qemu = arguments.qemu.display();
-    let found = arguments.qemu.canonicalize();
-    found.map(Some).map_err(|error| Problem::bad_input(format!("--qemu {qemu}: {error}")))
+    let wrong = |error| Problem::bad_input(format!("{option} {}: {error}", program.display()));
+    program.canonicalize().map(Some).map_err(wrong)
 }
 
 fn parse_link(words: &str) -> Result<LinkSpec, Problem> {
@@ -310,7 +316,7 @@ fn tell_status(status: &LabStatus) -> Result<(), Problem> {
         Some(vec![host.node.name.clone(), pid, libvirt.socket.display().to_string()])
     });
     let libvirts: Vec<_> = libvirts.collect();
-    if libvirts.is_empty() { Ok(()) } else { output::table(&["host", "libvirtd", "socket"], libvirts) }
+    if libvirts.is_empty() { Ok(()) } else { output::table(&["host", "libvirt", "socket"], libvirts) }
 }
 
 fn exec(name: &str, node: &str, program: &[String]) -> Result<Exit, Problem> {

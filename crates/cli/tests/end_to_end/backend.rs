@@ -2,8 +2,9 @@
 //! run with both.
 
 use std::cell::Cell;
+use std::thread::LocalKey;
 
-use crate::options;
+use crate::{options, with_libvirt};
 
 /// What has the guests of the test on this thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,19 +17,38 @@ pub(crate) enum Backend {
 thread_local! {
     static OF_TEST: Cell<Backend> = const { Cell::new(Backend::Qemu) };
     static HAS_NEWER_QEMU: Cell<bool> = const { Cell::new(false) };
+    static HAS_NEWER_LIBVIRT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a test with the newer libvirt in its labs, which must be there.
+pub(crate) fn with_newer_libvirt(test: fn()) {
+    with(&HAS_NEWER_LIBVIRT, test);
 }
 
 /// Runs a test with a newer QEMU if there is one.
 pub(crate) fn with_newer_qemu(test: fn()) {
+    with(&HAS_NEWER_QEMU, test);
+}
+
+fn with(flag: &'static LocalKey<Cell<bool>>, test: fn()) {
     /// Also when this one fails.
-    struct Before(bool);
+    struct Before(&'static LocalKey<Cell<bool>>, bool);
     impl Drop for Before {
         fn drop(&mut self) {
-            HAS_NEWER_QEMU.set(self.0);
+            self.0.set(self.1);
         }
     }
-    let _before = Before(HAS_NEWER_QEMU.replace(true));
+    let _before = Before(flag, flag.replace(true));
     test();
+}
+
+/// An argument of `lab up`: one that asks for libvirts names the daemon of those that the test has.
+pub(crate) fn naming_daemon(argument: &str) -> String {
+    let newer = HAS_NEWER_LIBVIRT.get().then(options::newer_libvirt).flatten();
+    match with_libvirt::daemon().or(newer) {
+        Some(daemon) if argument == "--libvirt" => format!("--libvirt={}", daemon.display()),
+        _ => argument.into(),
+    }
 }
 
 impl Backend {

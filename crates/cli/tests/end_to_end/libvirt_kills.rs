@@ -234,7 +234,7 @@ fn the_sources_libvirt_is_killed_and_its_agent_stands_still(scene: &Scene) {
     assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
 }
 
-fn libvirt_ends_at_the_hand_over_of_a_domain() {
+pub(crate) fn libvirt_ends_at_the_hand_over_of_a_domain() {
     let scene = scene();
     for &(host, ending) in
         whole::first_or_all(2, &[("b", "stop"), ("a", "kill"), ("b", "kill"), ("a", "stop")])
@@ -318,7 +318,7 @@ fn libvirt_ends_as_the_guest_is_paused() {
         }
         eventually("the guest runs on", || heartbeat.statistics().answered > 0);
         // Sooner or later, with the connection of the agent.
-        eventually("it has ended", || scene.lab.lab().libvirtd_pid("a").unwrap() != Some(libvirt));
+        eventually("it has ended", || scene.lab.lab().libvirt_pid("a").unwrap() != Some(libvirt));
         drop(migrating.wait());
         start_libvirt(&scene, "a");
         let host = assert_one_home(&scene);
@@ -360,7 +360,7 @@ fn a_libvirt_is_mute_for_a_while() {
 
 #[track_caller]
 fn libvirtd(lab: &TestLab, host: &str) -> Pid {
-    lab.lab().libvirtd_pid(host).unwrap().expect("it runs")
+    lab.lab().libvirt_pid(host).unwrap().expect("it runs")
 }
 
 /// Back when the guest has not answered for a while.

@@ -61,7 +61,7 @@ fn a_domain_outlives_its_daemon() {
     let qemu = lab.qemu_pid("a", "web").expect("its QEMU is seen from outside");
     let status = || lab.json::<Value>(&["lab", "status", lab.name()])["hosts"][0]["libvirt"].clone();
     for end in ["libvirt-stop a", "libvirt-kill a"] {
-        let daemon = lab.lab().libvirtd_pid("a").unwrap().expect("it runs");
+        let daemon = lab.lab().libvirt_pid("a").unwrap().expect("it runs");
         assert_eq!(status()["pid"], daemon.as_raw_pid());
         lab.fault(end);
         // Twice is the same as once.
@@ -71,7 +71,7 @@ fn a_domain_outlives_its_daemon() {
         assert_ne!(lab.virsh("a", &["list"]).code, 0, "nobody is to answer");
         lab.fault("libvirt-start a");
         lab.fault("libvirt-start a");
-        assert_ne!(lab.lab().libvirtd_pid("a").unwrap(), Some(daemon));
+        assert_ne!(lab.lab().libvirt_pid("a").unwrap(), Some(daemon));
         assert_eq!(lab.domain_state("a", "web").as_deref(), Some("running"), "after {end}");
         assert_eq!(lab.qemu_pid("a", "web"), Some(qemu));
     }

@@ -46,7 +46,7 @@ pub(crate) fn assert_moved(lab: &TestLab, source: &str, target: &str) {
     });
 }
 
-fn a_domain_is_moved_by_its_phases() {
+pub(crate) fn a_domain_is_moved_by_its_phases() {
     let lab = lab();
     let guest = lab.start_domain("a", "web", 160, "");
     lab.virsh("a", &["autostart", "web"]).done();

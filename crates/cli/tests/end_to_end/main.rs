@@ -373,6 +373,7 @@ fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
         .map(|(module, (name, test))| trial(format!("{module}::{name}"), *test, no_libvirt.clone()))
         .collect();
     trials.extend(with_libvirt::trials(no_libvirt.as_ref()));
+    trials.extend(newer_libvirt_trials(no_libvirt.as_ref(), is_list));
     let moves = libvirt_lab::a_domain_moves_with_another_qemu;
     let absent = no_libvirt.clone().or_else(no_other_qemu);
     trials.push(trial("libvirt_lab::a_domain_moves_with_another_qemu".into(), moves, absent));
@@ -384,6 +385,29 @@ fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
     let absent = no_libvirt.or_else(is_new);
     trials.push(trial("libvirt_fit::a_domain_of_which_qemu_loses_writes_stays".into(), stays, absent));
     trials
+}
+
+/// Those of domains that show whether a newer libvirt is dealt with, of which the first is in every run; `make test-libvirt`
+/// runs all with the one that it is told.
+const WITH_NEWER_LIBVIRT: &[Test] = &[
+    ("libvirt_ends_at_the_hand_over", libvirt_kills::libvirt_ends_at_the_hand_over_of_a_domain),
+    ("moves", libvirt_moves::a_domain_is_moved_by_its_phases),
+];
+
+fn newer_libvirt_trials(no_libvirt: Option<&String>, is_list: bool) -> Vec<Trial> {
+    if with_libvirt::is_wanted() {
+        return vec![];
+    }
+    let none =
+        options::newer_libvirt().is_none().then(|| "DRAINPIPE_TEST_LIBVIRT names no newer libvirt".into());
+    if let (None, Some(absent), false) = (no_libvirt, &none, is_list) {
+        eprintln!("SKIPPED, those with a newer libvirt: {absent}");
+    }
+    let absent = no_libvirt.cloned().or(none);
+    let named = whole::first_or_all(1, WITH_NEWER_LIBVIRT)
+        .iter()
+        .map(|(name, test)| (format!("newer_libvirt::{name}"), *test));
+    named.map(|(name, test)| trial(name, move || backend::with_newer_libvirt(test), absent.clone())).collect()
 }
 
 fn no_other_qemu() -> Option<String> {

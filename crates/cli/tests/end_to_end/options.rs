@@ -1,6 +1,7 @@
 //! Every option moves a guest there and back, says truly what it did, and leaves the hosts as they were.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use drainpipe_agent::api_types::{MigrationView, PlanView, VmState};
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
@@ -141,6 +142,12 @@ pub(crate) fn another_qemu() {
 /// A second QEMU to test with.
 pub(crate) fn other_qemu() -> Option<String> {
     std::env::var("DRAINPIPE_TEST_QEMU").ok().filter(|path| !path.is_empty())
+}
+
+/// The daemon of a newer libvirt to test with.
+pub(crate) fn newer_libvirt() -> Option<PathBuf> {
+    let directory = std::env::var_os("DRAINPIPE_TEST_LIBVIRT").filter(|path| !path.is_empty())?;
+    Some(Path::new(&directory).join("usr/sbin/libvirtd"))
 }
 
 /// Moves the guest from `a` to `b` and back while a client watches and holds a connection open.

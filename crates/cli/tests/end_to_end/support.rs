@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
-use crate::backend::Backend;
+use crate::backend::{self, Backend};
 use crate::drain::ask;
 use crate::guest::Guest;
 use crate::options;
@@ -75,6 +75,8 @@ impl TestLab {
         let backend = Backend::of_test().lab_arguments(arguments);
         let backend: Vec<&str> = backend.iter().map(String::as_str).collect();
         let words = [&["lab", "up", &lab.name], &backend[..], arguments].concat();
+        let words: Vec<String> = words.into_iter().map(backend::naming_daemon).collect();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
         Running::start(command_of(program, &words)).wait().done();
         lab
     }

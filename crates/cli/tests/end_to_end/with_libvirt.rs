@@ -2,12 +2,14 @@
 //!
 //! `make test` has a few of them, `make test-libvirt` all.
 
+use std::path::PathBuf;
+
 use libtest_mimic::{Completion, Trial};
 
 use crate::backend::Backend;
 use crate::{trial, with_labs_alone};
 
-/// Has all of them run, and no others but those of domains alone.
+/// Has all of them run, and no others but those of domains alone. A path is that of the daemon of all libvirts.
 const ALL: &str = "DRAINPIPE_TEST_WITH_LIBVIRT";
 
 /// In every run of all tests.
@@ -62,6 +64,12 @@ const NOT_THE_SAME: &[(&str, &str)] = &[
 /// Whether all of them are to run, and none of Drainpipe's own VMs.
 pub(crate) fn is_wanted() -> bool {
     std::env::var_os(ALL).is_some()
+}
+
+/// The daemon that all libvirts of this run have, if it is another than the distribution's.
+pub(crate) fn daemon() -> Option<PathBuf> {
+    let daemon = std::env::var_os(ALL).map(PathBuf::from);
+    daemon.filter(|path| path.components().count() > 1)
 }
 
 /// Those of this run; on a machine that lacks something, all are reported as ignored for it.

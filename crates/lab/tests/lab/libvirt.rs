@@ -48,7 +48,7 @@ fn each_host_has_a_libvirt_that_has_its_name() {
     }
     let lab = TestLab::of(spec(&unique_name()));
     assert_eq!(["a", "b"].map(|host| hostname(&lab, host)), ["a", "b"]);
-    let daemons = ["a", "b"].map(|host| lab.libvirtd_pid(host).unwrap().unwrap());
+    let daemons = ["a", "b"].map(|host| lab.libvirt_pid(host).unwrap().unwrap());
     let told = lab.status().unwrap().hosts.into_iter().map(|host| host.libvirt.unwrap().pid.unwrap());
     assert_eq!(told.collect::<Vec<_>>(), daemons.map(Pid::as_raw_pid));
     let unknown = lab.libvirt_socket("z").unwrap_err().to_string();
@@ -67,7 +67,7 @@ fn a_libvirt_ends_with_the_process_that_holds_it() {
     kill_process(Pid::from_raw(holder.unwrap().pid).unwrap(), Signal::KILL).unwrap();
     eventually("all on the host end", || lab.processes("a").unwrap().is_empty());
     assert_eq!(pids(&lab).len(), before.len() / 2, "the other host's goes on");
-    assert_eq!(lab.libvirtd_pid("a").unwrap(), None);
+    assert_eq!(lab.libvirt_pid("a").unwrap(), None);
 }
 
 /// Not a test by itself: see `lifecycle::victim`.
