@@ -513,7 +513,7 @@ pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Re
     let Meeting { source, target, plan, .. } = meeting;
     let asked = Request { zero_share, ..asked };
     let predicted_total_ms = prediction::total_ms(&source, &target.facts, &plan, &asked, memory_bytes);
-    let limits = prediction::limits(&source, &target.facts);
+    let limits = source.limits_to(&target.facts);
     let findings = match vmm {
         Some(vmm) => {
             let outpaced = outpaced(outgoing, request, &*vmm, memory_bytes, &plan).await;

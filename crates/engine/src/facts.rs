@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::bandwidth::classes::Limits;
 use crate::capabilities::Capabilities;
 use crate::encryption::EncryptionPolicy;
 use crate::known::if_known;
@@ -113,6 +114,15 @@ pub struct NoLibvirt {
 }
 
 impl HostFacts {
+    /// What this host and the target let a migration take.
+    pub fn limits_to(&self, target: &Self) -> Limits {
+        let least = |of: fn(&Self) -> Option<u64>| [self, target].into_iter().filter_map(of).min();
+        Limits {
+            all_mbps: least(|host| host.bandwidth_limit_mbps),
+            storage_mbps: least(|host| host.storage_limit_mbps),
+        }
+    }
+
     /// The same host, as a domain of libvirt has it: what can be done is what libvirt can do.
     pub fn for_domain(self) -> Result<Self, NoLibvirt> {
         let Some(hypervisor) = self.libvirt.clone() else { return Err(NoLibvirt { host: self.name }) };

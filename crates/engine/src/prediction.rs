@@ -1,6 +1,5 @@
 //! What a migration will take, by its plan, by what its memory holds, and by the cores that are there for it.
 
-use crate::bandwidth::classes::Limits;
 use crate::drain::{copied_ms, sent_ms};
 use crate::facts::HostFacts;
 use crate::plan::{Plan, Request};
@@ -32,15 +31,6 @@ pub fn fewer_free_cores(source: &HostFacts, target: &HostFacts) -> Option<f64> {
     source.idle_cores.zip(target.idle_cores).map(|(source, target)| source.min(target))
 }
 
-/// What both hosts let a migration take.
-pub fn limits(source: &HostFacts, target: &HostFacts) -> Limits {
-    let least = |of: fn(&HostFacts) -> Option<u64>| [source, target].into_iter().filter_map(of).min();
-    Limits {
-        all_mbps: least(|host| host.bandwidth_limit_mbps),
-        storage_mbps: least(|host| host.storage_limit_mbps),
-    }
-}
-
 /// From the request to the end of a migration by this plan, of a VM that rests and waits for no turn, the copies of its
 /// disks included; none where it is not known what its memory holds, or what the paths carry.
 pub fn total_ms(
@@ -50,7 +40,7 @@ pub fn total_ms(
     request: &Request,
     memory_bytes: u64,
 ) -> Option<f64> {
-    let limits = limits(source, target);
+    let limits = source.limits_to(target);
     let paths_mbps =
         limits.all_mbps.into_iter().chain([plan.carried_mbps()?]).min().filter(|mbps| *mbps > 0)?;
     let zero_share = request.zero_share.filter(|share| (0.0..=1.0).contains(share))?;

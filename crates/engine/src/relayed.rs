@@ -140,8 +140,8 @@ impl RelayMeans {
         let is_asked_for = request.option == RequestedOption::Compression;
         let speeds: Option<Vec<u64>> = paths.map(|path| path.speed_mbps).collect();
         let speed_mbps = speeds?.into_iter().fold(0, u64::saturating_add);
-        let limits = [source, target].into_iter().filter_map(|host| host.bandwidth_limit_mbps);
-        let wire_mbps = limits.chain([speed_mbps]).min().filter(|mbps| *mbps > 0)? as f64;
+        let limit_mbps = source.limits_to(target).all_mbps;
+        let wire_mbps = limit_mbps.into_iter().chain([speed_mbps]).min().filter(|mbps| *mbps > 0)? as f64;
         let cores = |host: &HostFacts| {
             let all = f64::from(host.cores.max(1));
             // Who asks for compression means also beside a compiler: packing takes no more than is idle. But passing

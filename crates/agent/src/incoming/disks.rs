@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::storage::{DISKS_MAX, DiskCopy, DiskImage, KeptPart};
+use drainpipe_engine::storage::{DISKS_MAX, DiskCopy, DiskImage, DiskName, KeptPart};
 use drainpipe_hypervisor::Machine;
 use drainpipe_hypervisor::spec::DiskFormat;
 use jiff::Timestamp;
@@ -150,7 +150,6 @@ async fn make_one(incoming: &Incoming, entry: &IncomingVm, disk: &DiskCopy) -> R
     let (id, DiskCopy { to, image, size_bytes, .. }) = (&entry.id, disk);
     incoming.journal.make_disk(id, to)?;
     let made = if incoming.files.is_device_place(to) {
-        lock(&entry.overwritten).insert(disk.disk);
         incoming.files.overwrite(disk, named_by_others(incoming, id)?).await
     } else {
         incoming.files.make(to, *image, *size_bytes).await
@@ -200,8 +199,10 @@ pub(super) async fn open(
     let tls = is_encrypted.then(|| incoming.peers.identity.server_config_for(&entry.source));
     let receiver = DiskReceiver::start(listener, &program.path, &entry.disks, token, tls)?;
     *lock(&entry.disk_receiver) = Some(receiver);
-    let [begun, overwritten] =
-        [&entry.begun, &entry.overwritten].map(|disks| lock(disks).iter().copied().collect());
+    let begun: Vec<DiskName> = lock(&entry.begun).iter().copied().collect();
+    let is_overwritten =
+        |disk: &&DiskCopy| incoming.files.is_device_place(&disk.to) && !begun.contains(&disk.disk);
+    let overwritten = entry.disks.iter().filter(is_overwritten).map(|disk| disk.disk).collect();
     Ok(Some(DiskEndpoint { port, token, begun, overwritten }))
 }
 

@@ -47,8 +47,6 @@ pub(super) struct IncomingVm {
     pub(super) disks: Vec<DiskCopy>,
     /// Those of which a part was here already.
     pub(super) begun: Mutex<BTreeSet<DiskName>>,
-    /// Those that go to block devices.
-    pub(super) overwritten: Mutex<BTreeSet<DiskName>>,
     /// Where copies of its disks come in, as long as they do.
     pub(super) disk_receiver: Mutex<Option<DiskReceiver>>,
     pub(super) reserved: Mutex<MemoryNeeds>,
@@ -82,7 +80,6 @@ impl IncomingVm {
             protocol: None,
             disks: vec![],
             begun: Mutex::default(),
-            overwritten: Mutex::default(),
             disk_receiver: Mutex::default(),
             reserved: Mutex::default(),
             vmm: Mutex::default(),

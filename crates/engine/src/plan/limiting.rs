@@ -40,7 +40,7 @@ pub(super) fn with_limit_keeper(
     let Some(hypervisor) = Incapable::among([source], |can| can.connections_are_ours) else {
         return Ok(plan);
     };
-    let limit_mbps = [source, target].into_iter().filter_map(|host| host.bandwidth_limit_mbps).min();
+    let limit_mbps = source.limits_to(target).all_mbps;
     let keeps_limit = source.hypervisor.capabilities.keeps_limit;
     let Plan { mut reasons, .. } = plan;
     let limit_keeper = match (keeps_limit, limit_mbps) {
