@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{io, process, thread};
 
-use drainpipe_agent::api_types::{HostView, MigrationView, VmList, VmState};
+use drainpipe_agent::api_types::{HostView, MigrationView, VmList, VmState, VmView};
 use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor_qemu::QemuUser;
 use drainpipe_lab::Lab;
@@ -162,13 +162,31 @@ impl TestLab {
     /// Fails the test unless the VM runs on this host, and on no other is anything left of it.
     #[track_caller]
     pub(crate) fn assert_runs_on(&self, vm: &str, host: &str) {
-        let list = self.vms();
-        let found: Vec<_> = list.vms.iter().filter(|view| view.name == vm).collect();
-        let [found] = found[..] else { panic!("one VM {vm} is expected: {list:#?}") };
+        let found = self.answering(vm);
         assert_eq!((found.host.as_str(), found.state), (host, VmState::Running), "{found:#?}");
         let hosts = self.hosts();
         let with_qemu = hosts.iter().filter(|host| self.qemu_pid(host, vm).is_some());
         assert_eq!(with_qemu.collect::<Vec<_>>(), [host], "hosts on which the VM has a QEMU");
+    }
+
+    /// A VM, once its QEMU answers: one of a busy machine may take longer than lists wait for it.
+    #[track_caller]
+    fn answering(&self, vm: &str) -> VmView {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let list = self.vms();
+            let found: Vec<_> = list.vms.iter().filter(|view| view.name == vm).collect();
+            let [found] = found[..] else { panic!("one VM {vm} is expected: {list:#?}") };
+            if found.state != VmState::Unknown {
+                return found.clone();
+            }
+            if Instant::now() > end {
+                let qemu =
+                    self.qemu_pid(&found.host, vm).map(|pid| threads(&pid.as_raw_nonzero().to_string()));
+                panic!("its QEMU does not answer: {found:#?}; its threads: {}", qemu.unwrap_or_default());
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// Boots a guest on host `a`, all but 112 MiB of its memory filled; back when it is ready.
@@ -384,6 +402,17 @@ fn parent(pid: Pid) -> Option<Pid> {
     let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
     Pid::from_raw(parent.trim().parse().ok()?)
+}
+
+/// What each thread of a process waits for, by the kernel.
+pub(crate) fn threads(pid: &str) -> String {
+    let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return String::new() };
+    let lines = tasks.filter_map(Result::ok).map(|task| {
+        let path = task.path();
+        format!("{} {} {}\n", read(path.join("comm")), read(path.join("wchan")), read(path.join("stack")))
+    });
+    lines.collect()
 }
 
 /// Waits until `condition` holds.

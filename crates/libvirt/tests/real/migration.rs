@@ -9,11 +9,13 @@ use tokio::time::timeout;
 
 use crate::daemons::{DEADLINE, Daemons, count_qemus, small_domain};
 
-const FLAGS: u32 = migrate_flags::LIVE
+/// Over QEMU's main connection alone.
+const SINGLE: u32 = migrate_flags::LIVE
     | migrate_flags::PERSIST_DEST
     | migrate_flags::UNDEFINE_SOURCE
-    | migrate_flags::CHANGE_PROTECTION
-    | migrate_flags::PARALLEL;
+    | migrate_flags::CHANGE_PROTECTION;
+
+const FLAGS: u32 = SINGLE | migrate_flags::PARALLEL;
 
 /// A domain that runs at the source, and the connections that hold its migration.
 struct Moving {
@@ -33,26 +35,25 @@ impl Moving {
     }
 
     /// Begin, Prepare and Perform; what comes of it is for Finish.
-    async fn perform(&self) -> Result<Vec<u8>, Error> {
-        let parameters = parameters();
-        let begun = self.source.migrate_begin(&self.domain, &parameters, FLAGS, DEADLINE).await?;
+    async fn perform(&self, flags: u32) -> Result<Vec<u8>, Error> {
+        let parameters = parameters(flags);
+        let begun = self.source.migrate_begin(&self.domain, &parameters, flags, DEADLINE).await?;
         let with_xml =
             [&parameters[..], &[Parameter::text(migrate_parameters::DESTINATION_XML, begun.xml)]].concat();
-        let prepared = self.target.migrate_prepare(&with_xml, &begun.cookie, FLAGS, DEADLINE).await?;
-        self.source.migrate_perform(&self.domain, &parameters, &prepared.cookie, FLAGS, DEADLINE).await
+        let prepared = self.target.migrate_prepare(&with_xml, &begun.cookie, flags, DEADLINE).await?;
+        self.source.migrate_perform(&self.domain, &parameters, &prepared.cookie, flags, DEADLINE).await
     }
 
     fn finish_parameters(&self) -> Vec<Parameter> {
         let name = Parameter::text(migrate_parameters::DESTINATION_NAME, &self.domain.name);
-        [parameters(), vec![name]].concat()
+        [parameters(FLAGS), vec![name]].concat()
     }
 }
 
-fn parameters() -> Vec<Parameter> {
-    vec![
-        Parameter::text(migrate_parameters::URI, "tcp:127.0.0.1:49152"),
-        Parameter::int(migrate_parameters::PARALLEL_CONNECTIONS, 4),
-    ]
+fn parameters(flags: u32) -> Vec<Parameter> {
+    let to = Parameter::text(migrate_parameters::URI, "tcp:127.0.0.1:49152");
+    let connections = Parameter::int(migrate_parameters::PARALLEL_CONNECTIONS, 4);
+    [to].into_iter().chain((flags & migrate_flags::PARALLEL != 0).then_some(connections)).collect()
 }
 
 async fn state(libvirt: &Connection, domain: &Domain) -> State {
@@ -87,7 +88,7 @@ async fn a_domain_moves_and_one_copy_is_left() {
     let mut events = watching.events();
     watching.subscribe(DEADLINE).await.unwrap();
 
-    let cookie = moving.perform().await.unwrap();
+    let cookie = moving.perform(FLAGS).await.unwrap();
     let performed = Instant::now();
     assert_eq!(state(&watching, domain).await, State::Paused);
     let flags = FLAGS | migrate_flags::PAUSED;
@@ -119,16 +120,21 @@ async fn a_domain_moves_and_one_copy_is_left() {
 async fn a_move_that_is_cancelled_leaves_the_domain_where_it_was() {
     let Some(moving) = Moving::start().await else { return };
     let Moving { source, target, domain, .. } = &moving;
-    let cookie = moving.perform().await.unwrap();
+    let cookie = moving.perform(FLAGS).await.unwrap();
     let finished =
         target.migrate_finish(&moving.finish_parameters(), &cookie, FLAGS, true, DEADLINE).await.unwrap();
     assert_eq!(finished.domain, None);
-    source.migrate_confirm(domain, &parameters(), &finished.cookie, FLAGS, true, DEADLINE).await.unwrap();
+    source
+        .migrate_confirm(domain, &parameters(FLAGS), &finished.cookie, FLAGS, true, DEADLINE)
+        .await
+        .unwrap();
     assert_eq!(state(source, domain).await, State::Running);
     assert_eq!(target.domains(false, DEADLINE).await.unwrap(), []);
     assert_eq!(count_qemus(domain), 1);
 }
 
+/// Without multifd: what one cancels with it, QEMU 7.2 may call failed ("Unable to write to socket: Bad file descriptor"),
+/// seen once in 30 runs on busy cores.
 #[tokio::test]
 async fn a_move_under_way_is_watched_and_aborted() {
     let Some(moving) = Moving::start().await else { return };
@@ -146,11 +152,12 @@ async fn a_move_under_way_is_watched_and_aborted() {
             }
         }
     };
-    let (performed, ()) = timeout(DEADLINE, async { tokio::join!(moving.perform(), watch) }).await.unwrap();
+    let (performed, ()) =
+        timeout(DEADLINE, async { tokio::join!(moving.perform(SINGLE), watch) }).await.unwrap();
     let aborted = performed.unwrap_err();
     assert!(aborted.is_operation_aborted(), "{aborted}");
     assert_eq!(state(&watching, domain).await, State::Running);
     // From then on it begins another one.
     timeout(DEADLINE, wait_for_no_job(&watching, domain)).await.unwrap();
-    watching.migrate_begin(domain, &parameters(), FLAGS, DEADLINE).await.unwrap();
+    watching.migrate_begin(domain, &parameters(FLAGS), FLAGS, DEADLINE).await.unwrap();
 }

@@ -23,7 +23,7 @@ use super::violation::Violation;
 use super::{HOSTS, directory};
 use crate::drain::ask;
 use crate::guest::Guest;
-use crate::support::TestLab;
+use crate::support::{TestLab, threads};
 
 /// What is wrong is looked for so often.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -535,15 +535,4 @@ fn copy_files(from: &Path, to: &Path, prefix: &str) {
             let _ = fs::copy(entry.path(), to.join(entry.file_name()));
         }
     }
-}
-
-/// What each thread of a process waits for, by the kernel.
-fn threads(pid: &str) -> String {
-    let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
-    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return String::new() };
-    let lines = tasks.filter_map(Result::ok).map(|task| {
-        let path = task.path();
-        format!("{} {} {}\n", read(path.join("comm")), read(path.join("wchan")), read(path.join("stack")))
-    });
-    lines.collect()
 }
