@@ -1,0 +1,289 @@
+//! Migrations from this host, as others see them while they are under way.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use drainpipe_engine::migration::Stage;
+use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::progress::{CompressionProgress, PathRate, Progress, ProgressMeter};
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::step::Step;
+use jiff::Timestamp;
+use tokio::sync::{Notify, watch};
+
+use crate::api_types::{MigrateRequest, MigrationView};
+use crate::journal::Journal;
+use crate::lock::lock;
+
+/// Migrations under way from this host.
+#[derive(Debug, Default)]
+pub(crate) struct OutgoingMigrations {
+    running: Mutex<BTreeMap<String, Arc<Running>>>,
+}
+
+/// One migration under way, as others see it.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(super) id: String,
+    pub(super) vm: String,
+    pub(super) target: String,
+    pub(super) requested_option: RequestedOption,
+    pub(super) started_at: Timestamp,
+    // Begun by an earlier life of the agent, or by a task that has crashed.
+    pub(super) is_taken_up: bool,
+    pub(super) cancel: Notify,
+    pub(super) cancel_requested: AtomicBool,
+    pub(super) progress: watch::Sender<Progress>,
+    pub(super) stage: watch::Sender<Stage>,
+    pub(super) turn: watch::Sender<Turn>,
+    pub(super) gives_way: watch::Sender<bool>,
+    // By the operator's word, which is asked for only once the hand-over is recorded.
+    pub(super) target_lost: watch::Sender<bool>,
+    // Only while the journal cannot have it: the outcome is open still, or the disk is full.
+    pub(super) result: Mutex<Option<MigrationResult>>,
+    // Why its result is not in the journal, though it is over.
+    pub(super) unrecorded: Mutex<Option<Problem>>,
+}
+
+/// Whether a migration may send as soon as it can.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It may.
+    Now,
+    /// After step 5 it waits for [`Running::release`].
+    Held,
+}
+
+impl OutgoingMigrations {
+    pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Running>>> {
+        // Insertion and removal leave the map whole.
+        lock(&self.running)
+    }
+
+    /// One migration under way.
+    pub(crate) fn get(&self, id: &str) -> Option<Arc<Running>> {
+        self.lock().get(id).cloned()
+    }
+
+    /// How many others are sending.
+    pub(super) fn sending_beside(&self, id: &str) -> usize {
+        let running = self.lock();
+        let uses_links = |stage| matches!(stage, Stage::CopyingDisks | Stage::Sending);
+        running.values().filter(|other| other.id != id && uses_links(*other.stage.borrow())).count()
+    }
+
+    /// Those that an earlier life of the agent, or a task that has crashed, has begun, but for those in doubt: these
+    /// end when their target answers.
+    pub(crate) fn taken_up(&self) -> Vec<Arc<Running>> {
+        let running = self.lock();
+        running.values().filter(|running| running.is_taken_up && !running.is_in_doubt()).cloned().collect()
+    }
+
+    /// Those of which the outcome is neither known nor left open.
+    pub(crate) fn under_way(&self) -> Vec<Arc<Running>> {
+        self.lock().values().filter(|running| !running.is_over()).cloned().collect()
+    }
+
+    /// Whether a VM is on its way to this host, or may be there.
+    pub(crate) fn are_to(&self, host: &str) -> bool {
+        self.lock().values().any(|running| running.target == host)
+    }
+
+    /// That of a VM which is on its way from here, or may have left.
+    pub(crate) fn of_vm(&self, vm: &str) -> Option<Arc<Running>> {
+        self.lock().values().find(|running| running.vm == vm).cloned()
+    }
+
+    /// All migrations that are not over, or of which the outcome is left open.
+    pub(crate) fn all(&self) -> Vec<Arc<Running>> {
+        self.lock().values().cloned().collect()
+    }
+}
+
+impl Running {
+    pub(super) fn new(
+        id: String,
+        request: &MigrateRequest,
+        started_at: Timestamp,
+        turn: Turn,
+        is_taken_up: bool,
+    ) -> Self {
+        let first = ProgressMeter::default().progress(Step::EstablishHosts, 0.0);
+        Self {
+            id,
+            vm: request.vm.clone(),
+            target: request.target.clone(),
+            requested_option: request.option,
+            started_at,
+            is_taken_up,
+            cancel: Notify::new(),
+            cancel_requested: AtomicBool::new(false),
+            result: Mutex::default(),
+            unrecorded: Mutex::default(),
+            progress: watch::Sender::new(first),
+            stage: watch::Sender::new(Stage::Preparing),
+            turn: watch::Sender::new(turn),
+            gives_way: watch::Sender::new(false),
+            target_lost: watch::Sender::new(false),
+        }
+    }
+
+    /// Where it goes.
+    pub(crate) fn target(&self) -> &str {
+        &self.target
+    }
+
+    /// Lets it send: at once, or as soon as it can.
+    pub(crate) fn release(&self) {
+        self.turn.send_replace(Turn::Now);
+    }
+
+    /// Leaves the links to another one, until told otherwise and for some seconds at most.
+    pub(crate) fn give_way(&self) {
+        self.gives_way.send_replace(true);
+    }
+
+    /// May have all of the links.
+    pub(crate) fn take_all(&self) {
+        self.gives_way.send_replace(false);
+    }
+
+    /// Whether it leaves the links to another one, now and from now on.
+    pub(crate) fn way_given(&self) -> watch::Receiver<bool> {
+        self.gives_way.subscribe()
+    }
+
+    /// Whether it waits, or will wait, to be released.
+    pub(crate) fn is_held(&self) -> bool {
+        *self.turn.borrow() == Turn::Held
+    }
+
+    /// What each of its paths carries.
+    pub(crate) fn paths(&self) -> Vec<PathRate> {
+        if *self.stage.borrow() == Stage::Ended { vec![] } else { self.progress.borrow().paths.clone() }
+    }
+
+    /// What compression does of late; none without it.
+    pub(crate) fn compression(&self) -> Option<CompressionProgress> {
+        self.progress.borrow().compression
+    }
+
+    /// How far it is, now and from now on. When it has [`Stage::Ended`], its result is recorded; of an
+    /// outcome that is not known yet, [`Self::view`] has it.
+    pub(crate) fn stages(&self) -> watch::Receiver<Stage> {
+        self.stage.subscribe()
+    }
+
+    /// Its identifier.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The VM.
+    pub(crate) fn vm(&self) -> &str {
+        &self.vm
+    }
+
+    /// What the target's host has confirmed so far.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        self.progress.borrow().sent_bytes
+    }
+
+    /// What of its disks was gone through so far; 0 where none is copied.
+    pub(crate) fn copied_bytes(&self) -> u64 {
+        self.progress.borrow().disks.iter().map(|disk| disk.copied_bytes).sum()
+    }
+
+    /// How it ended, once it has; also when that is not known until the target answers.
+    pub(crate) fn end(&self, journal: &Journal) -> Result<Option<MigrationResult>, Problem> {
+        let recorded = journal.result(&self.id)?;
+        Ok(recorded.or_else(|| self.result().clone()))
+    }
+
+    /// Asks for it to be undone.
+    pub(crate) fn cancel(&self) {
+        self.cancel_requested.store(true, Ordering::Relaxed);
+        self.cancel.notify_one();
+    }
+
+    fn is_in_doubt(&self) -> bool {
+        self.result().as_ref().is_some_and(|result| result.outcome == Outcome::InDoubt)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.result().is_some()
+    }
+
+    pub(super) fn result(&self) -> MutexGuard<'_, Option<MigrationResult>> {
+        lock(&self.result)
+    }
+
+    /// Why its result cannot be written down, if it cannot: it waits until it can.
+    pub(crate) fn unrecorded(&self) -> MutexGuard<'_, Option<Problem>> {
+        lock(&self.unrecorded)
+    }
+
+    /// The migration in the shape of the API.
+    pub(crate) fn view(&self, source: &str) -> MigrationView {
+        MigrationView {
+            id: self.id.clone(),
+            vm: self.vm.clone(),
+            source: source.into(),
+            target: self.target.clone(),
+            started_at: Some(self.started_at.to_string()),
+            requested_option: Some(self.requested_option),
+            progress: Some(self.progress.borrow().clone()),
+            result: self.result().clone(),
+            waits_for: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drainpipe_engine::migration::{Limits, Migration};
+
+    use super::*;
+    use crate::api_types::TargetUse;
+    use crate::measure::Measurements;
+    use crate::result::{Identity, Pauses, assemble};
+
+    fn in_doubt() -> MigrationResult {
+        let (migration, _) = Migration::begin(Limits::default());
+        let measured = Measurements::begin(None).finish(None, TargetUse::default());
+        let identity = Identity {
+            id: "1".into(),
+            vm: "web".into(),
+            source: "a".into(),
+            target: "b".into(),
+            memory_bytes: 1 << 30,
+            requested_option: RequestedOption::Auto,
+            started_at: Timestamp::UNIX_EPOCH,
+        };
+        let pauses = Pauses { timings: migration.timings(), standstill_ms: None };
+        assemble(identity, &migration, pauses, Outcome::InDoubt, None, measured)
+    }
+
+    #[test]
+    fn one_that_waits_for_its_targets_word_is_not_under_way() {
+        let outgoing = OutgoingMigrations::default();
+        let request = MigrateRequest {
+            vm: "web".into(),
+            target: "b".into(),
+            option: RequestedOption::Auto,
+            encrypt: false,
+            post_copy: false,
+            copy_storage: false,
+            disks: BTreeMap::new(),
+            deadline_s: None,
+            throttle_max_percent: None,
+        };
+        let running = Arc::new(Running::new("1".into(), &request, Timestamp::UNIX_EPOCH, Turn::Now, false));
+        outgoing.lock().insert("1".into(), Arc::clone(&running));
+        assert_eq!(outgoing.under_way().len(), 1);
+        *running.result() = Some(in_doubt());
+        assert_eq!((outgoing.under_way().len(), outgoing.all().len()), (0, 1));
+    }
+}
