@@ -17,9 +17,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::check::finding::Finding;
-use drainpipe_engine::facts::HostFacts;
-use drainpipe_engine::migration::{Action, Event, Migration, Stage, downtime_limit_ms};
-use drainpipe_engine::plan::{Plan, Request};
+use drainpipe_engine::migration::{Action, Event, Migration, Stage};
+use drainpipe_engine::plan::Request;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::Progress;
 use drainpipe_engine::protocol::Protocol;
@@ -30,7 +29,9 @@ use tokio::sync::{broadcast, mpsc};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use self::hooks::BeforePause;
+use self::hooks::DowntimeLimit;
+use self::post_copy::PostCopy;
+use self::preparing::Agreed;
 use self::throttling::CpuThrottle;
 use super::connections::{Setting, UnsentLimit};
 use super::meeting::asked_for;
@@ -39,7 +40,7 @@ use super::standstill::StandstillWatch;
 use super::target_watch::TargetWatch;
 use super::tracked::Gone;
 use super::{Outgoing, Running, Turn};
-use crate::api_types::{Endpoint, MigrateRequest, TargetUse};
+use crate::api_types::{MigrateRequest, TargetUse};
 use crate::bandwidth::{DiskPace, Throttle};
 use crate::beside::Beside;
 use crate::client::ApiClient;
@@ -75,32 +76,17 @@ pub(super) struct Executor {
     // While they are copied.
     disk_throttle: Option<Throttle>,
     told_limit_mbps: Option<u64>,
-    reconnects: usize,
-    // The connection of what the VM needs to run.
-    broken_since: Option<Instant>,
     started_at: Timestamp,
     began: Instant,
-    // Agreed on in step 1.
-    protocol: Option<Protocol>,
-    facts: Option<(HostFacts, HostFacts)>,
+    agreed: Agreed,
     // Until the migration is told.
     findings: Vec<Finding>,
-    plan: Option<Plan>,
-    endpoint: Option<Endpoint>,
-    downtime_limit_ms: u64,
-    before_pause: BeforePause,
-    // Until that had ended.
-    rounds_held: u64,
+    downtime_limit: DowntimeLimit,
     unsent_limit: UnsentLimit,
     no_resets: Setting,
-    // From the request to the end; absent until there is a plan, and where it cannot be told.
-    predicted_total_ms: Option<f64>,
     // Told to send the last bytes of the VM, which is paused for them.
     is_switching_over: bool,
-    // QEMU was told to go over to post-copy.
-    is_post_copy_begun: bool,
-    // For the rest of the memory there is none.
-    is_limit_lifted: bool,
+    post_copy: PostCopy,
     // What has become of the VM there.
     target_asked_at: Option<Instant>,
     events: broadcast::Receiver<VmEvent>,
@@ -145,27 +131,18 @@ impl Executor {
             disk_pace: DiskPace::default(),
             disk_throttle: None,
             told_limit_mbps: None,
-            reconnects: 0,
-            broken_since: None,
             started_at,
             began: Instant::now(),
-            protocol: None,
-            facts: None,
+            agreed: Agreed::default(),
             findings: vec![],
-            plan: None,
-            endpoint: None,
-            downtime_limit_ms: downtime_limit_ms(0),
-            before_pause: BeforePause::default(),
-            rounds_held: 0,
+            downtime_limit: DowntimeLimit::default(),
             unsent_limit: UnsentLimit::new(),
             no_resets: Setting::new(
                 "should the target's QEMU end meanwhile, this VM may have to be shut down before it can be \
                  migrated again",
             ),
-            predicted_total_ms: None,
             is_switching_over: false,
-            is_post_copy_begun: false,
-            is_limit_lifted: false,
+            post_copy: PostCopy::default(),
             target_asked_at: None,
             pause: Pause::default(),
             standstill_watch: None,
@@ -354,7 +331,7 @@ impl Executor {
     fn result(&mut self, migration: &Migration, outcome: Outcome) -> MigrationResult {
         self.end_standstill_watch();
         let measured = self.measurements.finish(self.claimed.vmm.as_deref(), self.target_use);
-        let plan = self.plan.as_ref();
+        let plan = self.agreed.plan.as_ref();
         let mut result = result::assemble(
             result::Identity {
                 id: self.running.id.clone(),
@@ -374,10 +351,10 @@ impl Executor {
             plan,
             measured,
         );
-        result.protocol = self.protocol.map(Protocol::number);
+        result.protocol = self.agreed.protocol.map(Protocol::number);
         result.tracked_connections = self.tracked_use().filter(|_| result.has_left());
-        result.predicted_total_ms = self.predicted_total_ms.map(result::tenth);
-        result.free_cores = self.facts.as_ref().and_then(|(source, _)| source.idle_cores);
+        result.predicted_total_ms = self.agreed.predicted_total_ms.map(result::tenth);
+        result.free_cores = self.agreed.facts.as_ref().and_then(|(source, _)| source.idle_cores);
         if outcome == Outcome::Cancelled && self.outgoing.host.check_not_stopping().is_err() {
             let why =
                 format!("cancelled, since the agent of {} was being stopped", self.outgoing.host.name());

@@ -30,13 +30,13 @@ const ENDED_WITHIN: Duration = Duration::from_secs(10);
 
 impl Executor {
     fn copied_disks(&self) -> Vec<usize> {
-        let disks = self.plan.iter().flat_map(|plan| &plan.disks);
+        let disks = self.agreed.plan.iter().flat_map(|plan| &plan.disks);
         disks.map(|disk| disk.disk.index()).collect()
     }
 
     /// Where disks are on the target that are elsewhere here.
     pub(super) fn places(&self) -> BTreeMap<usize, PathBuf> {
-        let disks = self.plan.iter().flat_map(|plan| &plan.disks);
+        let disks = self.agreed.plan.iter().flat_map(|plan| &plan.disks);
         disks.map(|disk| (disk.disk.index(), PathBuf::from(&disk.to))).collect()
     }
 
@@ -58,7 +58,7 @@ impl Executor {
     }
 
     pub(super) async fn start_disk_copies(&mut self) -> Result<(), Problem> {
-        let (Some(plan), Some(endpoint)) = (&self.plan, &self.endpoint) else {
+        let (Some(plan), Some(endpoint)) = (&self.agreed.plan, &self.agreed.endpoint) else {
             return Err(Problem::failed("copies of disks before the hosts are connected"));
         };
         let disks =

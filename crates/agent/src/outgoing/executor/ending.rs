@@ -43,7 +43,7 @@ impl Executor {
     pub(super) async fn switch_over(&mut self) -> Result<(), Problem> {
         self.target_watch = TargetWatch::default();
         self.end_hook();
-        if self.is_post_copy_begun
+        if self.post_copy.is_begun
             && let Some(throttle) = self.throttle.take()
         {
             throttle.lift();
@@ -69,7 +69,7 @@ impl Executor {
             vmm.switch_over(QMP_DEADLINE).await.map_err(qemu_failed)?;
             self.hand_last_over(&**vmm).await
         };
-        if self.is_post_copy_begun {
+        if self.post_copy.is_begun {
             // One after the other: from here on nothing is undone because the target does not answer.
             here.await?;
             let (received, let_go) = tokio::join!(self.wait_received(), self.await_let_go());
@@ -246,7 +246,7 @@ impl Executor {
 
     pub(super) async fn stop_transfer(&mut self) -> Result<(), Problem> {
         (self.throttle, self.target_watch) = (None, TargetWatch::default());
-        self.before_pause = BeforePause::Over;
+        self.downtime_limit.hook = BeforePause::Over;
         if self.vmm().is_err() {
             return Ok(());
         }

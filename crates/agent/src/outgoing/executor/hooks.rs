@@ -1,5 +1,6 @@
 //! The host's hooks: a VM's is told before the pause, and another one should the VM stay.
 
+use drainpipe_engine::migration::downtime_limit_ms;
 use drainpipe_hypervisor::TransferStatus;
 use tokio::task::JoinHandle;
 use tracing::warn;
@@ -45,22 +46,36 @@ impl BeforePause {
     }
 }
 
+/// How long a pause QEMU may take for short enough, and what keeps it from pausing the VM.
+pub(super) struct DowntimeLimit {
+    pub(super) ms: u64,
+    pub(super) hook: BeforePause,
+    /// Rounds until that had ended.
+    pub(super) rounds_held: u64,
+}
+
+impl Default for DowntimeLimit {
+    fn default() -> Self {
+        Self { ms: downtime_limit_ms(0), hook: BeforePause::default(), rounds_held: 0 }
+    }
+}
+
 impl Executor {
     /// With which the transfer begins.
     pub(super) fn first_downtime_limit_ms(&mut self) -> u64 {
         if self.outgoing.host.config.hooks.before_pause.is_some() {
-            self.before_pause = BeforePause::ToBegin;
-            self.downtime_limit_ms = HELD_DOWNTIME_LIMIT_MS;
+            self.downtime_limit.hook = BeforePause::ToBegin;
+            self.downtime_limit.ms = HELD_DOWNTIME_LIMIT_MS;
         }
-        self.downtime_limit_ms
+        self.downtime_limit.ms
     }
 
     /// Begins it once the pause is near.
     pub(super) fn consider_hook(&mut self, status: &TransferStatus) {
         let ram = status.ram.unwrap_or_default();
         let is_near = is_near(ram.remaining_bytes, ram.throughput_mbps, ram.rounds);
-        if matches!(self.before_pause, BeforePause::ToBegin) && is_near {
-            self.before_pause = match self.note_hook_due() {
+        if matches!(self.downtime_limit.hook, BeforePause::ToBegin) && is_near {
+            self.downtime_limit.hook = match self.note_hook_due() {
                 Some(due) => self.begin_hook(due),
                 None => BeforePause::Over,
             };
@@ -69,7 +84,7 @@ impl Executor {
 
     /// The VM is paused: what the hook has not done by now cannot be done.
     pub(super) fn end_hook(&mut self) {
-        let before = std::mem::take(&mut self.before_pause);
+        let before = std::mem::take(&mut self.downtime_limit.hook);
         if before.holds() {
             warn!(vm = self.running.vm, "was paused before its hook had ended, or begun: the hook is ended");
         }

@@ -26,7 +26,7 @@ impl Executor {
 
     /// Where many connections of QEMU share a low limit. It is put back with the migration's other changes of the network.
     pub(super) async fn keep_packets_small(&self, limit_mbps: Option<u64>) {
-        let (Some(limit_mbps), Some(plan)) = (limit_mbps, &self.plan) else { return };
+        let (Some(limit_mbps), Some(plan)) = (limit_mbps, &self.agreed.plan) else { return };
         let limit_bytes_per_s = limit_mbps.saturating_mul(BYTES_PER_S_OF_MBPS);
         let are_paced = plan.relay().is_none() && plan.limit_keeper == LimitKeeper::Agents;
         if !are_paced || !needs_small_packets(limit_bytes_per_s, connections(plan)) {

@@ -29,12 +29,24 @@ const TAKEN_IN_WITHIN: Duration = Duration::from_secs(5);
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// How far post-copy is.
+#[derive(Default)]
+pub(super) struct PostCopy {
+    /// QEMU was told to go over to it.
+    pub(super) is_begun: bool,
+    // For the rest of the memory there is none.
+    is_limit_lifted: bool,
+    // The connection of what the VM needs to run.
+    broken_since: Option<Instant>,
+    reconnects: usize,
+}
+
 impl Executor {
     pub(super) async fn begin_post_copy(&mut self) -> Result<Event, Problem> {
         // Also if the answer does not come.
-        self.is_post_copy_begun = true;
-        self.is_post_copy_begun = self.vmm()?.start_post_copy(QMP_DEADLINE).await.map_err(qemu_failed)?;
-        Ok(if self.is_post_copy_begun { Event::Done } else { Event::Converged })
+        self.post_copy.is_begun = true;
+        self.post_copy.is_begun = self.vmm()?.start_post_copy(QMP_DEADLINE).await.map_err(qemu_failed)?;
+        Ok(if self.post_copy.is_begun { Event::Done } else { Event::Converged })
     }
 
     /// A QEMU that takes the sending of what the VM needs for failed lets it run on. So whatever the target has, it is
@@ -66,7 +78,7 @@ impl Executor {
 
     /// Whether what was sent may be a part of the VM, and its QEMU here one that cannot let it run any more.
     fn may_be_in_parts(&self) -> bool {
-        self.is_post_copy_begun || self.running.is_taken_up
+        self.post_copy.is_begun || self.running.is_taken_up
     }
 
     /// Whether its QEMU here has failed, and may have let the VM run on.
@@ -97,7 +109,7 @@ impl Executor {
             warn!(%error, "a connection that breaks in the last moment may end the VM");
         }
         match vmm.set_bandwidth(None, QMP_DEADLINE).await {
-            Ok(()) => self.is_limit_lifted = true,
+            Ok(()) => self.post_copy.is_limit_lifted = true,
             Err(error) => {
                 warn!(%error, "the rest of the VM's memory goes within the bandwidth limit, which holds the VM up");
             }
@@ -112,7 +124,7 @@ impl Executor {
         let is_needed = match status {
             // What the target has got by then it may have to take in still.
             MigrationStatus::PostcopyPaused => {
-                let since = *self.broken_since.get_or_insert_with(Instant::now);
+                let since = *self.post_copy.broken_since.get_or_insert_with(Instant::now);
                 is_mute || since.elapsed() < TAKEN_IN_WITHIN
             }
             MigrationStatus::Device | MigrationStatus::PostcopyDevice => true,
@@ -126,7 +138,7 @@ impl Executor {
     }
 
     pub(super) async fn look_at_rest(&mut self) -> Event {
-        if !self.is_limit_lifted {
+        if !self.post_copy.is_limit_lifted {
             self.lift_limit().await;
             if let Ok(vmm) = self.vmm() {
                 cpu_priority::end_soon(vmm);
@@ -172,8 +184,8 @@ impl Executor {
             Problem::failed(format!("{error}; {way_out}"))
         })?;
         let made = self.plan_again().await?;
-        let plan = Plan { paths: made.paths.alone(self.reconnects), ..made };
-        self.reconnects += 1;
+        let plan = Plan { paths: made.paths.alone(self.post_copy.reconnects), ..made };
+        self.post_copy.reconnects += 1;
         let request = ConnectionRequest {
             plan: plan.reversed(),
             migration_address: None,

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use drainpipe_engine::check::refusal;
+use drainpipe_engine::facts::HostFacts;
 use drainpipe_engine::migration::Event;
 use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::{PathTrial, Plan, Request, Spread};
@@ -35,6 +36,18 @@ const ASK_FOR_PLACE_EVERY: Duration = Duration::from_millis(500);
 /// How long a target may take until it listens where another manager owns its VMs: it starts the VM's process then.
 const MANAGED_LISTENS_WITHIN: Duration = QEMU_DEADLINE.saturating_add(QMP_DEADLINE);
 
+/// What the two hosts have agreed on, step by step.
+#[derive(Default)]
+pub(super) struct Agreed {
+    pub(super) protocol: Option<Protocol>,
+    pub(super) facts: Option<(HostFacts, HostFacts)>,
+    pub(super) plan: Option<Plan>,
+    /// Where the target takes the VM.
+    pub(super) endpoint: Option<Endpoint>,
+    /// From the request to the end; absent where it cannot be told.
+    pub(super) predicted_total_ms: Option<f64>,
+}
+
 impl Executor {
     pub(super) async fn establish_hosts(&mut self) -> Result<Event, Problem> {
         let (outgoing, to, vmm) = (&self.outgoing, &self.running.target, self.claimed.vmm.as_deref());
@@ -49,19 +62,19 @@ impl Executor {
         let Meeting { protocol, source, target, plan } = meeting;
         self.note_protocol(protocol, &target.release().shown_version());
         let asked = Request { zero_share, ..asked };
-        self.predicted_total_ms =
+        self.agreed.predicted_total_ms =
             prediction::total_ms(&source, &target.facts, &plan, &asked, self.memory_bytes());
         let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.running.vm))?;
         let vms = std::slice::from_ref(vmm);
         self.findings =
             check::before_migration(&self.outgoing.checks, &peer, &self.running.target, vms, &plan).await?;
-        self.facts = Some((source, target.facts));
-        self.plan = Some(plan.clone());
+        self.agreed.facts = Some((source, target.facts));
+        self.agreed.plan = Some(plan.clone());
         refusal(&self.findings).map_or(Ok(Event::Established(plan)), Err)
     }
 
     fn note_protocol(&mut self, protocol: Protocol, target_version: &str) {
-        self.protocol = Some(protocol);
+        self.agreed.protocol = Some(protocol);
         if protocol.is_of_older_release() {
             let (vm, target, number) = (&self.running.vm, &self.running.target, protocol.number());
             info!(vm, target, target_version, protocol = number, "an older drainpipe: by what both know");
@@ -91,8 +104,8 @@ impl Executor {
             definition: self.definition_there(),
             may_wait: self.running.is_held(),
             cores_taken: self.outgoing.vms.cores_taken_by(&self.running.vm),
-            disks: self.plan.as_ref().map(|plan| plan.disks.clone()).unwrap_or_default(),
-            release: self.protocol.and_then(Protocol::release_in_step_2),
+            disks: self.agreed.plan.as_ref().map(|plan| plan.disks.clone()).unwrap_or_default(),
+            release: self.agreed.protocol.and_then(Protocol::release_in_step_2),
         };
         match self.peer()?.post("/v1/incoming", &request).await? {
             IncomingPermit::Granted => Ok(Event::Done),
@@ -108,8 +121,8 @@ impl Executor {
 
     pub(super) async fn connect_hosts(&mut self) -> Result<Event, Problem> {
         let no_plan = || Problem::failed("connecting before there is a plan");
-        let (source, target) = self.facts.as_ref().ok_or_else(no_plan)?;
-        let plan = self.plan.clone().ok_or_else(no_plan)?;
+        let (source, target) = self.agreed.facts.as_ref().ok_or_else(no_plan)?;
+        let plan = self.agreed.plan.clone().ok_or_else(no_plan)?;
         let request = ProbeRequest { paths: plan.paths.iter().map(Path::reversed).collect() };
         let ports: ProbePorts = self.peer()?.post(&self.incoming("probe"), &request).await?;
         let trials = probe::try_paths(&self.outgoing.host.network, &plan.paths, &ports, Load::Large).await;
@@ -120,15 +133,15 @@ impl Executor {
             (Spread::Routed, Some(address)) => self.connect_routed(&plan, address, round_trip_us).await?,
             _ => self.ask_to_listen(&plan, None, round_trip_us).await?,
         };
-        self.endpoint = Some(endpoint);
-        self.plan = Some(plan.clone());
+        self.agreed.endpoint = Some(endpoint);
+        self.agreed.plan = Some(plan.clone());
         Ok(Event::Connected(plan))
     }
 
     /// Of the slowest path, where the target takes it.
     fn round_trip_us(&self, trials: &[Connected]) -> Option<u32> {
         let longest = probe::longest_round_trip(trials);
-        let told = self.protocol?.round_trip_in_step_5(longest)?;
+        let told = self.agreed.protocol?.round_trip_in_step_5(longest)?;
         u32::try_from(told.as_micros()).ok()
     }
 
@@ -164,7 +177,7 @@ impl Executor {
         let begun = self.vmm()?.begin(transport(plan, None), QMP_DEADLINE).await;
         let request = ConnectionRequest {
             plan: plan.reversed(),
-            migration_address: self.facts.as_ref().and_then(|(source, _)| source.migration_address),
+            migration_address: self.agreed.facts.as_ref().and_then(|(source, _)| source.migration_address),
             watch,
             parcel: begun.map_err(Problem::refused)?,
             round_trip_us,

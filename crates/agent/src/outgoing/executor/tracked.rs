@@ -10,7 +10,7 @@ impl Executor {
     /// Beside the last of its state; none where there is nothing to send or nobody to take it.
     pub(super) fn send_tracked(&self) -> Option<OnWay> {
         let macs = self.tracked_macs()?;
-        self.protocol.filter(|protocol| protocol.takes_tracked_connections())?;
+        self.agreed.protocol.filter(|protocol| protocol.takes_tracked_connections())?;
         let client = self.peer().ok()?;
         let taker = Taker { client, path: self.incoming("tracked"), host: self.running.target.clone() };
         Some(OnWay::begin(&self.outgoing, macs, taker))

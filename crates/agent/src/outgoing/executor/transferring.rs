@@ -53,7 +53,7 @@ impl Executor {
             Some(guard) => guard,
             None => self.post_guard().await?,
         };
-        let (Some(plan), Some(endpoint)) = (&self.plan, &self.endpoint) else {
+        let (Some(plan), Some(endpoint)) = (&self.agreed.plan, &self.agreed.endpoint) else {
             return Err(Problem::failed("a transfer before the hosts are connected"));
         };
         let address = listening_at(plan, endpoint).map_err(Problem::failed)?;
@@ -69,7 +69,7 @@ impl Executor {
         let settings = SourceSettings {
             downtime_limit_ms,
             bandwidth_mbps: share.of_qemu_mbps(),
-            zero_pages: self.facts.as_ref().and_then(zero_pages),
+            zero_pages: self.agreed.facts.as_ref().and_then(zero_pages),
         };
         let parcel = endpoint.parcel.clone();
         vmm.start_transfer(transport, send_to, settings, parcel, QMP_DEADLINE).await.map_err(qemu_failed)?;
@@ -115,7 +115,7 @@ impl Executor {
     /// Multifd's connections must not come before the one that QEMU makes first, where the target's QEMU goes
     /// by that. The relay tells it by itself.
     async fn tell_watch(&self, plan: &Plan, port: u16) {
-        let target = self.facts.as_ref().map(|(_, target)| target.hypervisor.capabilities);
+        let target = self.agreed.facts.as_ref().map(|(_, target)| target.hypervisor.capabilities);
         let apart = target.is_some_and(|target| target.tells_connections_apart);
         let connections = connections(plan);
         let in_order = (!apart && plan.relay().is_none() && connections > 1).then_some(connections);
@@ -317,22 +317,22 @@ impl Executor {
             rounds: ram.rounds,
             passed_bytes: ram.transferred_bytes,
             // What is sent meanwhile is what gets dirty, however little that is: the VM is not throttled for it.
-            dirty_bytes_per_s: if self.before_pause.holds() { 0 } else { dirty_bytes_per_s },
+            dirty_bytes_per_s: if self.downtime_limit.hook.holds() { 0 } else { dirty_bytes_per_s },
         }
     }
 
     async fn follow_downtime_limit(&mut self, rounds: u64) {
-        if self.before_pause.holds() {
-            self.rounds_held = rounds;
+        if self.downtime_limit.hook.holds() {
+            self.downtime_limit.rounds_held = rounds;
             return;
         }
-        let limit = downtime_limit_ms(rounds.saturating_sub(self.rounds_held));
-        if limit == self.downtime_limit_ms {
+        let limit = downtime_limit_ms(rounds.saturating_sub(self.downtime_limit.rounds_held));
+        if limit == self.downtime_limit.ms {
             return;
         }
         match self.set_downtime_limit(limit).await {
-            Ok(()) => self.downtime_limit_ms = limit,
-            Err(error) => warn!(%error, "the downtime limit stays at {} ms", self.downtime_limit_ms),
+            Ok(()) => self.downtime_limit.ms = limit,
+            Err(error) => warn!(%error, "the downtime limit stays at {} ms", self.downtime_limit.ms),
         }
     }
 
@@ -356,7 +356,7 @@ impl Executor {
 
     /// Sets on QEMU's connections what QEMU does not. The relay does so by itself.
     fn set_on_connections(&mut self, status: &TransferStatus, remaining_bytes: u64) {
-        let Some(plan) = &self.plan else { return };
+        let Some(plan) = &self.agreed.plan else { return };
         let Some(parallel) = plan.transfer.parallel() else { return };
         // A guest that goes on writing may have much to send again in its next round.
         let unsent_bytes =
@@ -376,17 +376,17 @@ impl Executor {
 
     /// The source's QEMU and where it is connected to; none if it is the relay that is, or nothing may be set on QEMU's.
     pub(super) fn own_connections(&self) -> Option<(Arc<dyn Machine>, SocketAddr)> {
-        let plan = self.plan.as_ref()?;
-        let address = listening_at(plan, self.endpoint.as_ref()?).ok()?;
+        let plan = self.agreed.plan.as_ref()?;
+        let address = listening_at(plan, self.agreed.endpoint.as_ref()?).ok()?;
         let vmm = self.claimed.vmm.clone()?;
-        let (source, _) = self.facts.as_ref()?;
+        let (source, _) = self.agreed.facts.as_ref()?;
         let are_own = plan.relay().is_none() && source.hypervisor.capabilities.connections_are_ours;
         are_own.then_some((vmm, address))
     }
 
     /// With how many connections multifd makes of them; none if there is no multifd.
     fn own_multifd(&self) -> Option<(Arc<dyn Machine>, SocketAddr, usize)> {
-        let plan = self.plan.as_ref().filter(|plan| plan.transfer.parallel().is_some())?;
+        let plan = self.agreed.plan.as_ref().filter(|plan| plan.transfer.parallel().is_some())?;
         let (vmm, address) = self.own_connections()?;
         Some((vmm, address, connections(plan)))
     }
