@@ -12,6 +12,8 @@
 //!
 //! From 8.0 to 10.2.1 QEMU's mirror loses writes of the guest while it starts, unless the node that it writes to is told to
 //! ignore discards: measured, 0 of 1,000 starts lost any then, and 190 of 1,000 without (docs/decisions/0082).
+//!
+//! A copy is never cut by `yank`: that may be the end of the VM (docs/decisions/0090).
 
 use std::time::Duration;
 
@@ -240,7 +242,6 @@ impl DiskCopies for Vmm {
 
     async fn abandon(&self, deadline: Duration) -> Result<(), VmError> {
         let end = Instant::now() + deadline;
-        cut(self, end).await?;
         for job in jobs(self, until(end)).await?.iter().filter(|job| !job.has_ended()) {
             let at_once = json!({ "device": job.device, "force": true });
             match execute(self, "block-job-cancel", at_once, until(end)).await {
@@ -251,10 +252,6 @@ impl DiskCopies for Vmm {
         }
         await_end(self, end).await?;
         forget(self, end).await
-    }
-
-    async fn cut(&self, deadline: Duration) -> Result<bool, VmError> {
-        cut(self, Instant::now() + deadline).await
     }
 }
 
@@ -323,22 +320,6 @@ async fn forget(vmm: &Vmm, end: Instant) -> Result<(), VmError> {
         execute(vmm, "blockdev-del", json!({ "node-name": node.node_name }), until(end)).await?;
     }
     Ok(())
-}
-
-/// Shuts the connections of the copies down, also of a QEMU whose main thread waits for them. Each by itself: QEMU cuts
-/// none where it does not know one.
-async fn cut(vmm: &Vmm, end: Instant) -> Result<bool, VmError> {
-    let mut were_any = false;
-    for disk in 0..vmm.spec().spec().disks.len() {
-        let instances = json!({ "instances": [{ "type": "block-node", "node-name": copy_name(disk) }] });
-        match vmm.qmp().execute_out_of_band::<IgnoredAny>("yank", instances, until(end)).await {
-            Ok(_) => were_any = true,
-            // Nothing to cut is no failure.
-            Err(QmpError::Command { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(were_any)
 }
 
 /// What is left of one deadline for all commands together.

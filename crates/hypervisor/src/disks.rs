@@ -83,12 +83,9 @@ pub trait DiskCopies: Send + Sync {
     /// where one of them is not copied, or has failed.
     async fn end(&self, disks: &[usize], deadline: Duration) -> Result<(), VmError>;
 
-    /// Ends the copies as they are, if there are any. May be repeated.
+    /// Ends the copies as they are, if there are any. May be repeated. Whoever took them has closed their connections, lest
+    /// the process wait for what is on its way.
     async fn abandon(&self, deadline: Duration) -> Result<(), VmError>;
-
-    /// Cuts the copies off, also of a process whose guest waits for the target's disk: they fail, and the guest goes on with
-    /// its own. Whether there were any.
-    async fn cut(&self, deadline: Duration) -> Result<bool, VmError>;
 }
 
 /// The disks of a VM that comes.

@@ -104,11 +104,15 @@ impl Source {
             if matches!(heard, Event::Silent { .. }) { self.silences.saturating_add(1) } else { 0 };
         // Also one that QEMU has connected anew since.
         if self.silences >= SILENCES_MAX {
-            self.disks.iter().for_each(|disk| self.cut_disk_copy(*disk));
+            self.cut_disk_copies();
         }
     }
 
     /// Without asking QEMU: its main thread may wait for the same, and then hears nobody who comes now.
+    fn cut_disk_copies(&self) {
+        self.disks.iter().for_each(|disk| self.cut_disk_copy(*disk));
+    }
+
     fn cut_disk_copy(&self, agent: SocketAddr) {
         match self.hypervisor.cut_connections(&self.name, agent) {
             Ok(0) => {}
@@ -137,7 +141,7 @@ impl Source {
             }
             Ok(vmm) => vmm,
         };
-        cut_disk_copies(&*vmm).await;
+        self.cut_disk_copies();
         if let Some(Err(error)) =
             self.peer.zip(vmm.connections()).map(|(peer, of_vm)| of_vm.discard_unsent(peer))
         {
@@ -203,15 +207,6 @@ impl Source {
             cut_relay(&self.told.held);
         }
         true
-    }
-}
-
-async fn cut_disk_copies(vmm: &dyn Machine) {
-    let Some(copies) = vmm.disk_copies() else { return };
-    match copies.cut(QMP_DEADLINE).await {
-        Ok(true) => eprintln!("guard: copies of the VM's disks are cut, for which its writes wait"),
-        Ok(false) => {}
-        Err(error) => eprintln!("guard: the VM may wait for copies of its disks: {error}"),
     }
 }
 

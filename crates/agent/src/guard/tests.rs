@@ -23,6 +23,8 @@ struct Guarded {
     heard: UnixStream,
     // Where its own connections go, if they are ours to deal with.
     peer: Option<SocketAddr>,
+    // Where in the agent it copies disks to.
+    disks: Vec<SocketAddr>,
 }
 
 impl Guarded {
@@ -47,7 +49,7 @@ impl Guarded {
             vm
         });
         let (heard, agent) = UnixStream::pair().unwrap();
-        Self { host, journal, vm, agent, heard, peer: Some(peer()) }
+        Self { host, journal, vm, agent, heard, peer: Some(peer()), disks: vec![] }
     }
 
     /// The agent has all of it sent, and records that the VM is the target's.
@@ -69,14 +71,14 @@ impl Guarded {
             migration: ID.into(),
             vm: "web".into(),
             peer: self.peer,
-            disks: vec![],
+            disks: self.disks.clone(),
             target: peers[1].clone(),
             tls,
             state_directory,
             runtime_directory,
         };
         let hypervisor: Arc<dyn Hypervisor> = self.host.hypervisor.clone();
-        let source = Source::new(hypervisor, definition("web").name, orders.peer, vec![]);
+        let source = Source::new(hypervisor, definition("web").name, orders.peer, orders.disks.clone());
         let journal = Journal::open(&orders.state_directory, &orders.runtime_directory).unwrap();
         let guard = Executor { orders: &orders, journal, source, problem: None };
         self.host.block_on(guard.run(&self.heard))
@@ -165,6 +167,15 @@ fn one_that_is_mute_while_its_last_bytes_go_is_cut_off_and_asked_once_more() {
     guarded.host.hypervisor.fails_once(Act::Attach, Fault::Mute);
     guarded.agent_ends(&[SWITCHES_OVER]).unwrap();
     assert_eq!(guarded.vm.state(), RunState::Running);
+    let done = [Act::Cut, Act::DiscardUnsent, Act::Cancel, Act::Cut, Act::Run];
+    assert_eq!(guarded.vm.acts(), [&SENT[..], &done].concat());
+}
+
+#[test]
+fn copies_of_its_disks_are_cut_before_it_is_asked_for_anything() {
+    let mut guarded = Guarded::new();
+    guarded.disks = vec![([127, 0, 0, 1], 40001).into()];
+    guarded.agent_ends(&[ALIVE]).unwrap();
     let done = [Act::Cut, Act::DiscardUnsent, Act::Cancel, Act::Cut, Act::Run];
     assert_eq!(guarded.vm.acts(), [&SENT[..], &done].concat());
 }
