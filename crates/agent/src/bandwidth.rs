@@ -390,7 +390,7 @@ pub(crate) enum DiskPhase {
     Starting,
     /// Nobody waits.
     Copying,
-    /// All that goes is what the guest writes, and waits for.
+    /// What the guest writes goes, which waits for it, and at first what is left of the copies, which stands before it.
     Mirrored,
 }
 

@@ -172,6 +172,11 @@ impl SentDisk {
     pub(crate) fn same_bytes(&self) -> u64 {
         self.watch.counters().found_same_bytes
     }
+
+    /// Whether nothing shows of what may have been there.
+    pub(crate) fn is_written_over(&self) -> bool {
+        cure(self.there).is_none() || self.watch.is_all_written()
+    }
 }
 
 impl DiskSender {
@@ -213,13 +218,13 @@ impl DiskSender {
         }
     }
 
-    /// All is there. The guest waits for what is sent from now on.
+    /// All was gone through. The guest waits for what is sent from now on.
     ///
     /// Fails where a part of a disk was never written that may hold what was there before.
     pub(crate) fn end_comparing(&self) -> Result<(), Problem> {
         for disk in &self.disks {
             disk.watch.end_comparing();
-            if let Some(cure) = cure(disk.there).filter(|_| !disk.watch.is_all_written()) {
+            if let Some(cure) = cure(disk.there).filter(|_| !disk.is_written_over()) {
                 let disk = export_name(disk.disk);
                 return Err(Problem::failed(format!(
                     "QEMU did not send all of {disk}, and the target has {cure}"

@@ -79,6 +79,7 @@ enum Phase {
     StartingDiskCopies,
     CopyingDisks,
     SynchronisingDisks,
+    MirroringDisks,
     StartingTransfer,
     Copying,
     BeginningPostCopy,
@@ -303,7 +304,7 @@ impl Migration {
             (Phase::Preparing(step), _) => Some(self.next_preparation(now_ms, following(step))),
             (Phase::AwaitingTurn { .. }, _) => Some(self.released(now_ms)),
             (Phase::StartingDiskCopies, _) => self.disk_copies_started(now_ms),
-            (Phase::SynchronisingDisks, _) => Some(self.disks_synchronised(now_ms)),
+            (Phase::SynchronisingDisks, _) => self.disks_mirrored(now_ms),
             (Phase::EndingDiskCopies, _) => Some(self.disk_copies_ended(now_ms)),
             (Phase::StartingTransfer, _) => self.transfer_started(now_ms),
             (Phase::BeginningPostCopy, _) => self.post_copy_begun(),
@@ -377,6 +378,7 @@ impl Migration {
             (Phase::LookingAtVm, Event::VmIs(condition)) => Some(self.vm_is(now_ms, condition)),
             (
                 Phase::CopyingDisks
+                | Phase::MirroringDisks
                 | Phase::Copying
                 | Phase::SendingRest
                 | Phase::AskingSource
@@ -427,7 +429,11 @@ impl Migration {
             }
             Phase::Undoing(undo) => Some(self.undo_failed(undo, error)),
             Phase::LookingAtVm => Some(self.vm_is_mute(now_ms, &error)),
-            Phase::CopyingDisks | Phase::Copying | Phase::SendingRest | Phase::Ended(_) => None,
+            Phase::CopyingDisks
+            | Phase::MirroringDisks
+            | Phase::Copying
+            | Phase::SendingRest
+            | Phase::Ended(_) => None,
         }
     }
 
@@ -547,7 +553,7 @@ impl Migration {
     }
 
     fn transfer_failed(&mut self, now_ms: f64, error: Problem) -> Option<Action> {
-        if !matches!(self.phase, Phase::CopyingDisks | Phase::Copying) {
+        if !matches!(self.phase, Phase::CopyingDisks | Phase::MirroringDisks | Phase::Copying) {
             return None;
         }
         self.note(now_ms, format!("the transfer broke: {error}"));
@@ -638,7 +644,9 @@ impl Migration {
         self.cancel_requested = true;
         self.note(now_ms, "cancel requested");
         match self.phase {
-            Phase::AwaitingTurn { .. } | Phase::CopyingDisks | Phase::Copying => Some(self.undo()),
+            Phase::AwaitingTurn { .. } | Phase::CopyingDisks | Phase::MirroringDisks | Phase::Copying => {
+                Some(self.undo())
+            }
             _ => None,
         }
     }
@@ -648,7 +656,7 @@ impl Migration {
         let too_late = match self.phase {
             Phase::AwaitingTurn { .. } => (held_ms >= limits.held_ms)
                 .then(|| format!("its turn to send did not come within {:.0} s", limits.held_ms / 1000.0)),
-            Phase::CopyingDisks => {
+            Phase::CopyingDisks | Phase::MirroringDisks => {
                 (now_ms - held_ms >= self.total_ms()).then(|| self.disks_not_there_in_time())
             }
             Phase::Copying => (now_ms - held_ms >= self.total_ms()).then(|| self.not_over_in_time(now_ms)),

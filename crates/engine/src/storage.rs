@@ -6,7 +6,8 @@
 //! steps 2, 3   the target says whether it has the room, and makes an empty disk
 //! step 5       the target's hypervisor lets the source's write to it
 //! before 6     the copy begins; the guest runs on
-//! then         all is there: from now on a write is on both disks before the guest hears that it is done
+//! then         all is there, or the guest writes as fast as it is copied: from now on a write is on both disks before the
+//!              guest hears that it is done, so that what is left becomes less
 //! 6, 7         memory
 //! 8            the guest is paused; the copy is ended, and the target lets nobody write any more
 //! the commit   hand-over recorded
@@ -18,6 +19,7 @@ mod device;
 mod kept;
 mod meter;
 mod name;
+mod passes;
 
 use std::fmt;
 
@@ -111,8 +113,32 @@ pub struct DiskState {
     pub total_bytes: u64,
     /// What the target had already, as from an earlier attempt, and was not sent.
     pub same_bytes: u64,
+    /// Whether nothing shows on the target any more of what may have been there before.
+    pub is_written_over: bool,
     /// Whether all is there, but for what the guest writes just now.
     pub is_ready: bool,
+    /// Whether all is there, and no write of the guest is done before it is there too.
+    pub is_synchronised: bool,
+}
+
+impl DiskState {
+    /// One of which nothing is known yet.
+    pub fn begun(disk: DiskName) -> Self {
+        Self {
+            disk,
+            copied_bytes: 0,
+            total_bytes: 0,
+            same_bytes: 0,
+            is_written_over: true,
+            is_ready: false,
+            is_synchronised: false,
+        }
+    }
+
+    /// What is still to be gone through.
+    pub fn left_bytes(&self) -> u64 {
+        self.total_bytes.saturating_sub(self.copied_bytes)
+    }
 }
 
 /// How far the copy of one disk is, for people.
@@ -125,8 +151,11 @@ pub struct DiskProgress {
     pub copied_bytes: u64,
     /// What there is to go through.
     pub total_bytes: u64,
-    /// Whether all is there, and each write goes to both disks.
+    /// Whether all is there, but for what the guest writes just now.
     pub is_ready: bool,
+    /// Whether each write of the guest waits until it is on the target too.
+    #[serde(default)]
+    pub writes_wait: bool,
     /// Over the last two seconds.
     pub rate_gbps: f64,
     /// Until all is there, at this rate; absent while nothing is known.

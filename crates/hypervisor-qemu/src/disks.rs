@@ -4,7 +4,7 @@
 //!   source                                   target
 //!                                            open: nbd-server-start, block-export-add
 //!   start: blockdev-add (nbd), blockdev-mirror ──►
-//!   synchronise: block-job-change (write-blocking)
+//!   synchronise: block-job-change (write-blocking; ready or not), until all are actively synced
 //!   (pre-switchover: guest stopped)
 //!   end: block-job-cancel of a mirror that is ready, which ends it whole
 //!                                            close: nbd-server-stop
@@ -200,6 +200,7 @@ impl DiskCopies for Vmm {
                 copied_bytes: job.offset,
                 total_bytes: job.len,
                 is_ready: job.ready,
+                is_synchronised: job.actively_synced,
             })
         };
         Ok(jobs.iter().filter_map(state).collect())
@@ -208,19 +209,11 @@ impl DiskCopies for Vmm {
     async fn synchronise(&self, deadline: Duration) -> Result<(), VmError> {
         let end = Instant::now() + deadline;
         for job in jobs(self, until(end)).await? {
+            job.failure().map_or(Ok(()), Err)?;
             let change = json!({ "id": job.device, "type": "mirror", "copy-mode": "write-blocking" });
             execute(self, "block-job-change", change, until(end)).await?;
         }
-        loop {
-            let jobs = jobs(self, until(end)).await?;
-            if let Some(failure) = jobs.iter().find_map(Job::failure) {
-                return Err(failure);
-            }
-            if jobs.iter().all(|job| job.actively_synced) {
-                return Ok(());
-            }
-            wait(end, "have each write on both disks").await?;
-        }
+        Ok(())
     }
 
     async fn end(&self, disks: &[usize], deadline: Duration) -> Result<(), VmError> {

@@ -4,8 +4,9 @@
 //!   source                                   target
 //!                                            open: its disks may be written to
 //!   start ───────── all there is ──────────►
-//!   states: ready
+//!   states: ready, or the guest writes as fast
 //!   synchronise ─── each write ────────────► (and the guest waits for both)
+//!   states: synchronised
 //!   (the guest is paused)
 //!   end ─────────── the last of it ────────► (durable)
 //!                                            close: nobody writes any more
@@ -47,6 +48,8 @@ pub struct CopyState {
     pub total_bytes: u64,
     /// Whether all is there, but for what the guest writes just now.
     pub is_ready: bool,
+    /// Whether all is there, and no write of the guest is done before it is there too.
+    pub is_synchronised: bool,
 }
 
 /// Where the copy of one disk goes.
@@ -75,8 +78,8 @@ pub trait DiskCopies: Send + Sync {
     /// How far each is. Fails where one has failed.
     async fn states(&self, deadline: Duration) -> Result<Vec<CopyState>, VmError>;
 
-    /// All are ready: from now on a write is on both disks before the guest hears that it is done. Waits until it is so of
-    /// all.
+    /// From now on a write is on both disks before the guest hears that it is done, and what is left to copy only becomes
+    /// less. Returns at once; [`Self::states`] tell when nothing is left. May be repeated.
     async fn synchronise(&self, deadline: Duration) -> Result<(), VmError>;
 
     /// The guest is paused: waits until all that it wrote is there and durable, and ends the copies of these disks. Fails

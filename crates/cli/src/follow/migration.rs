@@ -194,7 +194,9 @@ fn describe_disks(disks: &[DiskProgress]) -> Option<String> {
         format!("{} {share:.0} %{}", disk.disk, left.unwrap_or_default())
     });
     let rate_gbps = disks.iter().map(|disk| disk.rate_gbps).sum();
-    Some(format!("disks: {}; {}", each.collect::<Vec<_>>().join(", "), format::rate(rate_gbps)))
+    let is_awaited = disks.iter().any(|disk| disk.writes_wait);
+    let waits = if is_awaited { "; the VM's writes wait for the target" } else { "" };
+    Some(format!("disks: {}; {}{waits}", each.collect::<Vec<_>>().join(", "), format::rate(rate_gbps)))
 }
 
 /// What compression does, if there is any, to be put behind something else.

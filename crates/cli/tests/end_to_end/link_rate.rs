@@ -61,6 +61,12 @@ impl LinkRate {
         self.samples.push(Sample { begun, done: Instant::now(), bytes });
     }
 
+    /// All that went out.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        let [first, last] = [self.samples.first(), self.samples.last()];
+        last.zip(first).map_or(0, |(last, first)| last.bytes - first.bytes)
+    }
+
     /// The most that went out in any second for certain: the reader's delay is not taken for the sender's haste.
     pub(crate) fn most_in_a_second_mbps(&self) -> f64 {
         windows_mbps(&self.samples).fold(0.0, f64::max)

@@ -64,6 +64,7 @@ mod measure_moments;
 mod measure_pause;
 mod measure_post_copy;
 mod measure_tls;
+mod measure_writers;
 mod measured_guest;
 mod mute_qemu;
 mod options;
@@ -330,6 +331,10 @@ fn measures(filter: &str) -> bool {
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DOMAINS") {
         measure_domains::run(repeats);
+        return true;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_WRITERS") {
+        measure_writers::run(repeats, filter);
         return true;
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DRAIN") {

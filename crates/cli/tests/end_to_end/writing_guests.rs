@@ -31,6 +31,8 @@ pub(crate) const WHOLE_WITH_NEWER_QEMU: &[Test] = &[
     ("the_targets_qemu_dies_in_the_copy", the_targets_qemu_dies_in_the_copy),
     ("the_targets_qemu_dies_once_all_is_there", the_targets_qemu_dies_once_all_is_there),
     ("it_is_cancelled_in_the_copy", it_is_cancelled_in_the_copy),
+    ("it_is_cancelled_while_writes_wait", it_is_cancelled_while_writes_wait),
+    ("the_agent_dies_while_writes_wait", the_agent_dies_while_writes_wait),
     ("it_is_cancelled_once_all_is_there", it_is_cancelled_once_all_is_there),
     ("the_target_is_full", the_target_is_full),
 ];
@@ -41,8 +43,9 @@ const DISK_MIB: usize = 32;
 /// Enough for the kernel, and 16 more.
 const MEMORY_MIB: u64 = 128;
 
-/// Far less than the links carry, so that copies end: until all is there, QEMU sends 64 KiB for each of 4 KiB.
-const WRITES_PER_S: u32 = 60;
+/// More than slow links carry, so that writes have to wait for a copy to end: until they do, QEMU sends 64 KiB for each of
+/// 4 KiB.
+const WRITES_PER_S: u32 = 200;
 
 /// In each part of a test.
 const WRITES: u64 = 50;
@@ -63,14 +66,14 @@ const SMALL_MIB: usize = 3 * DISK_MIB;
 const DEADLINE: Duration = Duration::from_mins(3);
 
 /// A VM that writes.
-struct Writing {
-    apart: Apart,
+pub(crate) struct Writing {
+    pub(crate) apart: Apart,
     guest: Guest,
 }
 
 impl Writing {
     #[track_caller]
-    fn begin() -> Self {
+    pub(crate) fn begin() -> Self {
         let contents = [0, 1].map(|disk| new_disk(disk, DISK_MIB));
         Self::of(Apart::under_two_paths_with(lab(), [&contents[0], &contents[1]]))
     }
@@ -103,6 +106,20 @@ impl Writing {
         migrating
     }
 
+    /// Begins to move it. Back when its writes wait for the target, and some of its disks is still to be copied, or little.
+    #[track_caller]
+    fn copy_until_writes_wait(&self) -> Running {
+        self.apart.set_links(SLOW_MBPS);
+        let migrating = self.apart.begin(COPIED_MIB);
+        eventually("writes wait", || {
+            let views = self.apart.lab.migrations("a");
+            let progress = views.first().and_then(|view| view.progress.as_ref());
+            progress.is_some_and(|progress| progress.disks.iter().any(|disk| disk.writes_wait))
+        });
+        self.apart.set_links(SLOWER_MBPS);
+        migrating
+    }
+
     /// Begins to move it. Back when all of its disks is there, and memory follows.
     #[track_caller]
     fn copy_all(&self) -> Running {
@@ -119,18 +136,18 @@ impl Writing {
     }
 
     #[track_caller]
-    fn write(&self, writes_per_s: u32) {
+    pub(crate) fn write(&self, writes_per_s: u32) {
         self.control().write(writes_per_s, DEADLINE).unwrap();
     }
 
     #[track_caller]
-    fn written(&self) -> DiskStatus {
+    pub(crate) fn written(&self) -> DiskStatus {
         self.control().disks(DEADLINE).unwrap()
     }
 
     /// Waits until more has been written since.
     #[track_caller]
-    fn wait_for_writes(&self) {
+    pub(crate) fn wait_for_writes(&self) {
         let wanted = self.written().acknowledged_writes + WRITES;
         eventually("the guest writes", || self.written().acknowledged_writes >= wanted);
     }
@@ -151,7 +168,7 @@ impl Writing {
 
     /// Fails the test unless every block holds what was acknowledged. Nothing is written from then on.
     #[track_caller]
-    fn assert_intact(&self) {
+    pub(crate) fn assert_intact(&self) {
         let found = self.control().verify_disks(DEADLINE).unwrap();
         let blocks = ((2 * DISK_MIB) << 20) / BLOCK_BYTES;
         assert_eq!((found.blocks, found.wrong, found.failed_writes), (blocks as u64, 0, 0), "{found}");
@@ -320,6 +337,22 @@ fn it_is_cancelled_in_the_copy() {
     let migrating = writing.copy();
     writing.cancel();
     writing.assert_ended(migrating, Outcome::Cancelled);
+    writing.assert_nothing_lost();
+}
+
+fn it_is_cancelled_while_writes_wait() {
+    let writing = Writing::begin();
+    let migrating = writing.copy_until_writes_wait();
+    writing.cancel();
+    writing.assert_ended(migrating, Outcome::Cancelled);
+    writing.assert_nothing_lost();
+}
+
+fn the_agent_dies_while_writes_wait() {
+    let writing = Writing::begin();
+    let migrating = writing.copy_until_writes_wait();
+    writing.kill_agent("a");
+    writing.assert_ended(migrating, Outcome::Failed);
     writing.assert_nothing_lost();
 }
 

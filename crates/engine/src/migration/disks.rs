@@ -3,6 +3,9 @@
 use super::{Action, Migration, Phase};
 use crate::storage::allowance_ms;
 
+const OUTPACED: &str = "the VM writes to its disks about as fast as they are copied: from now on each of its writes waits for \
+    the target, so that what is left becomes less";
+
 /// How far the copies of the VM's disks are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum DiskCopies {
@@ -41,20 +44,38 @@ impl Migration {
         self.cancel_requested.then(|| self.undo())
     }
 
-    /// Whether all are there.
+    /// Whether all are there, or never will be as it is.
     pub(super) fn consider_disks(&mut self, now_ms: f64) -> Option<Action> {
-        if self.phase != Phase::CopyingDisks || !self.disk_meter.are_ready() {
-            return None;
+        match self.phase {
+            Phase::CopyingDisks if self.disk_meter.are_ready() => {
+                Some(self.synchronise_disks(now_ms, "all of each disk is there"))
+            }
+            Phase::CopyingDisks if self.disk_meter.are_outpaced() => {
+                Some(self.synchronise_disks(now_ms, OUTPACED))
+            }
+            Phase::MirroringDisks if self.disk_meter.are_synchronised() => {
+                Some(self.disks_synchronised(now_ms))
+            }
+            _ => None,
         }
-        self.note(now_ms, "all of each disk is there");
-        self.phase = Phase::SynchronisingDisks;
-        Some(Action::SynchroniseDisks)
     }
 
-    pub(super) fn disks_synchronised(&mut self, now_ms: f64) -> Action {
+    fn synchronise_disks(&mut self, now_ms: f64, why: &str) -> Action {
+        self.note(now_ms, why);
+        self.phase = Phase::SynchronisingDisks;
+        Action::SynchroniseDisks
+    }
+
+    pub(super) fn disks_mirrored(&mut self, now_ms: f64) -> Option<Action> {
+        self.phase = Phase::MirroringDisks;
+        self.disk_meter.mirrored(now_ms);
+        self.cancel_requested.then(|| self.undo())
+    }
+
+    fn disks_synchronised(&mut self, now_ms: f64) -> Action {
         self.timings.disks_ready_ms = Some(now_ms);
         self.note(now_ms, "each write goes to both disks");
-        if self.cancel_requested { self.undo() } else { self.start_transfer() }
+        self.start_transfer()
     }
 
     /// Nothing where no disk is copied.
@@ -88,9 +109,14 @@ impl Migration {
     /// Why it is given up, if no disk moves any more.
     pub(super) fn disks_stand_still(&self, now_ms: f64) -> Option<String> {
         let silent_ms = self.disk_meter.silent_ms(now_ms);
-        (self.phase == Phase::CopyingDisks && silent_ms >= self.limits.stall_ms).then(|| {
+        let what = match self.phase {
+            Phase::CopyingDisks => "nothing of the disks was copied",
+            Phase::MirroringDisks => "what is left of the disks to copy has not become less",
+            _ => return None,
+        };
+        (silent_ms >= self.limits.stall_ms).then(|| {
             format!(
-                "nothing of the disks was copied for {:.0} s; look at the links of both hosts, and at the target's disk",
+                "{what} for {:.0} s; look at the links of both hosts, and at the target's disk",
                 silent_ms / 1000.0
             )
         })
@@ -107,8 +133,39 @@ mod tests {
     use crate::storage::{DiskName, DiskState};
 
     fn disk(copied_bytes: u64, is_ready: bool) -> Event {
-        let disk = DiskName::at(0).unwrap();
-        Event::DiskProgress(vec![DiskState { disk, copied_bytes, total_bytes: 100, same_bytes: 7, is_ready }])
+        at(DiskState { copied_bytes, total_bytes: 100, is_ready, ..begun() })
+    }
+
+    fn begun() -> DiskState {
+        DiskState { same_bytes: 7, ..DiskState::begun(DiskName::at(0).unwrap()) }
+    }
+
+    fn at(state: DiskState) -> Event {
+        Event::DiskProgress(vec![state])
+    }
+
+    /// Gone through so often, and as much is left as ever.
+    fn rewritten(times: u64) -> Event {
+        at(DiskState { copied_bytes: 100 * times, total_bytes: 100 * times + 100, ..begun() })
+    }
+
+    /// Each write goes to both disks, and so much is left.
+    fn left(bytes: u64) -> Event {
+        at(DiskState { copied_bytes: 1_000 - bytes, total_bytes: 1_000, is_ready: bytes == 0, ..begun() })
+    }
+
+    fn synchronised() -> Event {
+        let all = DiskState { copied_bytes: 100, total_bytes: 100, ..begun() };
+        at(DiskState { is_ready: true, is_synchronised: true, ..all })
+    }
+
+    /// One whose VM writes as fast as its disk is copied, since 3 s.
+    fn outpaced() -> Migration {
+        let mut migration = copying_disks();
+        assert_eq!(migration.handle(2_000.0, rewritten(0)), None);
+        assert_eq!(migration.handle(2_900.0, rewritten(1)), Some(Action::SynchroniseDisks));
+        assert_eq!(migration.handle(3_000.0, Event::Done), None);
+        migration
     }
 
     /// What is done from here to the end, where all goes well.
@@ -126,7 +183,9 @@ mod tests {
         let mut migration = copying_disks();
         assert_eq!(migration.handle(2_000.0, disk(50, false)), None);
         assert_eq!(migration.handle(3_000.0, disk(100, true)), Some(Action::SynchroniseDisks));
-        assert_eq!(migration.handle(3_100.0, Event::Done), Some(Action::StartTransfer));
+        assert_eq!(migration.handle(3_050.0, Event::Done), None);
+        assert_eq!(migration.handle(3_080.0, disk(100, true)), None, "a write may be on its way");
+        assert_eq!(migration.handle(3_100.0, synchronised()), Some(Action::StartTransfer));
         assert_eq!(migration.handle(3_200.0, Event::Done), None);
         let paused = migration.handle(4_000.0, Event::Paused);
         let actions = rest(&mut migration, paused);
@@ -158,7 +217,8 @@ mod tests {
         assert_eq!(rest(&mut migration, broke), undone);
         let mut migration = copying_disks();
         migration.handle(3_000.0, disk(100, true));
-        migration.handle(3_100.0, Event::Done);
+        migration.handle(3_050.0, Event::Done);
+        migration.handle(3_100.0, synchronised());
         migration.handle(3_200.0, Event::Done);
         assert_eq!(migration.handle(4_000.0, Event::Paused), Some(Action::EndDiskCopies));
         let failed = migration.handle(5_000.0, Event::Failed(Problem::failed("it lags")));
@@ -174,6 +234,41 @@ mod tests {
         migration.handle(2_000.0, disk(100, true));
         assert_eq!(migration.handle(2_050.0, Event::CancelRequested), None, "an action is under way");
         assert_eq!(migration.handle(2_100.0, Event::Done), Some(Action::StopTransfer));
+        assert_eq!(outpaced().handle(4_000.0, Event::CancelRequested), Some(Action::StopTransfer));
+    }
+
+    #[test]
+    fn a_vm_that_writes_as_fast_as_is_copied_has_its_writes_wait_until_all_is_there() {
+        let mut migration = outpaced();
+        for (at_ms, bytes) in [(4_000.0, 60), (9_000.0, 20), (10_000.0, 0)] {
+            assert_eq!(migration.handle(at_ms, left(bytes)), None);
+        }
+        assert_eq!(migration.handle(10_100.0, synchronised()), Some(Action::StartTransfer));
+        assert_eq!(migration.timings().disks_ready_ms, Some(10_100.0));
+        assert!(migration.log().iter().any(|line| line.what.contains("waits for the target")));
+    }
+
+    #[test]
+    fn writes_that_wait_for_the_target_do_not_do_so_in_vain() {
+        let mut migration = outpaced();
+        let written =
+            |copied_bytes| at(DiskState { copied_bytes, total_bytes: copied_bytes + 60, ..begun() });
+        for second in 4..64_u32 {
+            assert_eq!(migration.handle(1_000.0 * f64::from(second), written(second.into())), None);
+        }
+        assert_eq!(migration.handle(64_000.0, written(64)), Some(Action::StopTransfer));
+        let error = migration.error().unwrap().to_string();
+        assert!(error.contains("has not become less for 60 s"), "{error}");
+
+        let mut migration = outpaced();
+        let broke = Event::TransferFailed(Problem::failed("the target's disk is full"));
+        assert_eq!(migration.handle(4_000.0, broke), Some(Action::StopTransfer));
+        // 20 s, and 100 s for the disk.
+        let mut migration = outpaced();
+        for second in 4..120_u32 {
+            assert_eq!(migration.handle(1_000.0 * f64::from(second), left(900 - u64::from(second))), None);
+        }
+        assert_eq!(migration.handle(120_000.0, left(1)), Some(Action::StopTransfer));
     }
 
     #[test]

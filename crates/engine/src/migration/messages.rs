@@ -60,8 +60,9 @@ pub enum Action {
     /// Begin to copy the disks that the plan names. Answered by [`Event::Done`] at once, later by
     /// [`Event::DiskProgress`], also while memory is sent.
     StartDiskCopies,
-    /// All of each disk is there: see to it that it stays so. From now on a write of the VM is on both disks before the
-    /// VM hears that it is done.
+    /// All of each disk is there, or the VM writes as fast as they are copied: from now on a write of the VM is on both
+    /// disks before the VM hears that it is done. Answered by [`Event::Done`] at once; by [`Event::DiskProgress`] once all
+    /// is there and stays so.
     SynchroniseDisks,
     /// Begin to send. Answered by [`Event::Done`] at once, later by events of the transfer.
     StartTransfer,

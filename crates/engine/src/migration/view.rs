@@ -145,6 +145,7 @@ impl Migration {
             | Phase::StartingDiskCopies
             | Phase::CopyingDisks
             | Phase::SynchronisingDisks
+            | Phase::MirroringDisks
             | Phase::StartingTransfer => Step::ConnectHosts,
             Phase::Copying | Phase::BeginningPostCopy if self.meter.rounds() > 1 => Step::CopyDirtyMemory,
             Phase::Copying | Phase::BeginningPostCopy => Step::CopyMemory,
@@ -171,9 +172,10 @@ impl Migration {
             Phase::Preparing(_) => Stage::Preparing,
             Phase::AwaitingTurn { .. } => Stage::Ready,
             Phase::Copying if self.is_ending => Stage::Ending,
-            Phase::StartingDiskCopies | Phase::CopyingDisks | Phase::SynchronisingDisks => {
-                Stage::CopyingDisks
-            }
+            Phase::StartingDiskCopies
+            | Phase::CopyingDisks
+            | Phase::SynchronisingDisks
+            | Phase::MirroringDisks => Stage::CopyingDisks,
             Phase::StartingTransfer | Phase::Copying | Phase::BeginningPostCopy => Stage::Sending,
             Phase::EndingDiskCopies | Phase::SwitchingOver => Stage::SwitchingOver,
             // Before it runs there, and then the rest is on the links.

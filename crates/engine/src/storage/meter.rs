@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::passes::Passes;
 use super::{DiskName, DiskProgress, DiskState};
 
 /// A rate is that of so long a time.
@@ -12,11 +13,21 @@ const WINDOW_MS: f64 = 2_000.0;
 pub struct DiskMeter {
     disks: BTreeMap<DiskName, OfDisk>,
     last_growth_ms: Option<f64>,
+    // Since each write goes to both disks.
+    nearing: Option<Nearing>,
+}
+
+/// That what is left becomes less. What was gone through is no sign of it: it grows with what the guest writes, too.
+#[derive(Debug, Clone, Copy)]
+struct Nearing {
+    least_left_bytes: u64,
+    last_ms: f64,
 }
 
 #[derive(Debug, Clone, Default)]
 struct OfDisk {
     readings: VecDeque<(f64, DiskState)>,
+    passes: Passes,
     ready_ms: Option<f64>,
 }
 
@@ -30,11 +41,37 @@ impl DiskMeter {
             }
         }
         self.last_growth_ms.get_or_insert(now_ms);
+        let left_bytes = self.left_bytes();
+        if let Some(nearing) = self.nearing.as_mut().filter(|nearing| left_bytes < nearing.least_left_bytes) {
+            *nearing = Nearing { least_left_bytes: left_bytes, last_ms: now_ms };
+        }
+    }
+
+    /// Each write of the guest goes to both disks from now on, so that what is left can only become less.
+    pub fn mirrored(&mut self, now_ms: f64) {
+        self.nearing = Some(Nearing { least_left_bytes: u64::MAX, last_ms: now_ms });
     }
 
     /// How long nothing was copied, though something is left to be.
     pub fn silent_ms(&self, now_ms: f64) -> f64 {
-        self.last_growth_ms.map_or(0.0, |last| now_ms - last)
+        let last_ms = self.nearing.map(|nearing| nearing.last_ms).or(self.last_growth_ms);
+        last_ms.map_or(0.0, |last_ms| now_ms - last_ms)
+    }
+
+    /// Whether each was gone through, and going through them again and again brings no end.
+    pub fn are_outpaced(&self) -> bool {
+        let is_through = |meter: &OfDisk| {
+            meter.ready_ms.is_some()
+                || meter.passes.is_gone_through() && meter.last().is_some_and(|state| state.is_written_over)
+        };
+        let is_outpaced = |meter: &OfDisk| meter.ready_ms.is_none() && meter.passes.gain_too_little();
+        self.disks.values().all(is_through) && self.disks.values().any(is_outpaced)
+    }
+
+    /// Whether all of each is there, and stays so; not before anything is.
+    pub fn are_synchronised(&self) -> bool {
+        let is_synchronised = |meter: &OfDisk| meter.last().is_some_and(|state| state.is_synchronised);
+        !self.disks.is_empty() && self.disks.values().all(is_synchronised)
     }
 
     /// Whether all that is watched is ready; not before anything is.
@@ -45,6 +82,10 @@ impl DiskMeter {
     /// What was gone through of all.
     pub fn copied_bytes(&self) -> u64 {
         self.disks.values().filter_map(OfDisk::last).map(|state| state.copied_bytes).sum()
+    }
+
+    fn left_bytes(&self) -> u64 {
+        self.disks.values().filter_map(OfDisk::last).map(|state| state.left_bytes()).sum()
     }
 
     /// What was gone through of one, and when all of it was there.
@@ -60,7 +101,8 @@ impl DiskMeter {
 
     /// Progress for people, disk by disk.
     pub fn progress(&self) -> Vec<DiskProgress> {
-        self.disks.values().filter_map(OfDisk::progress).collect()
+        let writes_wait = self.nearing.is_some();
+        self.disks.values().filter_map(|meter| meter.progress(writes_wait)).collect()
     }
 }
 
@@ -71,6 +113,7 @@ impl OfDisk {
         if state.is_ready {
             self.ready_ms.get_or_insert(now_ms);
         }
+        self.passes.record(&state);
         self.readings.push_back((now_ms, state));
         // One reading older than the window stays, as the start of the interval.
         while self.readings.len() > 2 && self.readings[1].0 < now_ms - WINDOW_MS {
@@ -83,19 +126,23 @@ impl OfDisk {
         self.readings.back().map(|(_, state)| *state)
     }
 
-    fn bytes_per_ms(&self) -> Option<f64> {
+    /// How fast it grows, what this is of a reading.
+    fn per_ms(&self, bytes: impl Fn(&DiskState) -> f64) -> Option<f64> {
         let ((begin_ms, begin), (end_ms, end)) = (self.readings.front()?, self.readings.back()?);
-        let bytes = end.copied_bytes.saturating_sub(begin.copied_bytes) as f64;
-        (end_ms > begin_ms && bytes > 0.0).then(|| bytes / (end_ms - begin_ms))
+        let growth = bytes(end) - bytes(begin);
+        (end_ms > begin_ms && growth > 0.0).then(|| growth / (end_ms - begin_ms))
     }
 
-    fn progress(&self) -> Option<DiskProgress> {
-        let DiskState { disk, copied_bytes, total_bytes, is_ready, .. } = self.last()?;
-        let rate = self.bytes_per_ms();
-        let left = total_bytes.saturating_sub(copied_bytes) as f64;
-        let eta_ms = if is_ready { Some(0.0) } else { rate.map(|rate| left / rate) };
+    fn progress(&self, writes_wait: bool) -> Option<DiskProgress> {
+        let state = self.last()?;
+        let DiskState { disk, copied_bytes, total_bytes, is_ready, .. } = state;
+        let rate = self.per_ms(|state| state.copied_bytes as f64);
+        // What the guest writes meanwhile is to be gone through, too.
+        let nearing = self.per_ms(|state| -(state.left_bytes() as f64));
+        let left = state.left_bytes() as f64;
+        let eta_ms = if is_ready { Some(0.0) } else { nearing.map(|rate| left / rate) };
         let rate_gbps = rate.unwrap_or(0.0) * 8.0 / 1e6;
-        Some(DiskProgress { disk, copied_bytes, total_bytes, is_ready, rate_gbps, eta_ms })
+        Some(DiskProgress { disk, copied_bytes, total_bytes, is_ready, writes_wait, rate_gbps, eta_ms })
     }
 }
 
@@ -104,8 +151,8 @@ mod tests {
     use super::*;
 
     fn state(index: usize, copied_bytes: u64, is_ready: bool) -> DiskState {
-        let disk = DiskName::at(index).unwrap();
-        DiskState { disk, copied_bytes, total_bytes: 4_000_000, same_bytes: 0, is_ready }
+        let begun = DiskState::begun(DiskName::at(index).unwrap());
+        DiskState { copied_bytes, total_bytes: 4_000_000, is_ready, ..begun }
     }
 
     #[test]
@@ -117,6 +164,51 @@ mod tests {
         let progress = meter.progress()[0];
         assert_eq!(progress.eta_ms, Some(3_000.0));
         assert!((progress.rate_gbps - 0.008).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_becomes_no_less_has_no_end_in_sight() {
+        let mut meter = DiskMeter::default();
+        let left = |copied_bytes| DiskState {
+            total_bytes: 4_000_000 + copied_bytes,
+            ..state(0, copied_bytes, false)
+        };
+        meter.record(0.0, &[left(0)]);
+        meter.record(1_000.0, &[left(1_000_000)]);
+        assert_eq!(meter.progress()[0].eta_ms, None);
+        assert!(meter.progress()[0].rate_gbps > 0.0);
+    }
+
+    #[test]
+    fn disks_are_outpaced_once_each_was_gone_through_and_one_gains_too_little() {
+        let mut meter = DiskMeter::default();
+        let again = |index| DiskState { total_bytes: 8_000_000, ..state(index, 4_000_000, false) };
+        meter.record(0.0, &[state(0, 0, false), state(1, 0, false)]);
+        meter.record(1.0, &[again(0), state(1, 3_000_000, false)]);
+        assert!(!meter.are_outpaced(), "the second is still to be gone through");
+        let shows = DiskState { is_written_over: false, ..again(1) };
+        meter.record(2.0, &[again(0), shows]);
+        assert!(!meter.are_outpaced(), "something else may show on the second");
+        meter.record(3.0, &[again(0), again(1)]);
+        assert!(meter.are_outpaced());
+        meter.record(4.0, &[state(0, 8_000_000, true), state(1, 8_000_000, true)]);
+        assert!(!meter.are_outpaced() && meter.are_ready());
+    }
+
+    #[test]
+    fn once_mirrored_only_what_is_left_breaks_the_silence() {
+        let mut meter = DiskMeter::default();
+        meter.record(0.0, &[state(0, 1_000_000, false)]);
+        meter.mirrored(1_000.0);
+        meter.record(2_000.0, &[state(0, 1_000_000, false)]);
+        let written = DiskState { total_bytes: 5_000_000, ..state(0, 2_000_000, false) };
+        meter.record(5_000.0, &[written]);
+        assert!((meter.silent_ms(5_000.0) - 3_000.0).abs() < 1e-9, "as much is left as before");
+        meter.record(6_000.0, &[DiskState { copied_bytes: 2_000_001, ..written }]);
+        assert!(meter.silent_ms(6_000.0) < 1.0);
+        assert!(!meter.are_synchronised());
+        meter.record(7_000.0, &[DiskState { is_synchronised: true, ..state(0, 5_000_000, true) }]);
+        assert!(meter.are_synchronised());
     }
 
     #[test]

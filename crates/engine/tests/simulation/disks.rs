@@ -15,7 +15,8 @@ use crate::world::{Host, Life, Sight, World};
 /// One of so many runs has a disk that is copied.
 const COPIES_ONE_IN: u64 = 3;
 
-/// After so many looks all of it is there.
+/// After so many looks all of it was gone through. Of a VM that writes as fast as that, as much is left then, until its
+/// writes wait for the target.
 const LOOKS: u64 = 3;
 
 /// The longest that the copies may take to end.
@@ -25,6 +26,8 @@ const ENDED_WITHIN_MS: f64 = 10_000.0;
 enum Mirror {
     /// It follows the guest.
     Copying,
+    /// Each write of the guest goes there, too, and so many looks are left until all is there.
+    Nearing(u64),
     /// No write of the guest is done before it is there.
     Synchronised,
 }
@@ -115,7 +118,7 @@ impl World {
         if !executor.has_disks() || executor.last_action() == Action::AwaitTurn {
             return None;
         }
-        let is_alone = executor.last_action() == Action::StartDiskCopies;
+        let is_alone = matches!(executor.last_action(), Action::StartDiskCopies | Action::SynchroniseDisks);
         if self.source.qemu.is_none() || self.disk.mirror.is_none() && self.keeps_mirror() {
             return Some(Event::TransferFailed(Problem::failed("the copy has failed")));
         }
@@ -131,26 +134,53 @@ impl World {
             return Event::Tick;
         }
         if self.now_ms >= self.network.parted_until_ms {
-            self.disk.looks += 1;
+            self.disk_goes_on();
         }
-        let disk = DiskName::at(0).expect("there is a first one");
-        let copied_bytes = self.disk.looks.min(LOOKS);
+        let left_bytes = match self.disk.mirror {
+            Some(Mirror::Copying) if self.writes_as_fast() => LOOKS,
+            Some(Mirror::Copying) => LOOKS - self.disk.looks.min(LOOKS),
+            Some(Mirror::Nearing(left)) => left,
+            Some(Mirror::Synchronised) | None => 0,
+        };
+        let is_mirrored = matches!(self.disk.mirror, Some(Mirror::Synchronised) | None);
+        let begun = DiskState::begun(DiskName::at(0).expect("there is a first one"));
         Event::DiskProgress(vec![DiskState {
-            disk,
-            copied_bytes,
-            total_bytes: LOOKS,
-            same_bytes: 0,
-            is_ready: copied_bytes == LOOKS,
+            copied_bytes: self.disk.looks,
+            total_bytes: self.disk.looks + left_bytes,
+            is_ready: left_bytes == 0,
+            is_synchronised: is_mirrored,
+            ..begun
         }])
     }
 
+    fn writes_as_fast(&self) -> bool {
+        self.seed.is_multiple_of(2)
+    }
+
+    /// It is looked at once more.
+    fn disk_goes_on(&mut self) {
+        self.disk.looks += 1;
+        match self.disk.mirror {
+            Some(Mirror::Nearing(0)) => {
+                self.disk.content = self.source.qemu.as_ref().map(|qemu| qemu.copy.memory);
+                self.disk.mirror = self.keeps_mirror().then_some(Mirror::Synchronised);
+                self.saw(Sight::DisksCopied);
+            }
+            Some(Mirror::Nearing(left)) => self.disk.mirror = Some(Mirror::Nearing(left - 1)),
+            _ => {}
+        }
+    }
+
+    /// The guard stands, on which the VM depends from now on.
     pub(crate) fn synchronise_disks(&mut self) -> Doing {
         if !self.answers(Host::Source) || self.disk.mirror.is_none() {
             return Doing::Happened(failed("the copy does not follow"));
         }
-        self.disk.content = self.source.qemu.as_ref().map(|qemu| qemu.copy.memory);
-        self.disk.mirror = self.keeps_mirror().then_some(Mirror::Synchronised);
-        self.saw(Sight::DisksCopied);
+        let left = if self.writes_as_fast() { LOOKS } else { 0 };
+        if left > 0 {
+            self.saw(Sight::DisksOutpaced);
+        }
+        self.disk.mirror = Some(Mirror::Nearing(left));
         Doing::Happened(Event::Done)
     }
 

@@ -277,14 +277,13 @@ impl World {
             Action::BuildIncomingVm => self.order(executor, action, Order::IncomingVm),
             Action::ConnectHosts => self.connect_hosts(executor),
             Action::AwaitTurn => self.await_turn(),
-            Action::StartTransfer => {
-                executor.guard = self.post_guard(executor.number);
+            Action::SynchroniseDisks | Action::StartTransfer => {
+                executor.guard = executor.guard.or_else(|| self.post_guard(executor.number));
                 executor
                     .guard
                     .map_or(Doing::Happened(failed("the guard before is at work")), |_| Doing::Rest(action))
             }
             Action::StartDiskCopies => self.start_disk_copies(),
-            Action::SynchroniseDisks => self.synchronise_disks(),
             Action::EndDiskCopies => self.end_disk_copies(),
             Action::BeginPostCopy if self.has_converged() => Doing::Happened(Event::Converged),
             Action::BeginPostCopy => self.command(Command::BeginPostCopy, ANSWER_DEADLINE_MS),
@@ -326,6 +325,7 @@ impl World {
 
     fn rest(&mut self, executor: &mut Executor, action: Action) -> Doing {
         match action {
+            Action::SynchroniseDisks => self.synchronise_disks(),
             Action::StartTransfer => self.start_transfer(executor),
             Action::EndDiskCopies => self.close_disks_there(executor),
             Action::SwitchOver => self.order(executor, action, Order::Received),

@@ -134,7 +134,10 @@ impl World {
                 self.source.lift_throttle();
                 self.guard_forbids(guard.migration)
             }
-            Action::StopTransfer => return self.command_beside_agent(guard, Command::Cancel),
+            Action::StopTransfer => {
+                self.abandon_disk_copies();
+                return self.command_beside_agent(guard, Command::Cancel);
+            }
             Action::ResumeOnSource => {
                 let event = self.command_beside_agent(guard, Command::LetRun)?;
                 if event == Event::Done {

@@ -79,8 +79,14 @@ fn run(seed: u64, draw: Draw) -> Run {
 fn without_faults_every_migration_completes() {
     for run in run_all(|_| Faults::none()) {
         assert!(run.waits_in_vain || run.outcomes == [Outcome::Completed], "{run:?}");
-        let as_ever =
-            [Sight::DisksCopied, Sight::PostCopy, Sight::RunsMute, Sight::LateCommand, Sight::Throttled];
+        let as_ever = [
+            Sight::DisksCopied,
+            Sight::DisksOutpaced,
+            Sight::PostCopy,
+            Sight::RunsMute,
+            Sight::LateCommand,
+            Sight::Throttled,
+        ];
         assert!(run.sights.iter().all(|sight| as_ever.contains(sight)), "{run:?}");
     }
 }

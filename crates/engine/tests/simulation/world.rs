@@ -61,6 +61,7 @@ pub(crate) enum Life {
 pub(crate) enum Sight {
     Adopted,
     DisksCopied,
+    DisksOutpaced,
     Forgotten,
     GivenBack,
     GuardActed,
@@ -92,9 +93,10 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 30] = [
+    pub(crate) const ALL: [Self; 31] = [
         Self::Adopted,
         Self::DisksCopied,
+        Self::DisksOutpaced,
         Self::Forgotten,
         Self::GivenBack,
         Self::GuardActed,

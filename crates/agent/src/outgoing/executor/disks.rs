@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use drainpipe_engine::migration::Event;
+use drainpipe_engine::migration::{Event, Stage};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskName, DiskState};
 use drainpipe_hypervisor::spec::VmSpec;
@@ -21,9 +20,6 @@ use crate::outgoing::Running;
 use crate::outgoing::disks::keep_left;
 use crate::outgoing::target_watch::TargetWatch;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
-
-/// How long it may take until each write goes to both disks. The VM runs on meanwhile.
-const SYNCHRONISED_WITHIN: Duration = Duration::from_mins(1);
 
 /// How long the end of the copies may take. The VM stands still meanwhile.
 const ENDED_WITHIN: Duration = Duration::from_secs(10);
@@ -54,7 +50,7 @@ impl Executor {
 
     /// Whether disks are copied, and memory is not sent yet.
     pub(super) fn copies_disks_alone(&self) -> bool {
-        self.disks.is_some() && self.guard.is_none()
+        self.disks.is_some() && *self.running.stage.borrow() == Stage::CopyingDisks
     }
 
     pub(super) async fn start_disk_copies(&mut self) -> Result<(), Problem> {
@@ -132,10 +128,16 @@ impl Executor {
         let each = self.copied_disks().into_iter().map(|disk| {
             let state = states.iter().find(|state| state.disk == disk);
             let (state, disk) = state.zip(DiskName::at(disk))?;
-            let (copied_bytes, total_bytes) = (state.copied_bytes, state.total_bytes);
-            let sent = self.disks.iter().flat_map(DiskSender::disks);
-            let same_bytes = sent.filter(|sent| sent.disk == disk.index()).map(SentDisk::same_bytes).sum();
-            Some(DiskState { disk, copied_bytes, total_bytes, same_bytes, is_ready: state.is_ready })
+            let sent = self.disks.iter().flat_map(DiskSender::disks).find(|sent| sent.disk == disk.index());
+            Some(DiskState {
+                disk,
+                copied_bytes: state.copied_bytes,
+                total_bytes: state.total_bytes,
+                same_bytes: sent.map_or(0, SentDisk::same_bytes),
+                is_written_over: sent.is_none_or(SentDisk::is_written_over),
+                is_ready: state.is_ready,
+                is_synchronised: state.is_synchronised,
+            })
         });
         let each: Option<Vec<DiskState>> = each.collect();
         each.map(Some).ok_or_else(|| Problem::failed("the copy of a disk has ended by itself"))
@@ -148,18 +150,7 @@ impl Executor {
         if let Some(sender) = &self.disks {
             sender.end_comparing()?;
         }
-        let copies = self.disk_copies()?;
-        tokio::select! {
-            done = copies.synchronise(SYNCHRONISED_WITHIN) => done.map_err(qemu_failed),
-            // Then the next that is done is to undo it.
-            () = self.cancelled() => Ok(()),
-        }
-    }
-
-    async fn cancelled(&self) {
-        while !self.running.cancel_requested.load(Ordering::Relaxed) {
-            self.running.cancel.notified().await;
-        }
+        self.disk_copies()?.synchronise(QEMU_DEADLINE).await.map_err(qemu_failed)
     }
 
     pub(super) async fn end_disk_copies(&mut self) -> Result<(), Problem> {

@@ -1,0 +1,67 @@
+//! Not a test: measures how VMs that write their disks arrive with these, for `bench/`.
+//!
+//! `DRAINPIPE_MEASURE_WRITERS=1 cargo test -p drainpipe-cli --test end_to_end` prints a table; with `-- MBPS`, of links with
+//! that rate only.
+
+use std::time::{Duration, Instant};
+
+use drainpipe_engine::result::MigrationResult;
+
+use crate::link_rate::LinkRate;
+use crate::program::Running;
+use crate::scene::result_of;
+use crate::writing_guests::Writing;
+
+/// Of each of two links, in Mb/s, and how often the guest writes 4 KiB each second.
+const ROWS: [(&str, u32); 8] =
+    [("20", 200), ("40", 0), ("40", 60), ("40", 200), ("40", 1000), ("500", 0), ("500", 200), ("500", 2000)];
+
+/// What is not over by then does not converge.
+const DEADLINE_S: u64 = 120;
+
+pub(crate) fn run(repeats: usize, word: &str) {
+    println!(
+        "| links, Mb/s | writes/s | outcome | whole, s | disks, s | sent, MB | written meanwhile/s | longest write, ms |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    for (mbps, writes_per_s) in ROWS.into_iter().filter(|(mbps, _)| word.is_empty() || *mbps == word) {
+        (0..repeats).for_each(|_| measure(mbps, writes_per_s));
+    }
+}
+
+fn measure(mbps: &str, writes_per_s: u32) {
+    let writing = Writing::begin();
+    writing.apart.set_links(mbps);
+    writing.write(writes_per_s);
+    let (before, began) = (writing.written(), Instant::now());
+    let rate = LinkRate::watch(&writing.apart.lab, "a");
+    let mut migrating = begin(&writing);
+    let rate = rate.until(Duration::from_secs(2 * DEADLINE_S), || migrating.has_ended());
+    let took_s = began.elapsed().as_secs_f64();
+    let result: MigrationResult = result_of(&migrating.wait());
+    let after = writing.written();
+    let written = (after.acknowledged_writes - before.acknowledged_writes) as f64;
+    writing.assert_intact();
+    println!(
+        "| 2 × {mbps} | {writes_per_s} | {:?} | {:.1} | {} | {:.0} | {:.0} | {} |",
+        result.outcome,
+        took_s,
+        disks_s(&result),
+        rate.sent_bytes() as f64 / 1e6,
+        written / took_s,
+        after.longest_write_ms,
+    );
+}
+
+fn begin(writing: &Writing) -> Running {
+    let (copies, deadline) = (writing.apart.copies(), DEADLINE_S.to_string());
+    let given = ["migrate", "web", "b", "--json", "--deadline", &deadline];
+    let arguments: Vec<&str> = given.into_iter().chain(copies.iter().map(String::as_str)).collect();
+    writing.apart.lab.start(&arguments)
+}
+
+/// Until all of each was there.
+fn disks_s(result: &MigrationResult) -> String {
+    let ready_ms: Option<Vec<f64>> = result.disks.iter().map(|disk| disk.ready_ms).collect();
+    ready_ms.map_or("–".into(), |each| format!("{:.1}", each.into_iter().fold(0.0, f64::max) / 1000.0))
+}
