@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::future::Future;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
@@ -307,7 +308,8 @@ fn server(disk: &Path) -> Command {
 
 async fn serve_by_unix(disk: &Path, socket: &Path) -> (Child, ServerAddress) {
     let server = server(disk).arg("--socket").arg(socket).spawn().unwrap();
-    eventually("qemu-nbd listens", || socket.exists()).await;
+    // Its socket is there a moment before it listens.
+    eventually("qemu-nbd listens", || UnixStream::connect(socket).is_ok()).await;
     (server, ServerAddress::Unix(socket.into()))
 }
 
