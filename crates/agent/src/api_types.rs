@@ -247,6 +247,23 @@ pub struct MigrateRequest {
     pub throttle_max_percent: Option<u8>,
 }
 
+impl MigrateRequest {
+    /// One that asks for nothing else.
+    pub fn plain(vm: impl Into<String>, target: impl Into<String>, option: RequestedOption) -> Self {
+        Self {
+            vm: vm.into(),
+            target: target.into(),
+            option,
+            encrypt: false,
+            post_copy: false,
+            copy_storage: false,
+            disks: BTreeMap::new(),
+            deadline_s: None,
+            throttle_max_percent: None,
+        }
+    }
+}
+
 /// A request to check everything between this host and another.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -13,7 +13,6 @@ mod standstill;
 mod target_watch;
 mod tracked;
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
@@ -212,17 +211,7 @@ pub(crate) fn recover(outgoing: &Arc<Outgoing>) -> Result<(), Problem> {
 pub(crate) fn take_up(outgoing: &Arc<Outgoing>, open: OpenMigration, claimed: Claimed) {
     let limits = outgoing.host.config.limits.of_migration(None, None);
     let (migration, first) = Migration::recover(limits, open.handed_over);
-    let request = MigrateRequest {
-        vm: open.vm,
-        target: open.target,
-        option: open.requested_option,
-        encrypt: false,
-        post_copy: false,
-        copy_storage: false,
-        disks: BTreeMap::new(),
-        deadline_s: None,
-        throttle_max_percent: None,
-    };
+    let request = MigrateRequest::plain(open.vm, open.target, open.requested_option);
     let executor = Executor::new(outgoing, open.id, claimed, &request, open.started_at, Turn::Now, true);
     run(outgoing, executor, migration, first);
 }

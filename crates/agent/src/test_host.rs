@@ -1,7 +1,6 @@
 //! A host in a temporary directory, for tests: its parts as [`app`] makes them, over a fake hypervisor and a journal of its
 //! own. Its peers `source` and `target` answer what a test has them answer, or nothing.
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -129,17 +128,7 @@ pub(crate) fn definition(name: &str) -> VmSpec {
 
 /// A request to move a VM to the host `target`.
 pub(crate) fn migrate(vm: &str) -> MigrateRequest {
-    MigrateRequest {
-        vm: vm.into(),
-        target: "target".into(),
-        option: RequestedOption::Auto,
-        encrypt: false,
-        post_copy: false,
-        copy_storage: false,
-        disks: BTreeMap::new(),
-        deadline_s: None,
-        throttle_max_percent: None,
-    }
+    MigrateRequest::plain(vm, "target", RequestedOption::Auto)
 }
 
 /// With threads enough for a part that blocks one.

@@ -119,17 +119,8 @@ impl Bench {
             None => None,
         };
         let heartbeat = watch.map(Watch::heartbeat).transpose()?;
-        let request = MigrateRequest {
-            vm: self.vm.clone(),
-            target: target.into(),
-            option,
-            encrypt: self.encrypt,
-            deadline_s: None,
-            copy_storage: false,
-            disks: std::collections::BTreeMap::new(),
-            post_copy: false,
-            throttle_max_percent: None,
-        };
+        let plain = MigrateRequest::plain(&self.vm, target, option);
+        let request = MigrateRequest { encrypt: self.encrypt, ..plain };
         let mut result = match follow::migrate(fleet, &request, self.watched).await? {
             Followed::Over(result) => result,
             Followed::LostSight(problem) => return Err(problem),
@@ -183,17 +174,7 @@ impl Bench {
         source: &HostView,
         target: &HostView,
     ) -> Result<Vec<LinkConditions>, Problem> {
-        let request = MigrateRequest {
-            vm: self.vm.clone(),
-            target: self.host.clone(),
-            option: RequestedOption::Multichannel,
-            encrypt: false,
-            deadline_s: None,
-            copy_storage: false,
-            disks: std::collections::BTreeMap::new(),
-            post_copy: false,
-            throttle_max_percent: None,
-        };
+        let request = MigrateRequest::plain(&self.vm, &self.host, RequestedOption::Multichannel);
         let host = fleet.host(&source.facts.name).await?;
         let view: PlanView = host.client().post(&host.path("/v1/migrations/plan"), &request).await?;
         let mtu = |view: &HostView, name: &str| view.facts.link(name).map_or(0, |link| link.mtu);

@@ -269,17 +269,7 @@ mod tests {
     #[test]
     fn one_that_waits_for_its_targets_word_is_not_under_way() {
         let outgoing = OutgoingMigrations::default();
-        let request = MigrateRequest {
-            vm: "web".into(),
-            target: "b".into(),
-            option: RequestedOption::Auto,
-            encrypt: false,
-            post_copy: false,
-            copy_storage: false,
-            disks: BTreeMap::new(),
-            deadline_s: None,
-            throttle_max_percent: None,
-        };
+        let request = MigrateRequest::plain("web", "b", RequestedOption::Auto);
         let running = Arc::new(Running::new("1".into(), &request, Timestamp::UNIX_EPOCH, Turn::Now, false));
         outgoing.lock().insert("1".into(), Arc::clone(&running));
         assert_eq!(outgoing.under_way().len(), 1);
