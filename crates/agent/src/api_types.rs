@@ -1,5 +1,6 @@
 //! What travels over the API, besides the engine's own values.
 
+mod disk_moves;
 mod drains;
 mod fleet;
 
@@ -29,6 +30,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+pub use self::disk_moves::{DiskMoveOutcome, DiskMoveResult, DiskMoveView, MoveDiskRequest};
 pub use self::drains::{
     DrainKind, DrainPlanView, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest, TRANSFERS_MAX,
     plan_warnings,
@@ -543,7 +545,7 @@ pub struct DiskEndpoint {
     pub overwritten: Vec<DiskName>,
 }
 
-/// A disk of a VM that has left with a copy of it, or what is there of a copy that was interrupted.
+/// A disk of a VM that has left with a copy of it or goes on with one, or what is there of a copy that was interrupted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LeftDisk {
     /// Where it is now.
@@ -552,7 +554,7 @@ pub struct LeftDisk {
     pub was: String,
     /// The VM.
     pub vm: String,
-    /// The host to which that went, or where it stayed when a copy was interrupted.
+    /// The host to which that went, or where it stayed when a copy was interrupted. Of a disk that moved on its own host, that.
     pub target: String,
     /// When (RFC 3339).
     pub left_at: String,

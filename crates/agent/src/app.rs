@@ -21,6 +21,7 @@ use crate::config::Config;
 use crate::core_count;
 use crate::cpu_list::CpuList;
 use crate::cpu_priority;
+use crate::disk_moves::{self, DiskMoves};
 use crate::drain::{self, Drains};
 use crate::fixes::{self, Fixes};
 use crate::fleet::{self, Fleet};
@@ -140,8 +141,20 @@ async fn live(
     let hypervisor = hypervisors(&config)?;
     let parts = open(config, hypervisor, identity, heard, stop.clone()).await?;
     recover(&parts).await?;
-    let Parts { host, peers, journal, proof, vms, checks, incoming, outgoing, drains, joining, .. } =
-        parts.clone();
+    let Parts {
+        host,
+        peers,
+        journal,
+        proof,
+        vms,
+        checks,
+        incoming,
+        outgoing,
+        drains,
+        joining,
+        disk_moves,
+        ..
+    } = parts.clone();
     serving.get_or_init(|| Serving { outgoing: Arc::clone(&outgoing), joining: Arc::clone(&joining) });
     let socket = host.config.socket.display();
     info!(host = host.name(), listen = %host.config.listen, %socket, "serving");
@@ -163,6 +176,7 @@ async fn live(
     }
     drain::shut_down(&drains).await;
     outgoing::shut_down(&outgoing).await;
+    let _no_more = disk_moves::shut_down(&disk_moves).await;
     Ok(Ended::Stopped)
 }
 
@@ -299,6 +313,7 @@ pub(crate) async fn open(
     let outgoing = Arc::new(Outgoing::new(&incoming, &checks));
     Ok(Parts {
         proof: Arc::new(Proof::new(&peers, &journal, at_start)),
+        disk_moves: Arc::new(DiskMoves::new(&incoming)),
         drains: Arc::new(Drains::new(&outgoing)),
         fixes: Arc::new(Fixes::new(&host)),
         joining: Arc::new(Joining::open(&outgoing)?),
@@ -316,7 +331,7 @@ pub(crate) async fn open(
 
 /// Takes up what an earlier life of this agent left.
 pub(crate) async fn recover(parts: &Parts) -> Result<(), Problem> {
-    let Parts { host, journal, vms, incoming, checks, drains, outgoing, .. } = parts;
+    let Parts { host, journal, vms, incoming, checks, drains, outgoing, disk_moves, .. } = parts;
     if let Err(problem) = vms.look_at_managed().await {
         warn!(%problem, "libvirt does not answer yet");
     }
@@ -334,9 +349,10 @@ pub(crate) async fn recover(parts: &Parts) -> Result<(), Problem> {
     let unresponsive = vms.unresponsive();
     incoming::resume_recorded(incoming, |vm| !unresponsive.iter().any(|name| name == vm)).await?;
     incoming::take_up_parts(incoming).await?;
+    disk_moves::recover(disk_moves)?;
     drain::recover(drains)?;
     outgoing::recover(outgoing)?;
-    unresponsive::keep_trying(outgoing);
+    unresponsive::keep_trying(outgoing, disk_moves);
     incoming::tell_of_left(incoming)?;
     outgoing::settle_left(outgoing)?;
     // Beside: its storage may hang.

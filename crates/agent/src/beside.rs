@@ -54,6 +54,12 @@ impl Beside {
         Self { departure, ..Self::read_or(definition, directory) }.write(directory);
     }
 
+    /// It is this from now on.
+    pub(crate) fn note_definition(definition: &VmSpec, directory: &VmDirectory) {
+        let definition = definition.clone();
+        Self { definition: definition.clone(), ..Self::read_or(&definition, directory) }.write(directory);
+    }
+
     fn read_or(definition: &VmSpec, directory: &VmDirectory) -> Self {
         Self::read(directory).unwrap_or_else(|| Self::of(definition.clone()))
     }

@@ -3,6 +3,7 @@
 
 mod arrivals;
 mod changes;
+mod disk_moves;
 mod disks;
 mod drains;
 mod hooks;
@@ -27,6 +28,7 @@ use tokio::sync::watch;
 
 pub(crate) use self::arrivals::{Arrival, IncomingRecord};
 pub(crate) use self::changes::HostChange;
+pub(crate) use self::disk_moves::DiskMoveRecord;
 pub(crate) use self::disks::{DiskFile, FileId, LeftFile, MadeDisk, Unrenamed};
 pub(crate) use self::drains::DrainRecord;
 pub(crate) use self::hooks::HookDue;

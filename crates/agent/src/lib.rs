@@ -51,6 +51,7 @@ mod cpu_list;
 mod cpu_priority;
 mod descriptors;
 mod discovery;
+mod disk_moves;
 mod disk_streams;
 mod drain;
 mod fixes;

@@ -10,6 +10,7 @@ use drainpipe_engine::problem::Problem;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
+use crate::disk_moves::{self, DiskMoves};
 use crate::outgoing::{self, Outgoing};
 use crate::vms::Claim;
 use crate::{cpu_priority, incoming};
@@ -19,19 +20,19 @@ const TRY_EVERY: Duration = Duration::from_secs(5);
 const TRIES_MAX: u32 = 17_280;
 
 /// Tries to take hold of each that is out of reach, until it is not.
-pub(crate) fn keep_trying(outgoing: &Arc<Outgoing>) {
+pub(crate) fn keep_trying(outgoing: &Arc<Outgoing>, moves: &Arc<DiskMoves>) {
     for name in outgoing.vms.unresponsive() {
-        tokio::spawn(try_for_long(Arc::clone(outgoing), name));
+        tokio::spawn(try_for_long(Arc::clone(outgoing), Arc::clone(moves), name));
     }
 }
 
-async fn try_for_long(outgoing: Arc<Outgoing>, name: String) {
+async fn try_for_long(outgoing: Arc<Outgoing>, moves: Arc<DiskMoves>, name: String) {
     for _ in 0..TRIES_MAX {
         sleep(TRY_EVERY).await;
         if outgoing.vms.why_unresponsive(&name).is_none() {
             return info!(vm = name, "was stopped");
         }
-        match reach(&outgoing, &name).await {
+        match reach(&outgoing, &moves, &name).await {
             Ok(()) => return info!(vm = name, "within reach again"),
             Err(problem) => debug!(vm = name, %problem, "still out of reach"),
         }
@@ -40,16 +41,22 @@ async fn try_for_long(outgoing: Arc<Outgoing>, name: String) {
 }
 
 /// Goes on with what the agent has left of it.
-async fn reach(outgoing: &Arc<Outgoing>, name: &str) -> Result<(), Problem> {
+async fn reach(outgoing: &Arc<Outgoing>, moves: &Arc<DiskMoves>, name: &str) -> Result<(), Problem> {
     let open = outgoing.journal.open_migrations()?.into_iter().find(|open| open.vm == name);
-    let claim = open.as_ref().map_or(Claim::Changing, |open| Claim::Migrating(open.id.clone()));
+    let disk_move = outgoing.journal.disk_moves()?.into_iter().find(|of| of.vm == name);
+    let claim = match (&open, &disk_move) {
+        (Some(open), _) => Claim::Migrating(open.id.clone()),
+        (None, Some(of)) => Claim::MovingDisk(of.disk, of.id.clone()),
+        (None, None) => Claim::Changing,
+    };
     let claimed = outgoing.vms.reach(name, claim).await?;
     if let Some(vmm) = &claimed.vmm {
         cpu_priority::end(&**vmm);
     }
-    match open {
-        Some(open) => outgoing::take_up(outgoing, open, claimed),
-        None => incoming::resume_recorded(&outgoing.incoming, |vm| vm == name).await?,
+    match (open, disk_move) {
+        (Some(open), _) => outgoing::take_up(outgoing, open, claimed),
+        (None, Some(of)) => disk_moves::take_up(moves, &of, claimed),
+        (None, None) => incoming::resume_recorded(&outgoing.incoming, |vm| vm == name).await?,
     }
     Ok(())
 }

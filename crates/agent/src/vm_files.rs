@@ -75,8 +75,14 @@ struct Rules {
 #[derive(Debug)]
 pub(crate) struct NotMade {
     pub(crate) problem: Problem,
-    /// Whether it may be made yet: the storage has not answered.
+    /// Whether it may be there, or come yet: the storage or the journal has not done what it should.
     pub(crate) may_come: bool,
+}
+
+impl From<Problem> for NotMade {
+    fn from(problem: Problem) -> Self {
+        Self { problem, may_come: true }
+    }
 }
 
 /// Looks at files that VMs name.
@@ -190,26 +196,40 @@ impl VmFiles {
         self.is_made("overwrite", path, made)
     }
 
-    /// Makes an empty disk where nothing is.
-    pub(crate) async fn make(&self, path: &str, image: DiskImage, bytes: u64) -> Result<FileId, NotMade> {
-        let at = PathBuf::from(path);
-        let made = self.try_act(path, move |rules| making::make(rules, &at, image, bytes)).await;
-        self.is_made("make", path, made)
+    /// Makes an empty disk where nothing is, for the migration or move of this id. It has its name when it is recorded which
+    /// file it is: until then it has one that only [`Self::remove`] looks for.
+    pub(crate) async fn make(
+        &self,
+        path: &str,
+        id: &str,
+        (image, bytes): (DiskImage, u64),
+        record: impl FnOnce(FileId) -> Result<(), Problem>,
+    ) -> Result<(), NotMade> {
+        let (at, unplaced) = (PathBuf::from(path), making::unplaced_path(Path::new(path), id));
+        let name = at.file_name().unwrap_or_default().to_owned();
+        let making = unplaced.clone();
+        let make = move |rules: &Rules| {
+            making::check_free(rules, &at)?;
+            making::make(rules, &making, image, bytes)
+        };
+        let file = self.is_made("make", path, self.try_act(path, make).await)?;
+        record(file)?;
+        let place = move |rules: &Rules| making::place(rules, &unplaced, &name, file);
+        self.is_made("make", path, self.try_act(path, place).await)
     }
 
-    fn is_made(
+    fn is_made<T>(
         &self,
         what: &str,
         path: &str,
-        made: Result<Result<FileId, CannotMake>, Problem>,
-    ) -> Result<FileId, NotMade> {
-        let made = made.map_err(|problem| NotMade { problem, may_come: true })?;
-        made.map_err(|error| NotMade { problem: self.cannot(what, path, error), may_come: false })
+        made: Result<Result<T, CannotMake>, Problem>,
+    ) -> Result<T, NotMade> {
+        made?.map_err(|error| NotMade { problem: self.cannot(what, path, error), may_come: false })
     }
 
-    /// Removes one that was made here, unless another file is in its place, or a VM names it. One of which it is not known
-    /// whether it is there is left, and told; so is what is on a block device.
-    pub(crate) async fn remove(&self, disk: &DiskFile, named: Vec<PathBuf>) -> Result<(), Problem> {
+    /// Removes one that was made here, by the migration or move of this id, unless another file is in its place, or a VM names
+    /// it. What is on a block device is left, and told.
+    pub(crate) async fn remove(&self, disk: &DiskFile, id: &str, named: Vec<PathBuf>) -> Result<(), Problem> {
         if self.is_device_place(&disk.path) {
             warn!(
                 path = disk.path,
@@ -217,15 +237,13 @@ impl VmFiles {
             );
             return Ok(());
         }
-        let Some(file) = disk.file else {
-            warn!(
-                path = disk.path,
-                "it is not known whether this disk was made for a VM that did not come: if it is there, it is of no use"
-            );
-            return Ok(());
+        let (at, file) = (PathBuf::from(&disk.path), disk.file);
+        let unplaced = making::unplaced_path(&at, id);
+        let remove = move |rules: &Rules| {
+            let was_unplaced = making::remove_unplaced(rules, &unplaced, &named)?;
+            Ok(file.map_or(Ok(false), |file| making::remove(rules, &at, file, &named))? || was_unplaced)
         };
-        let at = PathBuf::from(&disk.path);
-        match self.try_act(&disk.path, move |rules| making::remove(rules, &at, file, &named)).await? {
+        match self.try_act(&disk.path, remove).await? {
             Ok(_) => Ok(()),
             Err(CannotMake::InUse(by)) => {
                 let by = by.display();
@@ -266,6 +284,11 @@ impl VmFiles {
     /// Where a disk is that has stayed behind by this migration.
     pub(crate) fn left_path(path: &str, migration: &str) -> String {
         making::left_path(Path::new(path), migration).to_string_lossy().into_owned()
+    }
+
+    /// Where a disk is that its VM has left for another one, by this move.
+    pub(crate) fn moved_path(path: &str, id: &str) -> String {
+        making::moved_path(Path::new(path), id).to_string_lossy().into_owned()
     }
 
     /// Gives a disk the name of one that has stayed behind, unless a VM names it. Whether it has that name now. A block device

@@ -12,6 +12,7 @@ use std::time::Duration;
 use drainpipe_engine::check::vm::Told;
 use drainpipe_engine::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::storage::DiskName;
 use drainpipe_hypervisor::spec::{VmName, VmSpec};
 use drainpipe_hypervisor::{
     Exit, Hypervisor, HypervisorFacts, Machine, ResolvedSpec, Role, RunState, Unmanaged, VmDirectory,
@@ -107,6 +108,8 @@ pub(crate) enum Claim {
     Changing,
     /// It is being moved; the migration's identifier.
     Migrating(String),
+    /// One of its disks is being moved on this host; which, and the move's identifier.
+    MovingDisk(DiskName, String),
     /// Its QEMU lives and could not be taken hold of when the agent started; why.
     OutOfReach(String),
 }
@@ -118,6 +121,12 @@ impl Claim {
             Self::Changing => format!("VM {name} is being started, stopped or removed; try again"),
             Self::Migrating(id) => {
                 format!("VM {name} is being moved already (migration {id}): wait, or `drainpipe cancel {id}`")
+            }
+            Self::MovingDisk(disk, _) => {
+                format!(
+                    "{disk} of VM {name} is being moved to another place on its host: wait, or `drainpipe vm move-disk {name} \
+                     --cancel`"
+                )
             }
             Self::OutOfReach(why) => {
                 format!(
@@ -140,7 +149,7 @@ pub(crate) struct PresentVm {
     pub(crate) busy: Option<String>,
 }
 
-/// The right to change a VM; given back when dropped. That of a migration which crashes is kept: how it has left the VM
+/// The right to change a VM; given back when dropped. That of a migration or a disk's move which crashes is kept: how it has left the VM
 /// nobody knows.
 #[derive(Debug)]
 pub(crate) struct Claimed {
@@ -155,7 +164,8 @@ pub(crate) struct Claimed {
 impl Drop for Claimed {
     fn drop(&mut self) {
         if let Some(entry) = self.vms.lock().get_mut(&self.name) {
-            let crashes = std::thread::panicking() && matches!(entry.claim, Some(Claim::Migrating(_)));
+            let is_kept = matches!(entry.claim, Some(Claim::Migrating(_) | Claim::MovingDisk(..)));
+            let crashes = std::thread::panicking() && is_kept;
             if !crashes {
                 entry.claim = None;
             }
@@ -349,6 +359,13 @@ impl Vms {
         }
         let entry = Entry { vmm: Some(vmm), cores_taken, ..Entry::of(definition) };
         self.lock().insert(entry.definition.name.to_string(), entry);
+    }
+
+    /// It is this from now on; the journal has it already.
+    pub(crate) fn redefine(&self, definition: VmSpec) {
+        if let Some(entry) = self.lock().get_mut(definition.name.as_str()) {
+            entry.definition = definition;
+        }
     }
 
     /// Forgets a VM that has left; the journal has forgotten it already.
@@ -546,6 +563,12 @@ impl Vms {
                 "VM {name} does not answer, and it is not known yet whether it is here or on {} (migration {}): wait, or \
                  end its QEMU by hand if you are sure that it is not needed",
                 open.target, open.id
+            )));
+        }
+        if self.journal.disk_moves()?.iter().any(|open| open.vm == name) {
+            return Err(Problem::conflict(format!(
+                "VM {name} does not answer, and it is not known yet which of two disks it has: wait, or end its QEMU by hand \
+                 if you are sure that it is not needed"
             )));
         }
         let definition = self.lock().get(name).map(|entry| entry.definition.clone());

@@ -3,6 +3,7 @@
 mod disk;
 mod fleet;
 mod lab;
+mod move_disk;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -28,6 +29,7 @@ pub(crate) use self::fleet::{
     InitArguments, JoinArguments, LeaveArguments, PlaceArguments, RevokeArguments, TokenArgument,
 };
 pub(crate) use self::lab::{LabCommand, LabUpArguments, LinkArguments};
+pub(crate) use self::move_disk::MoveDiskArguments;
 use crate::completion;
 use crate::connection::ConnectionArguments;
 use crate::exit::Exit;
@@ -317,6 +319,8 @@ pub(crate) enum VmCommand {
         #[arg(long)]
         force: bool,
     },
+    /// Move a disk of a running VM to another place on its host
+    MoveDisk(MoveDiskArguments),
     /// Give a VM back to its source whose target was lost right after the hand-over
     #[command(after_help = RECLAIM_HELP)]
     Reclaim {

@@ -8,6 +8,7 @@ use clap_complete::env::{CompleteEnv, Shells};
 use clap_complete::{ArgValueCandidates, CompletionCandidate, Shell};
 use drainpipe_agent::api_types::{MigrationView, VmView};
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::storage::{DISKS_MAX, DiskName};
 
 use crate::arguments::Arguments;
 use crate::commands::history;
@@ -58,6 +59,16 @@ pub(crate) fn vms() -> ArgValueCandidates {
                 |vm: VmView| CompletionCandidate::new(vm.name).help(Some(format!("on {}", vm.host).into()));
             Ok(vms.map(named).collect())
         })
+    })
+}
+
+/// Names of disks: as many as a VM has at most.
+pub(crate) fn disks() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        (0..DISKS_MAX)
+            .filter_map(DiskName::at)
+            .map(|disk| CompletionCandidate::new(disk.to_string()))
+            .collect()
     })
 }
 

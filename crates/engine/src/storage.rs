@@ -18,6 +18,7 @@
 mod device;
 mod kept;
 mod meter;
+mod moving;
 mod name;
 mod passes;
 
@@ -29,6 +30,7 @@ use utoipa::ToSchema;
 pub use self::device::{DiskDevice, UnfitDevice};
 pub use self::kept::{FileRoom, KeptPart, NotKept};
 pub use self::meter::DiskMeter;
+pub use self::moving::{FoundMove, Settlement, settle};
 pub use self::name::{DiskName, NoDiskName};
 
 /// Disks that one VM may have copied: what a hypervisor here gives it in all.

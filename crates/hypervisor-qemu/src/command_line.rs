@@ -61,8 +61,7 @@ pub(crate) fn command_line(
     arguments.machine(spec);
     arguments.boot(spec, &numbers);
     for (index, (disk, number)) in spec.spec().disks.iter().zip(numbers.disks).enumerate() {
-        let file_driver = if block_devices.contains(&disk.path) { "host_device" } else { "file" };
-        arguments.disk(spec, index, disk, number, file_driver);
+        arguments.disk(spec, index, disk, number, block_devices.contains(&disk.path));
     }
     for (index, (mac, number)) in spec.macs().iter().zip(numbers.nics).enumerate() {
         arguments.nic(spec, index, *mac, number);
@@ -140,33 +139,17 @@ impl Arguments {
         }
     }
 
-    fn disk(&mut self, spec: &ResolvedSpec, index: usize, disk: &Disk, number: RawFd, file_driver: &str) {
-        let (file, node) = (format!("disk{index}-file"), format!("disk{index}"));
-        let driver = match disk.format {
-            DiskFormat::Raw => "raw",
-            DiskFormat::Qcow2 => "qcow2",
-        };
+    fn disk(&mut self, spec: &ResolvedSpec, index: usize, disk: &Disk, number: RawFd, is_device: bool) {
+        let [file, node] = [format!("disk{index}-file"), format!("disk{index}")];
         self.option("-add-fd", format!("fd={number},set={number}"));
-        // Two hosts' page caches of shared storage would not agree: bypass them.
-        let cache = json!({ "direct": true, "no-flush": false });
-        self.json_option(
-            "-blockdev",
-            &json!({
-                "driver": file_driver, "node-name": file, "filename": Numbers::disk_path(number),
-                "read-only": disk.read_only, "discard": "unmap", "cache": cache,
-            }),
-        );
-        self.json_option(
-            "-blockdev",
-            &json!({
-                "driver": driver, "node-name": node, "file": file,
-                "read-only": disk.read_only, "discard": "unmap", "cache": cache,
-            }),
-        );
+        let names = [file, node.clone()];
+        for description in disk_nodes(&names, &Numbers::disk_path(number), disk, is_device) {
+            self.json_option("-blockdev", &description);
+        }
         self.json_option(
             "-device",
             &json!({
-                "driver": "virtio-blk-pci", "id": format!("blk{index}"), "drive": node,
+                "driver": "virtio-blk-pci", "id": device_name(index), "drive": node,
                 "bus": spec.spec().machine.pci_bus(), "addr": slot(DISK_SLOT_FIRST + index),
             }),
         );
@@ -185,6 +168,37 @@ impl Arguments {
             }),
         );
     }
+}
+
+/// What a disk's device is called.
+pub(crate) fn device_name(disk: usize) -> String {
+    format!("blk{disk}")
+}
+
+/// The nodes of a disk that is open there: of its file, and of what that holds.
+pub(crate) fn disk_nodes(
+    [file, node]: &[String; 2],
+    open_at: &str,
+    disk: &Disk,
+    is_device: bool,
+) -> [Value; 2] {
+    let file_driver = if is_device { "host_device" } else { "file" };
+    let driver = match disk.format {
+        DiskFormat::Raw => "raw",
+        DiskFormat::Qcow2 => "qcow2",
+    };
+    // Two hosts' page caches of shared storage would not agree: bypass them.
+    let cache = json!({ "direct": true, "no-flush": false });
+    [
+        json!({
+            "driver": file_driver, "node-name": file, "filename": open_at,
+            "read-only": disk.read_only, "discard": "unmap", "cache": cache,
+        }),
+        json!({
+            "driver": driver, "node-name": node, "file": file,
+            "read-only": disk.read_only, "discard": "unmap", "cache": cache,
+        }),
+    ]
 }
 
 fn slot(number: usize) -> String {

@@ -27,6 +27,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
+use crate::command_line::device_name;
 use crate::qmp::QmpError;
 use crate::vmm::Vmm;
 
@@ -41,10 +42,10 @@ const POLL_EVERY: Duration = Duration::from_millis(5);
 
 /// So slow is each copy until all have begun: as the next one begins, QEMU waits for what the others have in flight, and the
 /// guest with it. Over 40 Mb/s that took 11 s.
-const HELD_BYTES_PER_S: u64 = 64 << 10;
+pub(crate) const HELD_BYTES_PER_S: u64 = 64 << 10;
 
 /// QEMU's speed of a job that nothing holds back: limits are kept on the way to the target.
-const UNLIMITED: u64 = 0;
+pub(crate) const UNLIMITED: u64 = 0;
 
 /// Connections to a target's disks.
 const CONNECTIONS_MAX: u32 = 256;
@@ -55,16 +56,16 @@ const CONCLUDED: &str = "concluded";
 /// A job, as QEMU tells it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-struct Job {
-    device: String,
-    len: u64,
-    offset: u64,
-    ready: bool,
-    status: String,
+pub(crate) struct Job {
+    pub(crate) device: String,
+    pub(crate) len: u64,
+    pub(crate) offset: u64,
+    pub(crate) ready: bool,
+    pub(crate) status: String,
     #[serde(default)]
     error: Option<String>,
     #[serde(default)]
-    actively_synced: bool,
+    pub(crate) actively_synced: bool,
 }
 
 impl Job {
@@ -73,14 +74,35 @@ impl Job {
         self.device.strip_prefix(COPY)?.parse().ok()
     }
 
-    fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.status == CONCLUDED
     }
 
     /// Why it does not go on.
-    fn failure(&self) -> Option<VmError> {
+    pub(crate) fn failure(&self) -> Option<VmError> {
         let error = self.error.as_ref().filter(|_| self.has_ended())?;
         Some(VmError::failed(format!("the copy of {} has failed: QEMU says `{error}`", self.device)))
+    }
+}
+
+/// A device with a disk, as QEMU tells it.
+#[derive(Debug, Deserialize)]
+struct Device {
+    #[serde(default)]
+    qdev: String,
+    inserted: Option<Inserted>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Inserted {
+    node_name: String,
+}
+
+impl Device {
+    /// By the name that the command line gives it.
+    fn is_of(&self, disk: usize) -> bool {
+        self.qdev.split('/').any(|part| part == device_name(disk))
     }
 }
 
@@ -138,14 +160,16 @@ impl TryFrom<Image> for OpenDisk {
 #[async_trait]
 impl DiskCopies for Vmm {
     async fn disks(&self, deadline: Duration) -> Result<Vec<OpenDisk>, VmError> {
-        let mut nodes = nodes(self, deadline).await?;
-        let count = self.spec().spec().disks.len();
-        let of_disk = |disk| {
-            let found = nodes.iter().position(|node| node.node_name == export_name(disk));
-            let missing = || VmError::failed(format!("QEMU has no node {}", export_name(disk)));
-            OpenDisk::try_from(nodes.swap_remove(found.ok_or_else(missing)?).image)
-        };
-        (0..count).map(of_disk).collect()
+        let end = Instant::now() + deadline;
+        let mut nodes = nodes(self, until(end)).await?;
+        let mut disks = vec![];
+        for disk in 0..self.spec().spec().disks.len() {
+            let name = node_of(self, disk, until(end)).await?;
+            let found = nodes.iter().position(|node| node.node_name == name);
+            let missing = || VmError::failed(format!("QEMU has no node {name}"));
+            disks.push(OpenDisk::try_from(nodes.swap_remove(found.ok_or_else(missing)?).image)?);
+        }
+        Ok(disks)
     }
 
     fn check(&self) -> Result<(), VmError> {
@@ -176,8 +200,9 @@ impl DiskCopies for Vmm {
         }
         for CopyTo { disk, .. } in copies {
             let copy = copy_name(*disk);
+            let own = node_of(self, *disk, deadline).await?;
             let mirror = json!({
-                "job-id": copy, "device": export_name(*disk), "target": copy, "sync": "full",
+                "job-id": copy, "device": own, "target": copy, "sync": "full",
                 "copy-mode": "background", "speed": HELD_BYTES_PER_S, "auto-dismiss": false,
             });
             execute(self, "blockdev-mirror", mirror, deadline).await?;
@@ -294,7 +319,7 @@ async fn await_end(vmm: &Vmm, end: Instant) -> Result<(), VmError> {
     Ok(())
 }
 
-async fn wait(end: Instant, what: &str) -> Result<(), VmError> {
+pub(crate) async fn wait(end: Instant, what: &str) -> Result<(), VmError> {
     if Instant::now() >= end {
         return Err(VmError::new(VmErrorKind::Failed, format!("QEMU did not {what} in time")));
     }
@@ -316,20 +341,38 @@ async fn forget(vmm: &Vmm, end: Instant) -> Result<(), VmError> {
 }
 
 /// What is left of one deadline for all commands together.
-fn until(end: Instant) -> Duration {
+pub(crate) fn until(end: Instant) -> Duration {
     end.saturating_duration_since(Instant::now())
 }
 
 /// Those that copy disks.
 async fn jobs(vmm: &Vmm, deadline: Duration) -> Result<Vec<Job>, QmpError> {
-    let jobs: Vec<Job> = vmm.qmp().execute("query-block-jobs", Value::Null, deadline).await?;
+    let jobs = all_jobs(vmm, deadline).await?;
     Ok(jobs.into_iter().filter(|job| job.disk().is_some()).collect())
+}
+
+/// All of them.
+pub(crate) async fn all_jobs(vmm: &Vmm, deadline: Duration) -> Result<Vec<Job>, QmpError> {
+    vmm.qmp().execute("query-block-jobs", Value::Null, deadline).await
+}
+
+/// The node that a disk's device has: that of its name, unless the disk has moved since.
+pub(crate) async fn node_of(vmm: &Vmm, disk: usize, deadline: Duration) -> Result<String, VmError> {
+    let devices: Vec<Device> = vmm.qmp().execute("query-block", Value::Null, deadline).await?;
+    let used = devices.into_iter().find(|device| device.is_of(disk)).and_then(|device| device.inserted);
+    let missing = || VmError::failed(format!("QEMU has no device for {}", export_name(disk)));
+    Ok(used.ok_or_else(missing)?.node_name)
 }
 
 async fn nodes(vmm: &Vmm, deadline: Duration) -> Result<Vec<Node>, QmpError> {
     vmm.qmp().execute("query-named-block-nodes", json!({ "flat": true }), deadline).await
 }
 
-async fn execute(vmm: &Vmm, command: &str, arguments: Value, deadline: Duration) -> Result<(), QmpError> {
+pub(crate) async fn execute(
+    vmm: &Vmm,
+    command: &str,
+    arguments: Value,
+    deadline: Duration,
+) -> Result<(), QmpError> {
     vmm.qmp().execute::<IgnoredAny>(command, arguments, deadline).await.map(drop)
 }

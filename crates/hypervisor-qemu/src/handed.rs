@@ -117,7 +117,7 @@ impl Handed {
 }
 
 /// As QEMU opens it: since 9.1 it takes no descriptor with other flags.
-fn open_disk(path: &Path, is_read_only: bool) -> io::Result<File> {
+pub(crate) fn open_disk(path: &Path, is_read_only: bool) -> io::Result<File> {
     let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
     let opened = OpenOptions::new().read(true).write(!is_read_only).custom_flags(direct).open(path);
     opened.map_err(|error| match error.kind() {

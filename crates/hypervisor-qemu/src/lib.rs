@@ -20,6 +20,8 @@
 //! sockets       its TCP connections
 //! migration     the single acts of a migration; what to do when is the engine's
 //! disks         its disks, copied to another QEMU by NBD
+//! disk_moves    its disks, moved on this host
+//! latest        what has later versions, each of which can be lent
 //! hold          whose a VM is that may have left
 //! machine       all of that by the traits
 //! hypervisor    QEMUs of this host, started and found
@@ -32,6 +34,7 @@ mod command_line;
 mod control_groups;
 mod cpu_models;
 mod cpu_priority;
+mod disk_moves;
 mod disks;
 mod errors;
 mod facts;
@@ -41,6 +44,7 @@ mod handed;
 mod hold;
 mod hypervisor;
 pub mod keeper;
+mod latest;
 mod launch;
 pub mod launcher;
 mod machine;

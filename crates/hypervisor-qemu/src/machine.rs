@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use drainpipe_hypervisor::{
-    Address, Connections, Contents, DiskCopies, DiskExports, End, Event, Exit, Hold, MemorySample,
+    Address, Connections, Contents, DiskCopies, DiskExports, DiskMoves, End, Event, Exit, Hold, MemorySample,
     MigrationStatus, Parcel, ResolvedSpec, Role, RunState, SharedPath, SourceSettings, SourceVm, TargetVm,
     TransferStatus, Transport, VcpuThrottle, VcpuTime, Version, Vm, VmDirectory, VmError,
 };
@@ -185,6 +185,10 @@ impl SourceVm for Vmm {
     }
 
     fn disk_copies(&self) -> Option<&dyn DiskCopies> {
+        Some(self)
+    }
+
+    fn disk_moves(&self) -> Option<&dyn DiskMoves> {
         Some(self)
     }
 

@@ -17,6 +17,7 @@ use tokio::time::timeout;
 
 use crate::command_line::{CONSOLE_ID, command_line, role_of};
 use crate::handed::{Handed, Numbers};
+use crate::latest::Latest;
 use crate::launch::{LaunchError, create_directory, io_error, launch, log_tail};
 use crate::launcher::Launcher;
 use crate::paths::RuntimePaths;
@@ -119,7 +120,7 @@ pub enum EndError {
 /// A QEMU that this host runs. Dropping it leaves QEMU running; [`Vmm::attach`] finds it again.
 #[derive(Debug)]
 pub struct Vmm {
-    spec: ResolvedSpec,
+    spec: Latest<ResolvedSpec>,
     paths: RuntimePaths,
     process: Process,
     qmp: QmpClient,
@@ -176,6 +177,7 @@ impl Vmm {
         }
         let process = ScopeGuard::into_inner(qemu.process);
         ScopeGuard::into_inner(directory);
+        let spec = Latest::new(spec);
         Ok(Self { spec, paths, process, qmp: qemu.qmp, is_ending: AtomicBool::default() })
     }
 
@@ -204,7 +206,7 @@ impl Vmm {
         let process = Process::find(&pid_file, paths.log_file())
             .map_err(|error| file_problem(&pid_file, &error))?
             .ok_or_else(|| file_problem(&pid_file, &"it does not name the QEMU that answers"))?;
-        let spec = read_spec(&paths.spec_file())?;
+        let spec = Latest::new(read_spec(&paths.spec_file())?);
         Ok(Self { spec, paths, process, qmp, is_ending: AtomicBool::default() })
     }
 
@@ -260,7 +262,17 @@ impl Vmm {
 
     /// What this VM is.
     pub fn spec(&self) -> &ResolvedSpec {
-        &self.spec
+        self.spec.get()
+    }
+
+    /// It is this from now on, also for who attaches later.
+    pub(crate) fn respecify(&self, spec: ResolvedSpec) -> io::Result<()> {
+        let (file, json) = (self.paths.spec_file(), serde_json::to_vec(&spec)?);
+        let new = file.with_extension("new");
+        write_private(&new, &json)?;
+        fs::rename(&new, &file)?;
+        self.spec.set(spec);
+        Ok(())
     }
 
     /// Where its files are.

@@ -27,6 +27,7 @@ use tokio::sync::broadcast;
 use crate::connections::Connections;
 use crate::demands::Demands;
 use crate::directory::{SharedPath, VmDirectory};
+use crate::disk_moves::DiskMoves;
 use crate::disks::{DiskCopies, DiskExports};
 use crate::end::{End, Exit};
 use crate::error::VmError;
@@ -217,6 +218,11 @@ pub trait SourceVm: Vm {
 
     /// Its disks, to be copied; `None` where they cannot be.
     fn disk_copies(&self) -> Option<&dyn DiskCopies> {
+        None
+    }
+
+    /// Its disks, to be moved on its host; `None` where they cannot be.
+    fn disk_moves(&self) -> Option<&dyn DiskMoves> {
         None
     }
 

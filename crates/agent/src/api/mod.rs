@@ -34,9 +34,11 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use utoipa_axum::router::OpenApiRouter;
 
 use self::handlers::{
-    bandwidth, between_agents, checks, disks, drain, fixes, fleet, hosts, journal, migrations, vms,
+    bandwidth, between_agents, checks, disk_moves, disks, drain, fixes, fleet, hosts, journal, migrations,
+    vms,
 };
 use crate::check::Checks;
+use crate::disk_moves::DiskMoves;
 use crate::drain::Drains;
 use crate::fixes::Fixes;
 use crate::host::Host;
@@ -72,6 +74,8 @@ pub(crate) struct Parts {
     pub(crate) checks: Arc<Checks>,
     /// Migrations from here.
     pub(crate) outgoing: Arc<Outgoing>,
+    /// Disks that move on this host.
+    pub(crate) disk_moves: Arc<DiskMoves>,
     /// The drain of this host.
     pub(crate) drains: Arc<Drains>,
     /// Who comes to the fleet, and who leaves it.
@@ -110,6 +114,7 @@ fn routes_for_all() -> Routes {
         .merge(vms::routes())
         .merge(migrations::routes())
         .merge(disks::routes())
+        .merge(disk_moves::routes())
         .merge(drain::routes())
         .merge(bandwidth::routes())
         .merge(journal::routes())

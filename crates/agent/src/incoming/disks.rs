@@ -149,17 +149,19 @@ pub(crate) async fn make(incoming: &Incoming, id: &str) -> Result<(), Problem> {
 async fn make_one(incoming: &Incoming, entry: &IncomingVm, disk: &DiskCopy) -> Result<(), Problem> {
     let (id, DiskCopy { to, image, size_bytes, .. }) = (&entry.id, disk);
     incoming.journal.make_disk(id, to)?;
+    // What a device had of another VM is no more.
+    let record = |file| -> Result<(), Problem> {
+        incoming.journal.forget_left_disk(to)?;
+        Ok(incoming.journal.disk_made(id, to, file)?)
+    };
     let made = if incoming.files.is_device_place(to) {
-        incoming.files.overwrite(disk, named_by_others(incoming, id)?).await
+        let overwritten = incoming.files.overwrite(disk, named_by_others(incoming, id)?).await;
+        overwritten.and_then(|file| Ok(record(file)?))
     } else {
-        incoming.files.make(to, *image, *size_bytes).await
+        incoming.files.make(to, id, (*image, *size_bytes), record).await
     };
     match made {
-        Ok(file) => {
-            // What a device had of another VM is no more.
-            incoming.journal.forget_left_disk(to)?;
-            Ok(incoming.journal.disk_made(id, to, file)?)
-        }
+        Ok(()) => Ok(()),
         Err(NotMade { problem, may_come }) => {
             // What may come yet is told when the VM is given up.
             if !may_come {
@@ -274,7 +276,7 @@ pub(super) async fn remove(incoming: &Incoming, id: &str) -> Result<(), Problem>
             continue;
         }
         let disk = made.disk;
-        incoming.files.remove(&disk, named).await.inspect_err(|problem| {
+        incoming.files.remove(&disk, id, named).await.inspect_err(|problem| {
             warn!(%problem, path = disk.path, "a disk that was made for a VM is left; tried again at the next start");
         })?;
     }

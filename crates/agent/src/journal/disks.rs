@@ -4,7 +4,7 @@
 use drainpipe_engine::storage::KeptPart;
 use jiff::Timestamp;
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, ValueRef};
-use rusqlite::{Params, TransactionBehavior, params};
+use rusqlite::{Connection, Params, TransactionBehavior, params};
 
 use super::{Journal, JournalCause, JournalError, from_json, to_json};
 use crate::api_types::LeftDisk;
@@ -217,17 +217,7 @@ impl Journal {
 
     /// Records where a disk is that has stayed behind.
     pub(crate) fn disk_left(&self, left: &LeftFile) -> Result<(), JournalError> {
-        let LeftFile { disk: LeftDisk { path, was, vm, target, left_at, .. }, file, part } = left;
-        self.run(|connection| {
-            let (part, until_s) = part.map(|(part, until_s)| (part, until_s.cast_signed())).unzip();
-            let part = part.as_ref().map(to_json).transpose()?;
-            connection.execute(
-                "INSERT OR REPLACE INTO left_disks (path, was, vm, target, left_at, file, part, kept_until_s) \
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-                params![path, was, vm, target, left_at, file, part, until_s],
-            )?;
-            Ok(())
-        })
+        self.run(|connection| insert_left(connection, left))
     }
 
     /// The disks that have stayed behind, the oldest first.
@@ -257,6 +247,18 @@ impl Journal {
     pub(crate) fn forget_left_disk(&self, path: &str) -> Result<(), JournalError> {
         self.forget_disks("DELETE FROM left_disks WHERE path = ?1", [path])
     }
+}
+
+pub(super) fn insert_left(connection: &Connection, left: &LeftFile) -> Result<(), JournalCause> {
+    let LeftFile { disk: LeftDisk { path, was, vm, target, left_at, .. }, file, part } = left;
+    let (part, until_s) = part.map(|(part, until_s)| (part, until_s.cast_signed())).unzip();
+    let part = part.as_ref().map(to_json).transpose()?;
+    connection.execute(
+        "INSERT OR REPLACE INTO left_disks (path, was, vm, target, left_at, file, part, kept_until_s) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        params![path, was, vm, target, left_at, file, part, until_s],
+    )?;
+    Ok(())
 }
 
 /// A row, as it stands.

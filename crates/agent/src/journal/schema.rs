@@ -180,6 +180,20 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
         target TEXT NOT NULL
     );
 ",
+    // Disks that move to another place on this host while their VMs run. `recorded` is whether the VM's definition names the
+    // new one.
+    "
+    CREATE TABLE disk_moves (
+        id TEXT PRIMARY KEY,
+        vm TEXT NOT NULL,
+        disk TEXT NOT NULL,
+        old_path TEXT NOT NULL,
+        old_file TEXT,
+        new_path TEXT NOT NULL,
+        new_file TEXT,
+        recorded INTEGER NOT NULL DEFAULT 0
+    );
+",
 ];
 
 /// Makes the journal's directory, if it is not there.

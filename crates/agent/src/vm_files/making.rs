@@ -13,7 +13,7 @@ use drainpipe_engine::vm_resources::{NotAllowed, Place};
 use drainpipe_hypervisor::qcow2;
 use rustix::fs::{
     Advice, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, StatxFlags, fadvise, fstatvfs,
-    makedev, openat, openat2, renameat_with, statat, statx, unlinkat,
+    linkat, makedev, openat, openat2, renameat_with, statat, statx, unlinkat,
 };
 use rustix::io::Errno;
 use thiserror::Error;
@@ -195,15 +195,21 @@ pub(super) fn check_room(
     bytes: u64,
     promised_bytes: impl FnOnce(u64) -> u64,
 ) -> Result<(), CannotMake> {
-    let spot = Spot::find(rules, path)?;
-    if statat(&spot.directory, &spot.name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
-        return Err(CannotMake::Taken);
-    }
-    let free = spot.room(promised_bytes)?.free_bytes;
+    check_free(rules, path)?;
+    let free = room(rules, path, promised_bytes)?.free_bytes;
     if free >= bytes {
         return Ok(());
     }
     Err(CannotMake::NoRoom { free_mib: free >> 20, needed_mib: bytes.div_ceil(1 << 20) })
+}
+
+/// Refuses a name that something has.
+pub(super) fn check_free(rules: &Rules, path: &Path) -> Result<(), CannotMake> {
+    let spot = Spot::find(rules, path)?;
+    match statat(&spot.directory, &spot.name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(_) => Err(CannotMake::Taken),
+        Err(_) => Ok(()),
+    }
 }
 
 /// Makes an empty disk where nothing is.
@@ -232,6 +238,14 @@ fn fill(file: &File, image: DiskImage, bytes: u64) -> Result<(), CannotMake> {
         }
     }
     Ok(file.sync_all()?)
+}
+
+/// Removes what an agent that ended in the midst of it has made under that name. Whether there was anything.
+pub(super) fn remove_unplaced(rules: &Rules, path: &Path, named: &[PathBuf]) -> Result<bool, CannotMake> {
+    match identify(rules, path)? {
+        Some(file) => remove(rules, path, file, named),
+        None => Ok(false),
+    }
 }
 
 /// Removes a file unless one of the paths that VMs name leads to it. Whether it was there.
@@ -266,9 +280,45 @@ pub(super) fn rename(
         return Ok(spot.file_named(name)? == Some(file));
     }
     check_unused(file, named)?;
-    renameat_with(&spot.directory, &spot.name, &spot.directory, name, RenameFlags::NOREPLACE)?;
+    if spot.file_named(name)? == Some(file) {
+        unlinkat(&spot.directory, &spot.name, AtFlags::empty())?;
+    } else {
+        rename_to_free(&spot.directory, &spot.name, name)?;
+    }
     spot.sync()?;
     Ok(true)
+}
+
+fn rename_to_free(directory: &OwnedFd, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
+    match renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
+        // NFS does not know that flag.
+        Err(Errno::INVAL) => link_and_unlink(directory, from, to),
+        renamed => renamed,
+    }
+}
+
+fn link_and_unlink(directory: &OwnedFd, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
+    linkat(directory, from, directory, to, AtFlags::empty())?;
+    unlinkat(directory, from, AtFlags::empty())
+}
+
+/// Gives a file that was made under another name its own.
+pub(super) fn place(rules: &Rules, made: &Path, name: &OsStr, file: FileId) -> Result<(), CannotMake> {
+    let placed = rename(rules, made, name, file, &[]);
+    match placed {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(CannotMake::Io(io::ErrorKind::NotFound.into())),
+        Err(error) => {
+            // Whoever looks for what is left knows the name.
+            let _ = remove(rules, made, file, &[]);
+            Err(error)
+        }
+    }
+}
+
+/// The name that a disk has until the journal knows which file it is, by this migration or move.
+pub(super) fn unplaced_path(path: &Path, id: &str) -> PathBuf {
+    with_suffix(path, "new", id)
 }
 
 /// The name of a disk that has stayed behind by this migration.
@@ -281,9 +331,33 @@ pub(super) fn kept_path(path: &Path, migration: &str) -> PathBuf {
     with_suffix(path, "interrupted", migration)
 }
 
-fn with_suffix(path: &Path, word: &str, migration: &str) -> PathBuf {
-    let beginning: String = migration.chars().take(8).collect();
+/// The name of a disk that its VM has left for another one, by this move.
+pub(super) fn moved_path(path: &Path, id: &str) -> PathBuf {
+    with_suffix(path, "moved", id)
+}
+
+fn with_suffix(path: &Path, word: &str, id: &str) -> PathBuf {
+    let beginning: String = id.chars().take(8).collect();
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{word}-{beginning}"));
     name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_linked_and_unlinked_has_another_name_and_overwrites_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a"), "content").unwrap();
+        std::fs::write(directory.path().join("taken"), "another").unwrap();
+        let at = OwnedFd::from(File::open(directory.path()).unwrap());
+        let rename = |to: &str| link_and_unlink(&at, OsStr::new("a"), OsStr::new(to));
+        assert_eq!(rename("taken"), Err(Errno::EXIST));
+        rename("b").unwrap();
+        assert!(!directory.path().join("a").exists());
+        assert_eq!(std::fs::read(directory.path().join("b")).unwrap(), b"content");
+        assert_eq!(std::fs::read(directory.path().join("taken")).unwrap(), b"another");
+    }
 }

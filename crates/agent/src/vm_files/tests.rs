@@ -12,6 +12,9 @@ use super::*;
 const BACKING_FORMAT: u32 = 0xe279_2aca;
 const DATA_FILE: u32 = 0x4441_5441;
 
+/// What disks are made for.
+const ID: &str = "0123456789ab";
+
 /// A directory that is allowed, and beside it what is not.
 struct Host {
     root: tempfile::TempDir,
@@ -36,6 +39,16 @@ impl Host {
 
     fn path(&self, path: &str) -> PathBuf {
         self.root.path().join(path)
+    }
+
+    async fn make(&self, path: &str) -> Result<FileId, NotMade> {
+        let mut made = None;
+        let record = |file| {
+            made = Some(file);
+            Ok(())
+        };
+        self.files.make(path, ID, (DiskImage::Raw, 1 << 20), record).await?;
+        Ok(made.unwrap())
     }
 
     fn write(&self, path: &str, content: impl AsRef<[u8]>) {
@@ -202,19 +215,45 @@ fn a_disk_is_made_where_nothing_is_and_removed_only_while_it_is_that_one() {
     let host = Host::new("");
     let path = host.path("vms/sub/disk");
     let text = path.to_str().unwrap();
-    let file = runs(host.files.make(text, DiskImage::Raw, 1 << 20)).unwrap();
+    let file = runs(host.make(text)).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
-    let taken = runs(host.files.make(text, DiskImage::Raw, 1 << 20)).unwrap_err().problem;
+    let taken = runs(host.make(text)).unwrap_err().problem;
     assert!(taken.to_string().contains("something under that name already"), "{taken}");
     let disk = DiskFile { path: text.into(), file: Some(file) };
     fs::rename(&path, host.path("vms/kept")).unwrap();
     fs::write(&path, "another one").unwrap();
-    runs(host.files.remove(&disk, vec![])).unwrap();
+    runs(host.files.remove(&disk, ID, vec![])).unwrap();
     assert!(path.exists(), "it is not the one that was made");
     fs::rename(host.path("vms/kept"), &path).unwrap();
-    runs(host.files.remove(&disk, vec![])).unwrap();
+    runs(host.files.remove(&disk, ID, vec![])).unwrap();
     assert!(!path.exists());
-    runs(host.files.remove(&disk, vec![])).unwrap();
+    runs(host.files.remove(&disk, ID, vec![])).unwrap();
+}
+
+#[test]
+fn a_disk_has_its_name_when_it_is_recorded_which_file_it_is() {
+    let host = Host::new("");
+    let path = host.path("vms/disk");
+    let text = path.to_str().unwrap();
+    let unplaced = host.path("vms/disk.new-01234567");
+    let is_unplaced = || !path.exists() && unplaced.exists();
+    let record = |_| {
+        assert!(is_unplaced());
+        Err(Problem::failed("its disk is full"))
+    };
+    assert!(runs(host.files.make(text, ID, (DiskImage::Raw, 1 << 20), record)).unwrap_err().may_come);
+    assert!(is_unplaced());
+    runs(host.files.remove(&DiskFile { path: text.into(), file: None }, "another", vec![])).unwrap();
+    assert!(is_unplaced());
+    runs(host.files.remove(&DiskFile { path: text.into(), file: None }, ID, vec![])).unwrap();
+    assert!(!unplaced.exists());
+
+    // Somebody else has taken the name meanwhile.
+    let record = |_| Ok(fs::write(&path, "another one").unwrap());
+    let taken = runs(host.files.make(text, ID, (DiskImage::Raw, 1 << 20), record)).unwrap_err();
+    assert!(taken.problem.to_string().contains("something under that name already"), "{}", taken.problem);
+    assert_eq!(fs::read(&path).unwrap(), b"another one");
+    assert!(!unplaced.exists());
 }
 
 #[test]
@@ -224,7 +263,7 @@ fn nothing_is_made_renamed_or_removed_outside_of_what_vms_may_use() {
     for path in ["outside/disk", "vms/link/disk", "state/disk/../../outside/disk"] {
         let path = host.path(path);
         let text = path.to_str().unwrap();
-        assert!(runs(host.files.make(text, DiskImage::Raw, 1 << 20)).is_err(), "{text}");
+        assert!(runs(host.make(text)).is_err(), "{text}");
     }
     let secret = host.path("vms/link/secret");
     let text = secret.to_str().unwrap();
@@ -265,12 +304,12 @@ fn a_disk_is_not_removed_as_an_earlier_one_with_its_number_nor_where_a_vm_names_
     let host = Host::new("");
     let path = host.path("vms/disk");
     let text = path.to_str().unwrap();
-    let file = runs(host.files.make(text, DiskImage::Raw, 1 << 20)).unwrap();
+    let file = runs(host.make(text)).unwrap();
     let disk = |file| DiskFile { path: text.into(), file: Some(file) };
-    runs(host.files.remove(&disk(FileId { born_ns: file.born_ns - 1, ..file }), vec![])).unwrap();
+    runs(host.files.remove(&disk(FileId { born_ns: file.born_ns - 1, ..file }), ID, vec![])).unwrap();
     symlink("disk", host.path("vms/link")).unwrap();
-    runs(host.files.remove(&disk(file), vec![host.path("vms/link")])).unwrap();
+    runs(host.files.remove(&disk(file), ID, vec![host.path("vms/link")])).unwrap();
     assert!(path.exists());
-    runs(host.files.remove(&disk(file), vec![host.path("vms/other")])).unwrap();
+    runs(host.files.remove(&disk(file), ID, vec![host.path("vms/other")])).unwrap();
     assert!(!path.exists());
 }

@@ -26,7 +26,8 @@ pub(crate) enum DiskCommand {
         #[arg(long)]
         force: bool,
     },
-    /// List the disks that stayed on a host when their VMs left with copies of them, and interrupted copies; or remove them
+    /// List the disks that stayed on a host when their VMs left or went on with copies of them, and interrupted copies; or remove
+    /// them
     #[command(after_help = DISK_LEFT_EXAMPLES)]
     Left {
         /// The host
@@ -61,7 +62,7 @@ fn disk_method() -> impl TypedValueParser<Value = Method> {
 
 const DISK_LEFT_EXAMPLES: &str = "\
 Examples:
-  drainpipe disk left a               what `migrate --copy-storage` has left on a, and parts of copies to a
+  drainpipe disk left a               what `migrate --copy-storage` and `vm move-disk` have left on a, and parts of copies to a
   drainpipe disk left a --remove      the VMs run elsewhere: these are not needed any more";
 
 const DISK_CREATE_EXAMPLES: &str = "\

@@ -47,11 +47,11 @@ pub(crate) async fn run(
 
 async fn left(
     connection: &ConnectionArguments,
-    host: &str,
+    name: &str,
     remove: bool,
     json: bool,
 ) -> Result<Exit, Problem> {
-    let host = connection.fleet()?.host(host).await?;
+    let host = connection.fleet()?.host(name).await?;
     let disks: Vec<LeftDisk> = if remove {
         host.client().post(&host.path("/v1/disks/left/remove"), &()).await?
     } else {
@@ -64,6 +64,9 @@ async fn left(
     let line = |disk: &LeftDisk| {
         let LeftDisk { path, vm, target, left_at, kept_until, is_device, .. } = disk;
         let what = match kept_until {
+            None if *target == name => {
+                format!("of {vm}, which went on with another disk on {target} at {left_at}")
+            }
             None => format!("of {vm}, which went to {target} at {left_at}"),
             Some(until) => format!(
                 "a part of {vm}, whose copy from {target} was interrupted at {left_at}; the next one goes on from it \

@@ -15,5 +15,6 @@ pub(crate) mod journal;
 pub(crate) mod lab;
 pub(crate) mod limit;
 pub(crate) mod migrate;
+pub(crate) mod move_disk;
 pub(crate) mod pki;
 pub(crate) mod vm;

@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use drainpipe_agent::api_types::{CreateVm, MigrationView, ReclaimRequest, VmState, VmView};
+use drainpipe_agent::api_types::{CreateVm, MigrationView, MoveDiskRequest, ReclaimRequest, VmState, VmView};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_hypervisor::spec::{DiskFormat, GroupName, Placement, VmSpec};
 use serde::Serialize;
 
 use super::history::{self, Found};
-use super::migrate;
-use crate::arguments::VmCommand;
+use super::{migrate, move_disk};
+use crate::arguments::{MoveDiskArguments, VmCommand};
 use crate::connection::{ConnectionArguments, Fleet};
 use crate::exit::Exit;
 use crate::{ask, output};
@@ -179,6 +179,12 @@ pub(crate) async fn run(
         VmCommand::Stop { name, force } => {
             stop(&fleet, &name, force).await?;
             output::remark(&format!("{name} is off"));
+        }
+        VmCommand::MoveDisk(MoveDiskArguments { name, disk, path, .. }) => {
+            return match disk.zip(path) {
+                Some((disk, to)) => move_disk::run(&fleet, &name, &MoveDiskRequest { disk, to }, json).await,
+                None => move_disk::cancel(&fleet, &name, json).await,
+            };
         }
         VmCommand::Reclaim { name, lost, yes } => return reclaim(&fleet, &name, &lost, yes).await,
         VmCommand::Rm { name } => {

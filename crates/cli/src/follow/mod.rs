@@ -1,6 +1,7 @@
 //! Follows what an agent does to its end: progress for the person, Ctrl-C for the agent.
 
 mod disk;
+mod disk_move;
 mod drain;
 mod drain_display;
 mod line;
@@ -13,6 +14,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub(crate) use self::disk::disk;
+pub(crate) use self::disk_move::disk_move;
 pub(crate) use self::drain::{drain, failback};
 pub(crate) use self::drain_display::{describe_pace, own_moves, state_word};
 pub(crate) use self::migration::{describe_packing, migrate};

@@ -127,7 +127,7 @@ impl Apart {
     }
 
     /// A file, as the host sees it.
-    fn path(&self, host: &str, name: &str) -> String {
+    pub(crate) fn path(&self, host: &str, name: &str) -> String {
         self.directories[usize::from(host == "b")].join(name).display().to_string()
     }
 

@@ -51,7 +51,7 @@ impl Apart {
 
     /// QEMU's other monitor, while no guard has it.
     #[track_caller]
-    fn monitor(&self) -> Monitor {
+    pub(crate) fn monitor(&self) -> Monitor {
         let socket = UnixStream::connect(self.lab.directory("a").join("run/vms/web/guard.sock")).unwrap();
         let mut monitor = Monitor { heard: BufReader::new(socket.try_clone().unwrap()), socket };
         monitor.ask("qmp_capabilities", &json!({}));
@@ -103,14 +103,14 @@ fn assert_sent_only_the_rest(result: &MigrationResult, kept: &[Vec<u8>; 2], want
 }
 
 /// A client of QEMU's own protocol.
-struct Monitor {
+pub(crate) struct Monitor {
     heard: BufReader<UnixStream>,
     socket: UnixStream,
 }
 
 impl Monitor {
     #[track_caller]
-    fn ask(&mut self, command: &str, arguments: &Value) -> Value {
+    pub(crate) fn ask(&mut self, command: &str, arguments: &Value) -> Value {
         writeln!(self.socket, "{}", json!({ "execute": command, "arguments": arguments })).unwrap();
         loop {
             let mut line = String::new();

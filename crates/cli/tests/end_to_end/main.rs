@@ -66,6 +66,7 @@ mod measure_post_copy;
 mod measure_tls;
 mod measure_writers;
 mod measured_guest;
+mod moved_disks;
 mod mute_qemu;
 mod options;
 mod other_traffic;
@@ -138,6 +139,7 @@ const MODULES: &[(&str, &[Test])] = &[
     ("completion", completion::TESTS),
     ("confined", confined::TESTS),
     ("copied_disks", copied_disks::TESTS),
+    ("moved_disks", moved_disks::TESTS),
     ("drain", drain::TESTS),
     ("drain_cli", drain_cli::TESTS),
     ("drain_meetings", drain_meetings::TESTS),
@@ -256,6 +258,9 @@ fn main() -> ExitCode {
     let in_whole = whole::or_none(writing_guests::WHOLE_WITH_NEWER_QEMU);
     for (name, test) in writing_guests::WITH_NEWER_QEMU.iter().chain(in_whole) {
         trials.push(trial(format!("writing_guests::{name}"), *test, no_other_qemu.clone()));
+    }
+    for (name, test) in moved_disks::WITH_NEWER_QEMU {
+        trials.push(trial(format!("moved_disks::{name}"), *test, no_other_qemu.clone()));
     }
     for (name, test) in copied_disks::WITH_NEWER_QEMU {
         trials.push(trial(format!("copied_disks::{name}"), *test, no_other_qemu.clone()));

@@ -45,7 +45,7 @@ const MEMORY_MIB: u64 = 128;
 
 /// More than slow links carry, so that writes have to wait for a copy to end: until they do, QEMU sends 64 KiB for each of
 /// 4 KiB.
-const WRITES_PER_S: u32 = 200;
+pub(crate) const WRITES_PER_S: u32 = 200;
 
 /// In each part of a test.
 const WRITES: u64 = 50;
@@ -204,17 +204,21 @@ impl Writing {
     /// What the guest says that a disk must hold.
     #[track_caller]
     fn acknowledged(&self, disk: usize) -> Vec<u8> {
+        let blocks = self.generations(disk).into_iter().enumerate();
+        blocks.flat_map(|(number, generation)| Block { disk, number, generation }.content()).collect()
+    }
+
+    /// How often the guest says that each block of a disk was written.
+    #[track_caller]
+    pub(crate) fn generations(&self, disk: usize) -> Vec<u32> {
         let mut control = self.control();
-        let mut content = Vec::new();
-        while content.len() < DISK_MIB << 20 {
-            let first = content.len() / BLOCK_BYTES;
-            let generations = control.generations(disk, first, DEADLINE).unwrap().0;
-            assert!(!generations.is_empty(), "disk {disk} ends at block {first}");
-            let blocks = generations.into_iter().zip(first..);
-            content
-                .extend(blocks.flat_map(|(generation, number)| Block { disk, number, generation }.content()));
+        let mut all = Vec::new();
+        while all.len() < (DISK_MIB << 20) / BLOCK_BYTES {
+            let generations = control.generations(disk, all.len(), DEADLINE).unwrap().0;
+            assert!(!generations.is_empty(), "disk {disk} ends at block {}", all.len());
+            all.extend(generations);
         }
-        content
+        all
     }
 
     fn tell(&self) {
@@ -224,7 +228,7 @@ impl Writing {
     }
 
     #[track_caller]
-    fn kill_agent(&self, host: &str) {
+    pub(crate) fn kill_agent(&self, host: &str) {
         self.apart.lab.stop_agent(host, Signal::KILL);
         self.apart.lab.start_agent(host);
     }

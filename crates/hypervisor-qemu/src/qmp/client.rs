@@ -1,14 +1,17 @@
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drainpipe_hypervisor::{Event, Version};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot};
@@ -41,12 +44,19 @@ pub struct QmpClient {
     version: Version,
     next_id: AtomicU64,
     waiting: Arc<Mutex<Waiting>>,
-    lines: mpsc::Sender<Vec<u8>>,
+    lines: mpsc::Sender<Line>,
     /// Weak, so that receivers learn of the connection's end.
     events: broadcast::WeakSender<Event>,
     tasks: [JoinHandle<()>; 2],
     takes_out_of_band: bool,
     questions: Arc<Semaphore>,
+}
+
+/// A command as it is written, and what QEMU gets open with it.
+#[derive(Debug)]
+struct Line {
+    bytes: Vec<u8>,
+    descriptor: Option<OwnedFd>,
 }
 
 /// A command that waits for its answer.
@@ -193,7 +203,18 @@ impl QmpClient {
         arguments: Value,
         deadline: Duration,
     ) -> Result<T, QmpError> {
-        self.execute_as(Execution::InTurn, command, arguments, deadline).await
+        self.execute_as(Execution::InTurn, command, arguments, None, deadline).await
+    }
+
+    /// As [`Self::execute`]; QEMU gets a duplicate of what is open here.
+    pub async fn execute_with<T: DeserializeOwned>(
+        &self,
+        command: &str,
+        arguments: Value,
+        descriptor: OwnedFd,
+        deadline: Duration,
+    ) -> Result<T, QmpError> {
+        self.execute_as(Execution::InTurn, command, arguments, Some(descriptor), deadline).await
     }
 
     /// As [`Self::execute`], at once, also while QEMU's main thread stands still. For commands that QEMU allows that for.
@@ -204,7 +225,7 @@ impl QmpClient {
         deadline: Duration,
     ) -> Result<T, QmpError> {
         let execution = if self.takes_out_of_band { Execution::OutOfBand } else { Execution::InTurn };
-        self.execute_as(execution, command, arguments, deadline).await
+        self.execute_as(execution, command, arguments, None, deadline).await
     }
 
     async fn execute_as<T: DeserializeOwned>(
@@ -212,9 +233,10 @@ impl QmpClient {
         execution: Execution,
         command: &str,
         arguments: Value,
+        descriptor: Option<OwnedFd>,
         deadline: Duration,
     ) -> Result<T, QmpError> {
-        let value = timeout(deadline, self.execute_unbounded(execution, command, &arguments))
+        let value = timeout(deadline, self.execute_unbounded(execution, command, &arguments, descriptor))
             .await
             .unwrap_or_else(|_| Err(QmpError::Deadline { command: command.into(), deadline }))?;
         serde_json::from_value(value)
@@ -226,6 +248,7 @@ impl QmpClient {
         execution: Execution,
         command: &str,
         arguments: &Value,
+        descriptor: Option<OwnedFd>,
     ) -> Result<Value, QmpError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
@@ -241,7 +264,8 @@ impl QmpClient {
             return Err(end.into_error(command));
         }
         let mut forget = ForgetOnDrop { waiting: &self.waiting, id: Some(id) };
-        self.lines.send(encode(command, arguments, id, execution)).await.map_err(|_| ended())?;
+        let line = Line { bytes: encode(command, arguments, id, execution), descriptor };
+        self.lines.send(line).await.map_err(|_| ended())?;
         if is_question {
             // From now on it is in QEMU's queue, also if nobody waits for the answer.
             forget.id = None;
@@ -387,10 +411,31 @@ fn answer(waiting: &Mutex<Waiting>, id: u64, result: Result<Value, CommandError>
     }
 }
 
-async fn write_lines(mut queue: mpsc::Receiver<Vec<u8>>, mut socket: OwnedWriteHalf) {
+async fn write_lines(mut queue: mpsc::Receiver<Line>, mut socket: OwnedWriteHalf) {
     while let Some(line) = queue.recv().await {
-        if socket.write_all(&line).await.is_err() {
+        if write_line(&line, &mut socket).await.is_err() {
             return;
         }
     }
+}
+
+async fn write_line(Line { bytes, descriptor }: &Line, socket: &mut OwnedWriteHalf) -> io::Result<()> {
+    let sent_bytes = match descriptor {
+        None => 0,
+        Some(descriptor) => {
+            let stream: &UnixStream = (*socket).as_ref();
+            let send = || send_with(stream.as_fd(), bytes, descriptor.as_fd());
+            stream.async_io(Interest::WRITABLE, send).await?
+        }
+    };
+    socket.write_all(&bytes[sent_bytes..]).await
+}
+
+/// How much of it was sent; what is open goes with its first byte.
+fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
 }

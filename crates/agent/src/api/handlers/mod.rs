@@ -4,6 +4,7 @@
 pub(super) mod bandwidth;
 pub(super) mod between_agents;
 pub(super) mod checks;
+pub(super) mod disk_moves;
 pub(super) mod disks;
 pub(super) mod drain;
 pub(super) mod fixes;

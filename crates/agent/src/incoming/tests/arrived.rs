@@ -120,9 +120,9 @@ fn made_disk(host: &TestHost, life: &Life) -> PathBuf {
     std::fs::create_dir_all(directory).unwrap();
     let path = directory.join("web.img");
     let (text, incoming) = (path.to_str().unwrap(), &life.parts.incoming);
-    let file = life.block_on(incoming.files.make(text, DiskImage::Raw, 1 << 20)).unwrap();
     life.parts.journal.make_disk(ID, text).unwrap();
-    life.parts.journal.disk_made(ID, text, file).unwrap();
+    let record = |file| Ok(life.parts.journal.disk_made(ID, text, file)?);
+    life.block_on(incoming.files.make(text, ID, (DiskImage::Raw, 1 << 20), record)).unwrap();
     path
 }
 
