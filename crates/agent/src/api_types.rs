@@ -543,6 +543,9 @@ pub struct DiskEndpoint {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub overwritten: Vec<DiskName>,
+    /// Whether it takes data that are packed.
+    #[serde(default)]
+    pub unpacks: bool,
 }
 
 /// A disk of a VM that has left with a copy of it or goes on with one, or what is there of a copy that was interrupted.

@@ -23,7 +23,7 @@ use drainpipe_identity::{Identity, explain};
 use drainpipe_nbd::{
     DiskServer, Export, Pace, ServerAddress, Session, SourceSplitter, SourceWatch, TargetSplitter, There,
 };
-use drainpipe_relay::Token;
+use drainpipe_relay::{Packers, Token};
 use rustix::fs::{Mode, OFlags, open};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ServerConfig};
@@ -37,6 +37,7 @@ use tracing::debug;
 use uuid::Uuid;
 
 use crate::api_types::DiskEndpoint;
+use crate::disk_socket::{DiskSocket, UnsentBytes};
 use crate::lock::lock;
 
 /// How long it may take until a connection stands on both sides.
@@ -90,13 +91,14 @@ impl Connector {
         Ok(Self { address, token, tls })
     }
 
-    async fn connect(&self, disk: u8) -> io::Result<Box<dyn Stream>> {
-        timeout(CONNECTED_WITHIN, self.connect_unbounded(disk)).await?
+    async fn connect(&self, disk: u8, unsent: Option<&UnsentBytes>) -> io::Result<Box<dyn Stream>> {
+        timeout(CONNECTED_WITHIN, self.connect_unbounded(disk, unsent)).await?
     }
 
-    async fn connect_unbounded(&self, disk: u8) -> io::Result<Box<dyn Stream>> {
+    async fn connect_unbounded(&self, disk: u8, unsent: Option<&UnsentBytes>) -> io::Result<Box<dyn Stream>> {
         let socket = TcpStream::connect(self.address).await?;
         socket.set_nodelay(true)?;
+        let socket = DiskSocket::new(socket, unsent.cloned());
         let mut stream: Box<dyn Stream> = match &self.tls {
             None => Box::new(socket),
             Some((config, host)) => {
@@ -128,6 +130,7 @@ fn number(disk: &DiskCopy) -> u8 {
 pub(crate) struct DiskSender {
     disks: Vec<SentDisk>,
     problem: Arc<Mutex<Option<Problem>>>,
+    packers: Option<Packers>,
     serving: JoinSet<()>,
     _bringing: JoinSet<()>,
 }
@@ -173,6 +176,11 @@ impl SentDisk {
         self.watch.counters().found_same_bytes
     }
 
+    /// What went over the network.
+    pub(crate) fn wire_bytes(&self) -> u64 {
+        self.watch.counters().sent_bytes()
+    }
+
     /// Whether nothing shows of what may have been there.
     pub(crate) fn is_written_over(&self) -> bool {
         cure(self.there).is_none() || self.watch.is_all_written()
@@ -180,12 +188,14 @@ impl SentDisk {
 }
 
 impl DiskSender {
-    /// Serves each of the disks to QEMU, all within one limit. What the target has of them already, `endpoint` says.
+    /// Serves each of the disks to QEMU, all within one limit, and packed by these. What the target has of them already,
+    /// `endpoint` says.
     pub(crate) async fn start(
         disks: &[DiskCopy],
         endpoint: &DiskEndpoint,
         connector: &Connector,
         pace: &Pace,
+        packers: Option<Packers>,
     ) -> Result<Self, Problem> {
         let (mut serving, mut bringing) = (JoinSet::new(), JoinSet::new());
         let (problem, mut sent) = (Arc::default(), vec![]);
@@ -198,16 +208,17 @@ impl DiskSender {
                 there,
                 is_thin: true,
                 pace: pace.clone(),
+                packers: packers.clone(),
             };
             let splitter = SourceSplitter::listen(export).await.map_err(Problem::failed)?;
             let (address, name, watch) =
                 (splitter.address(), splitter.export_name().to_owned(), splitter.watch());
             let (tell, streams) = mpsc::channel(STREAMS);
-            bringing.spawn(bring(connector.clone(), number(disk), watch.clone(), tell));
+            bringing.spawn(bring(connector.clone(), number(disk), watch.clone(), packers.is_some(), tell));
             serving.spawn(serve(splitter, streams, disk.disk.to_string(), Arc::clone(&problem)));
             sent.push(SentDisk { disk: disk.disk.index(), address, name, watch, there });
         }
-        Ok(Self { disks: sent, problem, serving, _bringing: bringing })
+        Ok(Self { disks: sent, problem, packers, serving, _bringing: bringing })
     }
 
     /// QEMU has sent all: waits until the target knows so, too. One that does not say it changes nothing.
@@ -218,10 +229,11 @@ impl DiskSender {
         }
     }
 
-    /// All was gone through. The guest waits for what is sent from now on.
+    /// All was gone through. The guest waits for what is sent from now on, which is neither compared nor packed.
     ///
     /// Fails where a part of a disk was never written that may hold what was there before.
     pub(crate) fn end_comparing(&self) -> Result<(), Problem> {
+        self.packers.iter().for_each(Packers::close);
         for disk in &self.disks {
             disk.watch.end_comparing();
             if let Some(cure) = cure(disk.there).filter(|_| !disk.is_written_over()) {
@@ -258,12 +270,21 @@ async fn serve(
 }
 
 /// Brings as many connections as there are to be, and others for those that are lost.
-async fn bring(connector: Connector, disk: u8, watch: SourceWatch, tell: mpsc::Sender<Box<dyn Stream>>) {
-    let live = watch.live_streams();
+async fn bring(
+    connector: Connector,
+    disk: u8,
+    watch: SourceWatch,
+    packs: bool,
+    tell: mpsc::Sender<Box<dyn Stream>>,
+) {
+    let (live, mut unsent) = (watch.live_streams(), packs.then(UnsentBytes::default));
     loop {
+        if let Some(unsent) = &mut unsent {
+            unsent.follow(&watch.counters(), STREAMS);
+        }
         let missing = STREAMS.saturating_sub(*live.borrow());
         for _ in 0..missing {
-            match connector.connect(disk).await {
+            match connector.connect(disk, unsent.as_ref()).await {
                 Ok(stream) => {
                     if tell.send(stream).await.is_err() {
                         return;

@@ -52,6 +52,7 @@ mod cpu_priority;
 mod descriptors;
 mod discovery;
 mod disk_moves;
+mod disk_socket;
 mod disk_streams;
 mod drain;
 mod fixes;

@@ -13,8 +13,8 @@ use drainpipe_engine::result::CompressionUse;
 use drainpipe_hypervisor::Machine;
 use drainpipe_identity::{Identity, explain};
 use drainpipe_relay::{
-    ClientTls, ConcurrentSenders, Figures, Limiter, PACKING_THREADS_MAX, Receiver, ReceiverSettings,
-    RelayError, Sender, SenderSettings, ServerTls, TOKEN_BYTES, Token, Treatment,
+    ClientTls, ConcurrentSenders, Figures, Limiter, PACKING_THREADS_MAX, Packers, PackersSettings, Receiver,
+    ReceiverSettings, RelayError, Sender, SenderSettings, ServerTls, TOKEN_BYTES, Token, Treatment,
 };
 use rustix::process::geteuid;
 use rustls::pki_types::ServerName;
@@ -245,6 +245,21 @@ impl Packing {
         let own = own_cpus()?;
         lost_cpus.tell(compression, &own);
         Ok(Self::on(compression, own, priority_counts_to(vms), concurrent.clone()))
+    }
+
+    /// Threads for one migration's disks; none where no core may pack, or none can be had.
+    pub(crate) fn packers(&self) -> Option<Packers> {
+        let settings = PackersSettings {
+            cores: self.cores,
+            cpus: self.cpus.cpus().to_vec(),
+            gives_way: self.gives_way,
+            concurrent: self.concurrent.clone(),
+        };
+        let started = (self.cores > 0).then(|| Packers::start(settings)).transpose();
+        started.unwrap_or_else(|error| {
+            warn!(%error, "disks are not packed: no threads for that");
+            None
+        })
     }
 
     /// Where the agent may run on `own`: one may be unplugged, or taken from it, at any time.

@@ -115,6 +115,8 @@ pub struct DiskState {
     pub total_bytes: u64,
     /// What the target had already, as from an earlier attempt, and was not sent.
     pub same_bytes: u64,
+    /// What went over the network for it, with the agents' own headers.
+    pub wire_bytes: u64,
     /// Whether nothing shows on the target any more of what may have been there before.
     pub is_written_over: bool,
     /// Whether all is there, but for what the guest writes just now.
@@ -131,6 +133,7 @@ impl DiskState {
             copied_bytes: 0,
             total_bytes: 0,
             same_bytes: 0,
+            wire_bytes: 0,
             is_written_over: true,
             is_ready: false,
             is_synchronised: false,
@@ -175,6 +178,10 @@ pub struct DiskUse {
     /// Of that, what the target had already, as from an earlier attempt, and was not sent.
     #[serde(default)]
     pub same_bytes: u64,
+    /// What went over the network for it, packed where that paid, with the agents' own headers, without TCP's; absent in
+    /// results of releases that did not count it.
+    #[serde(default)]
+    pub wire_bytes: Option<u64>,
     /// From the begin of the copies until all of this one was there; absent where that never was.
     pub ready_ms: Option<f64>,
 }

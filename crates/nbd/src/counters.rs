@@ -16,6 +16,10 @@ pub struct Counters {
     pub found_zero_bytes: u64,
     /// Of `written_bytes`, those that the target had already, and that went without data.
     pub found_same_bytes: u64,
+    /// Bytes that idle cores would have packed, whether the wire left time for it or not.
+    pub packable_bytes: u64,
+    /// Bytes that were sent packed, as they were before.
+    pub packed_bytes: u64,
     /// Bytes that QEMU itself asked to be made zeroes or trimmed.
     pub zeroed_bytes: u64,
     /// Bytes that QEMU read, or that were compared.
@@ -57,6 +61,8 @@ pub(crate) struct Counting {
     written_bytes: AtomicU64,
     found_zero_bytes: AtomicU64,
     found_same_bytes: AtomicU64,
+    packable_bytes: AtomicU64,
+    packed_bytes: AtomicU64,
     zeroed_bytes: AtomicU64,
     read_bytes: AtomicU64,
     flushes: AtomicU64,
@@ -76,6 +82,14 @@ impl Counting {
 
     pub(crate) fn is_same(&self, command: &Command) {
         add(&self.found_same_bytes, command.length.into());
+    }
+
+    pub(crate) fn is_packable(&self, command: &Command) {
+        add(&self.packable_bytes, command.length.into());
+    }
+
+    pub(crate) fn is_packed(&self, command: &Command) {
+        add(&self.packed_bytes, command.length.into());
     }
 
     pub(crate) fn is_done(&self, command: &Command) {
@@ -103,6 +117,8 @@ impl Counting {
             written_bytes: of(&self.written_bytes),
             found_zero_bytes: of(&self.found_zero_bytes),
             found_same_bytes: of(&self.found_same_bytes),
+            packable_bytes: of(&self.packable_bytes),
+            packed_bytes: of(&self.packed_bytes),
             zeroed_bytes: of(&self.zeroed_bytes),
             read_bytes: of(&self.read_bytes),
             flushes: of(&self.flushes),

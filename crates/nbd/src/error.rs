@@ -3,6 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
+use drainpipe_relay::RelayError;
+
 use crate::limits::{CLIENT_COMES, DISK_ANSWERS, FENCE, SILENCE, UNANSWERED, WITHOUT_STREAM};
 
 /// The other end said what no other end says.
@@ -37,6 +39,9 @@ pub enum SplitterError {
     /// The other host's splitter sends what none sends.
     #[error("the other host sent what is no frame of a splitter: {0}")]
     Malformed(#[from] Malformed),
+    /// Data that came packed are not what they say.
+    #[error("the other host sent packed data of a disk that cannot be unpacked: {0}")]
+    Unpack(RelayError),
     /// The other end does not take the stream.
     #[error("the other host refused a stream: {0}")]
     Refused(Refusal),

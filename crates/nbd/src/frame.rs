@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! question  kind 1, flags 1, zero 2, length 4, offset 8, handle 8; after a WRITE its data,
-//!           after a COMPARE their digest
+//!           after a COMPARE their digest, after a PACKED WRITE the length of its packed data 4, and these
 //! answer    kind 1, zero 3, value 4, handle 8; after DATA as many bytes as its value says
 //! ```
 
@@ -29,6 +29,7 @@ const FENCE: u8 = 6;
 const ALIVE: u8 = 7;
 const END: u8 = 8;
 const COMPARE: u8 = 9;
+const PACKED_WRITE: u8 = 10;
 
 const DURABLE: u8 = 1;
 const KEEPS_ALLOCATION: u8 = 2;
@@ -38,6 +39,8 @@ const KEEPS_ALLOCATION: u8 = 2;
 pub(crate) enum Question {
     /// To be done by the disk.
     Command { handle: u64, command: Command },
+    /// The same, of a WRITE whose data are packed.
+    Packed { handle: u64, command: Command },
     /// Nothing more of this stream may reach the disk; to be answered when that is so.
     Fence(StreamNumber),
     /// Nothing: the source is there.
@@ -51,6 +54,9 @@ impl Question {
         let (kind, flags, length, offset, handle) = match self {
             Self::Command { handle, command } => {
                 (kind_of(command.operation), flags_of(command), command.length, command.offset, handle)
+            }
+            Self::Packed { handle, command } => {
+                (PACKED_WRITE, flags_of(command), command.length, command.offset, handle)
             }
             Self::Fence(number) => (FENCE, 0, 0, u64::from(number), 0),
             Self::Alive => (ALIVE, 0, 0, 0, 0),
@@ -76,7 +82,7 @@ impl Question {
         }
         let operation = match kind {
             READ => Operation::Read,
-            WRITE => Operation::Write,
+            WRITE | PACKED_WRITE => Operation::Write,
             WRITE_ZEROES => Operation::WriteZeroes,
             TRIM => Operation::Trim,
             FLUSH => Operation::Flush,
@@ -94,8 +100,24 @@ impl Question {
         if handle > HANDLE_MAX {
             return Err(Malformed("a handle that no source gives"));
         }
-        Ok(Self::Command { handle, command })
+        Ok(if kind == PACKED_WRITE {
+            Self::Packed { handle, command }
+        } else {
+            Self::Command { handle, command }
+        })
     }
+}
+
+/// Length of what tells that of packed data.
+pub(crate) const PACKED_LENGTH_BYTES: usize = 4;
+
+/// Length of the packed data that follow, which become `raw_bytes`. Trusts nothing: it is shorter than those.
+pub(crate) fn packed_bytes(bytes: [u8; PACKED_LENGTH_BYTES], raw_bytes: u32) -> Result<usize, Malformed> {
+    let length = u32::from_le_bytes(bytes);
+    if length == 0 || length >= raw_bytes {
+        return Err(Malformed("packed data that are no shorter than what they become, or none"));
+    }
+    Ok(length as usize)
 }
 
 fn kind_of(operation: Operation) -> u8 {
@@ -237,7 +259,7 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_is_decoded_lies_within_the_disk_and_encodes_to_the_same(
-            mut bytes: [u8; QUESTION_BYTES], kind in 0..11_u8, is_small: bool,
+            mut bytes: [u8; QUESTION_BYTES], kind in 0..12_u8, is_small: bool,
         ) {
             bytes[0] = kind;
             if is_small {
@@ -249,7 +271,7 @@ mod tests {
             }
             if let Ok(question) = Question::decode(&bytes, DISK_BYTES) {
                 prop_assert_eq!(question.encode(), bytes);
-                if let Question::Command { command, .. } = question {
+                if let Question::Command { command, .. } | Question::Packed { command, .. } = question {
                     prop_assert!(command.end() <= DISK_BYTES);
                     prop_assert!(command.held_bytes() <= DATA_BYTES_MAX as usize);
                 }
@@ -271,6 +293,16 @@ mod tests {
                 let question = Question::Command { handle, command };
                 prop_assert_eq!(Question::decode(&question.encode(), DISK_BYTES).unwrap(), question);
             }
+            let command = Command { operation: Operation::Write, is_durable, keeps_allocation: false, offset, length };
+            let packed = Question::Packed { handle, command };
+            prop_assert_eq!(Question::decode(&packed.encode(), DISK_BYTES).unwrap(), packed);
+        }
+
+        #[test]
+        fn packed_data_are_shorter_than_what_they_become(said: u32, raw_bytes in 0..=DATA_BYTES_MAX, is_near: bool) {
+            let said = if is_near { said % (raw_bytes + 2) } else { said };
+            let bytes = packed_bytes(said.to_le_bytes(), raw_bytes);
+            prop_assert_eq!(bytes.ok(), (1..raw_bytes).contains(&said).then_some(said as usize));
         }
     }
 

@@ -15,6 +15,8 @@
 //!   [`run`](SourceSplitter::run) takes streams as they come, until the client disconnects.
 //! - [`TargetSplitter::serve`] takes the other end of each of these streams to the disk.
 //! - [`Pace`] holds what the source sends within a limit.
+//! - What the source's cores have the time to pack by then goes packed, if they are given: see
+//!   [`Packers`](drainpipe_relay::Packers). What a stream wants to send now never waits for them while the wire is idle.
 //! - [`Counters`] say how far it is, and which streams live: who brings the streams brings new ones, too.
 //!
 //! Who calls has connected, and encrypted, the streams; they are any bytes that go both ways. Memory is bounded at both

@@ -8,6 +8,9 @@ pub const DATA_BYTES_MAX: u32 = 2 << 20;
 /// Shorter data are sent at once: to compare them takes as long.
 pub(crate) const COMPARED_BYTES_MIN: u32 = 16 << 10;
 
+/// Shorter data are sent as they are: to pack them brings little.
+pub(crate) const PACKED_BYTES_MIN: usize = 16 << 10;
+
 /// Requests of one disk that are not answered yet. QEMU's client has 16, nbdcopy 64 on each connection.
 pub(crate) const REQUESTS_MAX: usize = 64;
 

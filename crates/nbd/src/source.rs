@@ -2,13 +2,16 @@
 
 mod client;
 mod patience;
+mod payload;
 mod shared;
 mod stream;
+mod wire_load;
 
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use drainpipe_relay::Packers;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -52,6 +55,8 @@ pub struct Export {
     pub is_thin: bool,
     /// Within which limit it goes; other disks may share it.
     pub pace: Pace,
+    /// What packs while the wire has enough to do; other disks may share it. None where nothing is packed.
+    pub packers: Option<Packers>,
 }
 
 /// The source's end of one disk.

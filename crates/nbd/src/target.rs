@@ -4,6 +4,7 @@ mod disk;
 mod flushes;
 mod registry;
 mod stream;
+mod unpacking;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -106,6 +106,19 @@ impl EntropyFilter {
     }
 }
 
+/// Chunks of much data that are looked at before all others.
+const LOOKED_AT: usize = 16;
+
+/// Of these, so many must not look random, or all of it goes as it is.
+const WORTH_MIN: usize = 2;
+
+/// Whether a look at a few of its chunks gives hope for much data.
+pub(crate) fn is_worth_packing(data: &[u8]) -> bool {
+    let step = (data.len() / PAGE_BYTES).div_ceil(LOOKED_AT).max(1);
+    let looked_at = data.chunks_exact(PAGE_BYTES).step_by(step);
+    looked_at.filter(|chunk| !looks_random(chunk)).count() >= WORTH_MIN
+}
+
 /// Of which the first one ends where a page begins.
 fn chunks(first_bytes: usize, bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let begins = std::iter::once(0).chain((first_bytes..).step_by(PAGE_BYTES));

@@ -12,6 +12,8 @@
 //! What is encrypted has TLS 1.3 between the two ends, each of which knows who the other must be. Nothing else
 //! is said on such a connection, and nothing is sent in the clear when that fails.
 //!
+//! [`Packers`] do the same for data that go out by themselves, in any order, over connections of another one's.
+//!
 //! A block goes out packed when a core was free to pack it by the time the wire wanted it, and as it is
 //! otherwise. So a sender is never slower than the wire alone, as long as the copying itself keeps up.
 
@@ -26,9 +28,11 @@ mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod host_cpu;
+mod idle_time;
 mod multifd;
 mod pace;
 mod pack;
+mod packers;
 mod page_cache;
 mod page_slots;
 mod paged;
@@ -50,6 +54,7 @@ pub use estimate::estimate;
 pub use figures::{CodecBytes, Figures};
 pub use frame::BLOCK_BYTES_MAX;
 pub use host_cpu::HostCpu;
+pub use packers::{Bundle, BundleUnpacker, Packers, PackersSettings};
 pub use preamble::{TOKEN_BYTES, Token};
 pub use receiver::{Receiver, ReceiverSettings};
 pub use sender::{ConcurrentSenders, Limiter, Sender, SenderSettings};

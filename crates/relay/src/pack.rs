@@ -13,6 +13,11 @@ use crate::frame::{Packing, UNPACKED_BYTES_MAX};
 /// What may be left of a block, in thousandths: less is not worth the unpacking.
 const BLOCK_PERMILLE_MAX: usize = 950;
 
+/// Whether `raw_bytes` have shrunk by enough.
+pub(crate) fn is_worth_unpacking(packed_bytes: usize, raw_bytes: usize) -> bool {
+    packed_bytes <= raw_bytes * BLOCK_PERMILLE_MAX / 1000
+}
+
 /// Entries of zstd's table of what it has seen, as a power of two. For blocks this short it takes 13 by itself,
 /// and so packs text 5 % worse than a stream would be, in no less time.
 const HASH_LOG: u32 = 16;
@@ -84,7 +89,6 @@ impl Packer {
 
     /// The block, packed; none if it does not shrink.
     pub(crate) fn pack(&mut self, codec: Codec, raw: &[u8]) -> Result<Option<&[u8]>, RelayError> {
-        let most = raw.len() * BLOCK_PERMILLE_MAX / 1000;
         let bytes = match codec {
             Codec::Lz4 => {
                 let table = self.table.get_or_insert_with(CompressTable::large);
@@ -95,7 +99,7 @@ impl Packer {
             Codec::Zstd1 => self.zstd(codec, 1, &[CParameter::HashLog(HASH_LOG)], raw)?,
             Codec::Zstd3 => self.zstd(codec, 3, &LEVEL_3, raw)?,
         };
-        Ok((bytes <= most).then(|| &self.scratch[..bytes]))
+        Ok(is_worth_unpacking(bytes, raw.len()).then(|| &self.scratch[..bytes]))
     }
 
     /// What [`Self::pack`] gave last, of so many bytes.

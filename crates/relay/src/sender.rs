@@ -3,7 +3,7 @@
 
 mod compressors;
 mod concurrent_senders;
-mod controller;
+pub(crate) mod controller;
 #[cfg(test)]
 mod memory;
 mod passing;

@@ -205,7 +205,7 @@ pub(super) async fn open(
     let is_overwritten =
         |disk: &&DiskCopy| incoming.files.is_device_place(&disk.to) && !begun.contains(&disk.disk);
     let overwritten = entry.disks.iter().filter(is_overwritten).map(|disk| disk.disk).collect();
-    Ok(Some(DiskEndpoint { port, token, begun, overwritten }))
+    Ok(Some(DiskEndpoint { port, token, begun, overwritten, unpacks: true }))
 }
 
 /// Step 8: nobody writes to them any more.

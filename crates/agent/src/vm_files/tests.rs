@@ -249,7 +249,10 @@ fn a_disk_has_its_name_when_it_is_recorded_which_file_it_is() {
     assert!(!unplaced.exists());
 
     // Somebody else has taken the name meanwhile.
-    let record = |_| Ok(fs::write(&path, "another one").unwrap());
+    let record = |_| {
+        fs::write(&path, "another one").unwrap();
+        Ok(())
+    };
     let taken = runs(host.files.make(text, ID, (DiskImage::Raw, 1 << 20), record)).unwrap_err();
     assert!(taken.problem.to_string().contains("something under that name already"), "{}", taken.problem);
     assert_eq!(fs::read(&path).unwrap(), b"another one");

@@ -150,21 +150,23 @@ fn is_device_path(path: &str) -> bool {
 
 /// What a disk that went with its VM has taken.
 fn disk_line(disk: &DiskUse, source: &str) -> String {
-    let DiskUse { copy, copied_bytes, same_bytes, ready_ms } = disk;
+    let DiskUse { copy, copied_bytes, same_bytes, wire_bytes, ready_ms } = disk;
     let took = ready_ms.map(|ms| format!(" in {}", format::duration(ms))).unwrap_or_default();
     let same = match same_bytes {
         0 => String::new(),
         same_bytes => format!(", {} of it there already", format::bytes(*same_bytes as f64)),
     };
+    let wire = wire_bytes.map(|bytes| format!(", {} over the network", format::bytes(bytes as f64)));
     let left = match copy.from_device {
         None => "is kept until `drainpipe disk left --remove`",
         Some(_) => "stays as it is",
     };
     format!(
-        "disk {} copied to {}: {}{took}{same}; the one on {source} {left}",
+        "disk {} copied to {}: {}{took}{same}{}; the one on {source} {left}",
         copy.disk,
         copy.to,
-        format::bytes(*copied_bytes as f64)
+        format::bytes(*copied_bytes as f64),
+        wire.unwrap_or_default()
     )
 }
 

@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use drainpipe_agent::api_types::{LeftDisk, PlanView};
-use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_guest::page::{Content, PAGE_BYTES, PAGE_WORDS};
 
 use crate::Test;
 use crate::check_vms::{restart_agent_with_mounts, start_vm};
 use crate::options::other_qemu;
 use crate::program::{REFUSED, Running};
+use crate::scene::result_of;
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] =
@@ -20,6 +22,7 @@ pub(crate) const TESTS: &[Test] =
 pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("disks_go_with_their_vm", disks_go_with_their_vm),
     ("what_has_no_place_is_refused", what_has_no_place_is_refused),
+    ("what_shrinks_goes_packed", what_shrinks_goes_packed),
 ];
 
 /// Of each disk.
@@ -27,6 +30,9 @@ pub(crate) const DISK_MIB: usize = 24;
 
 /// Slow enough for a test to act in the midst of a copy.
 const SLOW_MBPS: &str = "40";
+
+/// Slow enough that even the cores of a busy machine come to pack some of what waits.
+const SLOWER_MBPS: &str = "10";
 
 /// With a QEMU that copies disks.
 #[track_caller]
@@ -318,6 +324,31 @@ fn what_has_no_place_is_refused() {
     let (one, other) = (format!("vda={taken}"), format!("vdb={taken}"));
     migrate(&["--disk", &one, "--disk", &other]).refused(REFUSED, &["two disks of VM web"]);
     apart.assert_stayed();
+}
+
+fn what_shrinks_goes_packed() {
+    let text = text();
+    let disk_bytes = text.len() as u64;
+    let apart = Apart::under_two_paths_with(lab(), [&text, &content(8)]).and_its_vm();
+    apart.set_links(SLOWER_MBPS);
+    let result: MigrationResult = result_of(&apart.begin(0).wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    let [wire_bytes, of_noise] = [0, 1].map(|disk| result.disks[disk].wire_bytes.unwrap());
+    assert!(wire_bytes < disk_bytes, "{wire_bytes} of {disk_bytes}: {result:#?}");
+    assert!(of_noise >= disk_bytes / 2, "half of that disk is noise, which goes as it is: {result:#?}");
+    apart.lab.drainpipe(&["vm", "stop", "web", "--force", "--agent", &apart.lab.agent_socket("b")]).done();
+    apart.assert_has("b", ["web.raw", "web.qcow2"], [&text, &content(8)]);
+}
+
+/// A disk of nothing else.
+fn text() -> Vec<u8> {
+    let page = |key| {
+        let mut page = [0; PAGE_WORDS];
+        Content::Text { key }.write(&mut page);
+        page.map(u64::to_le_bytes)
+    };
+    let pages = 0..(DISK_MIB << 20) / PAGE_BYTES;
+    pages.flat_map(|key| page(key as u64)).flatten().collect()
 }
 
 fn a_qemu_that_is_too_old_copies_no_disks() {

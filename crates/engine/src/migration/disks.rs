@@ -137,7 +137,7 @@ mod tests {
     }
 
     fn begun() -> DiskState {
-        DiskState { same_bytes: 7, ..DiskState::begun(DiskName::at(0).unwrap()) }
+        DiskState { same_bytes: 7, wire_bytes: 50, ..DiskState::begun(DiskName::at(0).unwrap()) }
     }
 
     fn at(state: DiskState) -> Event {
@@ -200,6 +200,7 @@ mod tests {
         assert_eq!(actions, expected);
         let used = &migration.disks()[0];
         assert_eq!((used.copied_bytes, used.same_bytes, used.ready_ms), (100, 7, Some(2_000.0)));
+        assert_eq!(used.wire_bytes, Some(50));
     }
 
     #[test]

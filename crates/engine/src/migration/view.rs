@@ -228,6 +228,7 @@ impl Migration {
                 copy: copy.clone(),
                 copied_bytes,
                 same_bytes,
+                wire_bytes: self.disk_meter.wire_bytes(copy.disk),
                 ready_ms: ready_ms.map(|ms| ms - began_ms),
             }
         });

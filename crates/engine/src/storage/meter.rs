@@ -99,6 +99,11 @@ impl DiskMeter {
         self.disks.get(&disk).and_then(OfDisk::last).map_or(0, |state| state.same_bytes)
     }
 
+    /// What of one went over the network; none until that was looked at.
+    pub fn wire_bytes(&self, disk: DiskName) -> Option<u64> {
+        self.disks.get(&disk).and_then(OfDisk::last).map(|state| state.wire_bytes)
+    }
+
     /// Progress for people, disk by disk.
     pub fn progress(&self) -> Vec<DiskProgress> {
         let writes_wait = self.nearing.is_some();

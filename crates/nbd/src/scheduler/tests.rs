@@ -89,7 +89,7 @@ fn a_durable_write_is_answered_after_all_before_it() {
     submit(&mut scheduler, 2, Command { is_durable: true, ..write(4096, 4096) });
     assert_eq!((sent(&mut scheduler, 0), sent(&mut scheduler, 1)), (vec![0], vec![1]), "it is not held up");
     scheduler.answered(1, 1, Ok(None)).unwrap();
-    assert_eq!(cookies(&mut scheduler), []);
+    assert_eq!(cookies(&mut scheduler), [0_u64; 0]);
     scheduler.answered(0, 0, Ok(None)).unwrap();
     assert_eq!(cookies(&mut scheduler), [1, 2]);
 }
@@ -130,7 +130,7 @@ fn a_fence_outlives_the_stream_that_carries_it() {
     fenced.sort_unstable();
     assert_eq!(fenced, [0, 1]);
     scheduler.fenced(2, 1).unwrap();
-    assert_eq!(sent(&mut scheduler, 2), []);
+    assert_eq!(sent(&mut scheduler, 2), [0_u64; 0]);
     scheduler.fenced(2, 0).unwrap();
     assert_eq!(sent(&mut scheduler, 2), [0]);
 }
@@ -141,7 +141,7 @@ fn no_flush_starts_while_a_lost_stream_may_hold_what_is_not_flushed() {
     scheduler.lose(0);
     submit(&mut scheduler, 1, Command::FLUSH);
     assert_eq!(scheduler.next(1).unwrap().question, Question::Fence(0));
-    assert_eq!(sent(&mut scheduler, 1), []);
+    assert_eq!(sent(&mut scheduler, 1), [0_u64; 0]);
     scheduler.fenced(1, 0).unwrap();
     assert_eq!(sent(&mut scheduler, 1).len(), 1);
     scheduler.lose(1);
@@ -158,7 +158,7 @@ fn a_request_in_pieces_is_answered_once_and_an_error_of_one_is_its_own() {
     scheduler.submit(1, write(0, 8192), pieces.into());
     assert_eq!(sent(&mut scheduler, 0), [0, 1]);
     scheduler.answered(0, 1, Err(ErrorCode::NO_SPACE)).unwrap();
-    assert_eq!(cookies(&mut scheduler), []);
+    assert_eq!(cookies(&mut scheduler), [0_u64; 0]);
     scheduler.answered(0, 0, Ok(None)).unwrap();
     let done = scheduler.take_done();
     assert_eq!((done.len(), done[0].error), (1, Some(ErrorCode::NO_SPACE)));

@@ -10,7 +10,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::shared::{Payload, Reply, Shared};
+use super::payload::Payload;
+use super::shared::{Reply, Shared};
 use crate::command::{Command, Operation};
 use crate::error::SplitterError;
 use crate::limits::{CLIENT_COMES, DISK_ANSWERS, GREETING};

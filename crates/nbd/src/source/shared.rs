@@ -1,46 +1,25 @@
 //! What the client's and the streams' tasks share: the scheduler, and who is woken by it.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
 use super::patience::Sight;
+use super::payload::Payload;
+use super::wire_load::WireLoad;
 use super::{Export, There};
-use crate::buffers::{Buffer, Buffers};
+use crate::buffers::Buffers;
 use crate::command::{Command, Operation};
 use crate::counters::{Counters, Counting};
 use crate::coverage::Coverage;
 use crate::error::{Malformed, SplitterError};
 use crate::frame::StreamNumber;
-use crate::limits::{COMPARED_BYTES_MIN, HELD_BYTES_MAX, REQUESTS_MAX};
+use crate::limits::{COMPARED_BYTES_MIN, HELD_BYTES_MAX, PACKED_BYTES_MIN, REQUESTS_MAX};
 use crate::nbd::ErrorCode;
 use crate::scheduler::{Done, Outgoing, Piece, Scheduler};
 use crate::zeroes::{Run, runs};
-
-/// Data on their way; pieces of one request share them.
-#[derive(Debug, Clone)]
-pub(super) struct Payload {
-    buffer: Arc<Buffer>,
-    range: Range<usize>,
-}
-
-impl Payload {
-    pub(super) fn whole(buffer: Buffer) -> Self {
-        let range = 0..buffer.len();
-        Self { buffer: Arc::new(buffer), range }
-    }
-
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.buffer[self.range.clone()]
-    }
-
-    fn part(&self, range: Range<usize>) -> Self {
-        Self { buffer: Arc::clone(&self.buffer), range }
-    }
-}
 
 /// For the client.
 #[derive(Debug)]
@@ -79,6 +58,7 @@ pub(super) struct Shared {
     is_ending: AtomicBool,
     advances: AtomicU64,
     compares: AtomicBool,
+    pub(super) wire_load: WireLoad,
     pub(super) counting: Counting,
     pub(super) buffers: Buffers,
 }
@@ -99,6 +79,7 @@ impl Shared {
             live_streams: watch::Sender::new(0),
             is_ending: AtomicBool::new(false),
             advances: AtomicU64::new(0),
+            wire_load: WireLoad::new(),
             counting: Counting::default(),
             buffers: Buffers::default(),
         };
@@ -161,7 +142,7 @@ impl Shared {
     /// Data and zeroes apart.
     fn cut(&self, command: &Command, data: &Payload) -> Vec<Piece<Payload>> {
         if !self.export.finds_zeroes {
-            return vec![Piece { command: self.of_data(*command), payload: Some(data.clone()) }];
+            return vec![self.of_data(*command, data.clone())];
         }
         let piece = |Run { range, is_zero }: Run| {
             let offset = command.offset + range.start as u64;
@@ -171,17 +152,33 @@ impl Shared {
                 let (operation, keeps_allocation) = (Operation::WriteZeroes, !self.export.is_thin);
                 Piece { command: Command { operation, keeps_allocation, ..part }, payload: None }
             } else {
-                Piece { command: self.of_data(part), payload: Some(data.part(range)) }
+                self.of_data(part, data.part(range))
             }
         };
         runs(data.bytes(), command.offset).into_iter().map(piece).collect()
     }
 
     /// How a part with data begins.
-    fn of_data(&self, part: Command) -> Command {
+    fn of_data(&self, part: Command, data: Payload) -> Piece<Payload> {
         let is_compared =
             self.compares.load(Ordering::Relaxed) && !part.is_durable && part.length >= COMPARED_BYTES_MIN;
-        Command { operation: if is_compared { Operation::Compare } else { part.operation }, ..part }
+        if !is_compared {
+            self.offer(&part, &data);
+        }
+        let operation = if is_compared { Operation::Compare } else { part.operation };
+        Piece { command: Command { operation, ..part }, payload: Some(data) }
+    }
+
+    /// Has data packed while they wait for the wire, as they will. For durable ones somebody else may wait.
+    fn offer(&self, part: &Command, data: &Payload) {
+        let Some(packers) = &self.export.packers else { return };
+        if part.is_durable || data.bytes().len() < PACKED_BYTES_MIN || !packers.would_pack(data.bytes()) {
+            return;
+        }
+        self.counting.is_packable(part);
+        if self.wire_load.is_full() || self.export.pace.is_limited() {
+            data.offer(packers);
+        }
     }
 
     /// What comes from now on is sent.
@@ -225,6 +222,11 @@ impl Shared {
 
     pub(super) fn differs(&self, number: StreamNumber, handle: u64) -> Result<(), SplitterError> {
         self.advances();
+        let compared =
+            self.with(|scheduler| scheduler.compared(number, handle).map(Option::<&Payload>::cloned))?;
+        if let Some(data) = compared {
+            self.offer(&self.asked(number, handle)?, &data);
+        }
         Ok(self.with(|scheduler| scheduler.differs(number, handle))?)
     }
 

@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::Notify;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
-use super::shared::{Payload, Shared};
-use crate::command::Operation;
+use super::payload::Payload;
+use super::shared::Shared;
+use super::wire_load::{PATIENCE_MAX, WatchedWriter};
+use crate::command::{Command, Operation};
 use crate::digest::Digest;
 use crate::error::{Malformed, SplitterError};
-use crate::frame::{ANSWER_BYTES, Answer, Question, StreamNumber};
+use crate::frame::{ANSWER_BYTES, Answer, PACKED_LENGTH_BYTES, QUESTION_BYTES, Question, StreamNumber};
 use crate::greeting::{Greeting, WELCOME_BYTES, decode_welcome};
 use crate::limits::{GREETING, HEARTBEAT, LINGER, SILENCE};
 use crate::pace::Turn;
@@ -37,6 +39,7 @@ where
     timeout(GREETING, greeting).await.map_err(|_| SplitterError::Silent)??;
     let waker = Arc::new(Notify::new());
     shared.join(number, Arc::clone(&waker));
+    let mut writer = WatchedWriter::new(writer, &shared.wire_load);
     let mut hearing = pin!(hear(&shared, number, &mut reader));
     let ended = tokio::select! {
         // Why it takes nothing more may be said already.
@@ -65,7 +68,7 @@ async fn ask(
     shared: &Shared,
     number: StreamNumber,
     waker: &Notify,
-    writer: &mut (impl AsyncWrite + Unpin),
+    writer: &mut WatchedWriter<'_, impl AsyncWrite + Unpin>,
 ) -> Result<(), SplitterError> {
     loop {
         while let Some(outgoing) = shared.next(number) {
@@ -91,18 +94,17 @@ async fn send(
     shared: &Shared,
     number: StreamNumber,
     outgoing: &Outgoing<Payload>,
-    writer: &mut (impl AsyncWrite + Unpin),
+    writer: &mut WatchedWriter<'_, impl AsyncWrite + Unpin>,
 ) -> Result<(), SplitterError> {
     let pace = &shared.export().pace;
-    let mut turn = None;
+    let (mut turn, mut patience) = (None, writer.patience());
     if pace.is_limited() {
         turn = Some(wait_for_turn(shared, writer).await?);
+        patience = Some(PATIENCE_MAX);
     }
-    let question = outgoing.question.encode();
-    let mut header = &question[..];
-    let digest = digest(outgoing);
-    let data = outgoing.payload.as_ref().map_or(&[][..], Payload::bytes);
-    let mut left = digest.as_ref().map_or(data, |digest| &digest.0[..]);
+    let message = Message::of(shared, outgoing, patience).await;
+    let (mut header, mut left) = (message.header(), message.body.bytes());
+    let (bytes, begun) = (header.len() + left.len(), Instant::now());
     loop {
         let (part, rest) = left.split_at(left.len().min(pace.part_bytes()));
         pace.take(header.len() + part.len()).await;
@@ -119,10 +121,12 @@ async fn send(
             shared.advances();
         }
         if rest.is_empty() {
-            return Ok(());
+            break;
         }
         (header, left) = (&[], rest);
     }
+    writer.has_written(bytes, begun);
+    Ok(())
 }
 
 /// Says meanwhile that somebody is there.
@@ -140,11 +144,64 @@ async fn wait_for_turn<'shared>(
     }
 }
 
-/// What goes in the place of data that are compared.
-fn digest(outgoing: &Outgoing<Payload>) -> Option<Digest> {
-    let Question::Command { command, .. } = outgoing.question else { return None };
-    let data = outgoing.payload.as_ref().filter(|_| command.operation == Operation::Compare);
-    data.map(|data| Digest::of(data.bytes()))
+/// What follows a question.
+enum Body {
+    Nothing,
+    /// In the place of data that are compared.
+    Digest(Digest),
+    Data(Payload),
+    Packed(Arc<Vec<u8>>),
+}
+
+impl Body {
+    async fn of(command: &Command, data: Payload, patience: Option<Duration>) -> Self {
+        if command.operation == Operation::Compare {
+            return Self::Digest(Digest::of(data.bytes()));
+        }
+        match data.packed(patience).await {
+            Some(packed) => Self::Packed(packed),
+            None => Self::Data(data),
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Nothing => &[],
+            Self::Digest(digest) => &digest.0,
+            Self::Data(data) => data.bytes(),
+            Self::Packed(packed) => packed,
+        }
+    }
+}
+
+/// A question as it goes out.
+struct Message {
+    header: [u8; QUESTION_BYTES + PACKED_LENGTH_BYTES],
+    body: Body,
+}
+
+impl Message {
+    /// Data wait so long to be packed.
+    async fn of(shared: &Shared, outgoing: &Outgoing<Payload>, patience: Option<Duration>) -> Self {
+        let (mut question, mut body) = (outgoing.question, Body::Nothing);
+        if let (Question::Command { handle, command }, Some(data)) = (question, &outgoing.payload) {
+            body = Body::of(&command, data.clone(), patience).await;
+            if matches!(body, Body::Packed(_)) {
+                question = Question::Packed { handle, command };
+                shared.counting.is_packed(&command);
+            }
+        }
+        let mut header = [0; _];
+        header[..QUESTION_BYTES].copy_from_slice(&question.encode());
+        let length = u32::try_from(body.bytes().len()).expect("a request's length was checked");
+        header[QUESTION_BYTES..].copy_from_slice(&length.to_le_bytes());
+        Self { header, body }
+    }
+
+    fn header(&self) -> &[u8] {
+        let is_packed = matches!(self.body, Body::Packed(_));
+        if is_packed { &self.header } else { &self.header[..QUESTION_BYTES] }
+    }
 }
 
 /// Says that nothing more comes; the answer ends the stream.

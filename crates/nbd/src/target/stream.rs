@@ -11,10 +11,12 @@ use tokio::time::timeout;
 use super::Shared;
 use super::disk::{self, Connection, Task, Told, Window};
 use super::registry::Open;
+use super::unpacking::Unpacking;
+use crate::buffers::Buffer;
 use crate::command::{Command, Operation};
 use crate::digest::{DIGEST_BYTES, Digest};
 use crate::error::{Malformed, Refusal, SplitterError};
-use crate::frame::{Answer, QUESTION_BYTES, Question, StreamNumber};
+use crate::frame::{Answer, QUESTION_BYTES, Question, StreamNumber, packed_bytes};
 use crate::greeting::{GREETING_BYTES, Greeting, encode_welcome};
 use crate::held::Held;
 use crate::limits::{DISK_ANSWERS, GREETING, HEARTBEAT, LINGER, PIECES_PER_STREAM_MAX, SILENCE, STREAMS_MAX};
@@ -157,6 +159,7 @@ async fn take(
     tasks: &mpsc::Sender<Task>,
     fences: &mpsc::Sender<StreamNumber>,
 ) -> Result<(), SplitterError> {
+    let mut unpacking = Unpacking::default();
     loop {
         let mut header = [0; QUESTION_BYTES];
         read_full(reader, &mut header, SILENCE).await.map_err(SplitterError::stream)?;
@@ -164,6 +167,10 @@ async fn take(
             Question::Command { handle, command } => {
                 let task = take_command(window, reader, handle, command).await?;
                 // Where the disk has ended, that is what ends the stream.
+                tasks.try_send(task).ok();
+            }
+            Question::Packed { handle, command } => {
+                let task = take_packed(window, reader, &mut unpacking, handle, command).await?;
                 tasks.try_send(task).ok();
             }
             Question::Fence(number) if number == window.number => {
@@ -189,11 +196,7 @@ async fn take_command(
     window.hold(|held| held.take(handle, command))?;
     let mut payload = None;
     match command.operation {
-        Operation::Write => {
-            let mut data = window.shared.buffers.take(command.length as usize);
-            read_full(reader, &mut data, SILENCE).await.map_err(SplitterError::stream)?;
-            payload = Some(data);
-        }
+        Operation::Write => payload = Some(read_data(window, reader, command.length as usize).await?),
         Operation::Compare => {
             let mut digest = [0; DIGEST_BYTES];
             read_full(reader, &mut digest, SILENCE).await.map_err(SplitterError::stream)?;
@@ -201,10 +204,41 @@ async fn take_command(
         }
         Operation::Read | Operation::WriteZeroes | Operation::Trim | Operation::Flush => {}
     }
-    // What was begun and never came is not waited for.
-    window.hold(|held| held.goes_to_disk(handle));
+    Ok(to_disk(window, Task { handle, command, payload }))
+}
+
+/// What was begun and never came is not waited for.
+fn to_disk(window: &Window<'_>, task: Task) -> Task {
+    window.hold(|held| held.goes_to_disk(task.handle));
     window.shared.counting.has_begun(0);
-    Ok(Task { handle, command, payload })
+    task
+}
+
+async fn read_data(
+    window: &Window<'_>,
+    reader: &mut (impl AsyncRead + Unpin),
+    bytes: usize,
+) -> Result<Buffer, SplitterError> {
+    let mut data = window.shared.buffers.take(bytes);
+    read_full(reader, &mut data, SILENCE).await.map_err(SplitterError::stream)?;
+    Ok(data)
+}
+
+/// A WRITE whose data are packed. A stream holds those of one at a time, beside what they become.
+async fn take_packed(
+    window: &Window<'_>,
+    reader: &mut (impl AsyncRead + Unpin),
+    unpacking: &mut Unpacking,
+    handle: u64,
+    command: Command,
+) -> Result<Task, SplitterError> {
+    window.hold(|held| held.take(handle, command))?;
+    let mut length = [0; _];
+    read_full(reader, &mut length, SILENCE).await.map_err(SplitterError::stream)?;
+    let packed = read_data(window, reader, packed_bytes(length, command.length)?).await?;
+    let raw = window.shared.buffers.take(command.length as usize);
+    let payload = Some(unpacking.unpack(packed, raw).await?);
+    Ok(to_disk(window, Task { handle, command, payload }))
 }
 
 /// Answers each fence when its stream has ended. Ends when nobody knows that of one.

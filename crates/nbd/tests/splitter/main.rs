@@ -10,6 +10,7 @@ mod measure;
 mod mirror;
 #[path = "../../../storage/tests/disks/noise.rs"]
 mod noise;
+mod packed;
 mod peers;
 mod requests;
 mod support;

@@ -187,6 +187,17 @@ async fn a_source_of_no_good_reaches_nothing_beyond_the_disk() {
     let ended = std::mem::take(&mut *bench.served.lock().unwrap());
     assert!(ended.iter().all(|ended| matches!(ended, Err(SplitterError::Malformed(_)))), "{ended:?}");
 
+    for (number, packed) in (10..).zip([vec![0; 8], vec![0xff; 4], [&[9, 0, 0, 0][..], &[1; 9]].concat()]) {
+        let mut stream = entered(&bench, session, number).await;
+        stream.write_all(&[&question(10, 4096, 0, 1)[..], &packed].concat()).await.unwrap();
+        let mut heard = vec![];
+        in_time(stream.read_to_end(&mut heard)).await.unwrap();
+        assert_eq!(heard[0], 6, "{packed:?}");
+    }
+    let ended = std::mem::take(&mut *bench.served.lock().unwrap());
+    let is_no_good = |ended: &_| matches!(ended, Err(SplitterError::Malformed(_) | SplitterError::Unpack(_)));
+    assert!(ended.len() == 3 && ended.iter().all(is_no_good), "{ended:?}");
+
     // A stream that is fenced is not heard any more, and its number is used up.
     let mut old = entered(&bench, session, 100).await;
     let mut new = entered(&bench, session, 101).await;

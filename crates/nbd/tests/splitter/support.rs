@@ -13,6 +13,7 @@ use drainpipe_nbd::{
     DiskServer, Export, Pace, ServerAddress, Session, SourceSplitter, SourceWatch, SplitterError,
     TargetSplitter, There,
 };
+use drainpipe_relay::{ConcurrentSenders, Packers, PackersSettings};
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional, duplex};
 use tokio::net::{TcpListener, TcpStream};
@@ -63,6 +64,42 @@ pub(crate) fn image(path: &Path, mebibytes: u64) {
             _ => {}
         }
     }
+}
+
+/// An image of text, or what is like it.
+pub(crate) fn text(path: &Path, mebibytes: u64) {
+    let file = File::create(path).unwrap();
+    for at in 0..mebibytes {
+        let words = noise(1 << 18, at + 1).into_iter().map(|byte| WORDS[usize::from(byte) % WORDS.len()]);
+        let text: Vec<u8> = words.flat_map(str::bytes).take(1 << 20).collect();
+        file.write_all_at(&text, at << 20).unwrap();
+    }
+}
+
+const WORDS: [&str; 16] = [
+    "drain ",
+    "a host ",
+    "the pipe ",
+    "its disks ",
+    "memory ",
+    "while ",
+    "it runs ",
+    "and ",
+    "moves ",
+    "to ",
+    "another ",
+    "over all ",
+    "of them ",
+    "nobody ",
+    "waits ",
+    "here\n",
+];
+
+/// Of their own, in idle time.
+fn packers() -> Packers {
+    let concurrent = ConcurrentSenders::default();
+    let settings = PackersSettings { cores: 2, cpus: vec![], gives_way: true, concurrent };
+    Packers::start(settings).unwrap()
 }
 
 pub(crate) fn blank(path: &Path, mebibytes: u64) {
@@ -133,6 +170,8 @@ pub(crate) struct Settings {
     pub(crate) is_thin: bool,
     pub(crate) finds_zeroes: bool,
     pub(crate) there: There,
+    /// Whether idle cores pack.
+    pub(crate) packs: bool,
     /// Where the disks and the server's socket are.
     pub(crate) directory: PathBuf,
     pub(crate) server: Server,
@@ -151,6 +190,7 @@ impl Default for Settings {
             is_thin: true,
             finds_zeroes: true,
             there: There::Zeroes,
+            packs: false,
             directory: std::env::temp_dir(),
             server: Server::Unix,
         }
@@ -181,7 +221,9 @@ impl Bench {
         });
         let Settings { is_thin, finds_zeroes, there, .. } = settings;
         let pace = Pace::default();
-        let export = Export { session, size_bytes, finds_zeroes, there, is_thin, pace: pace.clone() };
+        let packers = settings.packs.then(packers);
+        let export =
+            Export { session, size_bytes, finds_zeroes, there, is_thin, pace: pace.clone(), packers };
         let source = SourceSplitter::listen(export).await.unwrap();
         let (watch, address) =
             (source.watch(), format!("nbd://{}/{}", source.address(), source.export_name()));

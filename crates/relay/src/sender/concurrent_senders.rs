@@ -17,7 +17,7 @@ struct Begun {
 
 /// One of them, until it is dropped.
 #[derive(Debug)]
-pub(super) struct ConcurrentSender {
+pub(crate) struct ConcurrentSender {
     number: u64,
     all: ConcurrentSenders,
 }
@@ -33,7 +33,7 @@ pub(super) struct Standing {
 }
 
 impl ConcurrentSenders {
-    pub(super) fn begin(&self) -> ConcurrentSender {
+    pub(crate) fn begin(&self) -> ConcurrentSender {
         let mut begun = lock(&self.0);
         let number = begun.next;
         begun.next += 1;

@@ -15,7 +15,7 @@ use crate::figures::PackingTime;
 use crate::frame::BLOCK_BYTES_MAX;
 use crate::host_cpu::HostCpu;
 
-const STEER_EVERY: Duration = Duration::from_millis(SAMPLE_EVERY_MS);
+pub(crate) const STEER_EVERY: Duration = Duration::from_millis(SAMPLE_EVERY_MS);
 
 /// What may wait in the sender's streams, by the time that the wire needs for it. The program counts it as sent.
 const STREAMS: Duration = Duration::from_millis(40);
@@ -57,7 +57,7 @@ pub(super) fn run(shared: &Shared) {
 }
 
 /// Those that do not give way share what is idle: if each took it for its own, all would rise at once, and all fall.
-fn may_pack(
+pub(crate) fn may_pack(
     allowance: &mut Allowance,
     sample: CoresSample,
     this: &ConcurrentSender,

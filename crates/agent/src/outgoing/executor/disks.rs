@@ -70,7 +70,9 @@ impl Executor {
         let pace = &self.disk_pace;
         let valve = Valve::Splitters(pace.clone());
         let share = FirstShare::of(&self.outgoing.transfer.bandwidth, self.sending(), plan, valve).await;
-        let sender = DiskSender::start(&plan.disks, disks, &connector, &pace.pace).await?;
+        let packing = self.outgoing.transfer.packing()?;
+        let packers = disks.unpacks.then(|| packing.packers()).flatten();
+        let sender = DiskSender::start(&plan.disks, disks, &connector, &pace.pace, packers).await?;
         let started = self.start_each(&sender).await;
         pace.is(DiskPhase::Copying);
         (self.disks, self.disk_throttle) = (Some(sender), Some(share.follow()));
@@ -134,6 +136,7 @@ impl Executor {
                 copied_bytes: state.copied_bytes,
                 total_bytes: state.total_bytes,
                 same_bytes: sent.map_or(0, SentDisk::same_bytes),
+                wire_bytes: sent.map_or(0, SentDisk::wire_bytes),
                 is_written_over: sent.is_none_or(SentDisk::is_written_over),
                 is_ready: state.is_ready,
                 is_synchronised: state.is_synchronised,

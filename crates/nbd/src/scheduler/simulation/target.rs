@@ -118,7 +118,7 @@ impl Target {
                 }
                 stream.tasks.push(Task { handle, command, data: payload, is_answered });
             }
-            Question::Alive | Question::End => unreachable!("no scheduler says so"),
+            Question::Packed { .. } | Question::Alive | Question::End => unreachable!("no scheduler says so"),
         }
     }
 
