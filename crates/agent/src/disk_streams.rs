@@ -18,10 +18,11 @@ use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskCopy, DiskName};
-use drainpipe_hypervisor::export_name;
+use drainpipe_hypervisor::Machine;
 use drainpipe_identity::{Identity, explain};
 use drainpipe_nbd::{
-    DiskServer, Export, Pace, ServerAddress, Session, SourceSplitter, SourceWatch, TargetSplitter, There,
+    DiskServer, Export, Pace, Reception, ServerAddress, Session, SourceSplitter, SourceWatch, TargetSplitter,
+    There,
 };
 use drainpipe_relay::{Packers, Token};
 use rustix::fs::{Mode, OFlags, open};
@@ -33,7 +34,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
-use tracing::debug;
+use tracing::{debug, warn};
 use uuid::Uuid;
 
 use crate::api_types::DiskEndpoint;
@@ -114,6 +115,27 @@ impl Connector {
     }
 }
 
+/// A program that asks for disks by names of its own, all at one address.
+#[derive(Clone)]
+pub(crate) struct NamingClient {
+    /// In the order of the disks.
+    pub(crate) names: Vec<String>,
+    pub(crate) vmm: Arc<dyn Machine>,
+}
+
+impl NamingClient {
+    /// Whether a connection is its own: others may know the names.
+    fn is(&self, from: SocketAddr, to: SocketAddr) -> bool {
+        let has = self.vmm.connections().map(|connections| connections.has(from, to));
+        has.is_some_and(|has| {
+            has.unwrap_or_else(|error| {
+                warn!(%error, "whose connection it is that comes for a disk is not known: it is turned away");
+                false
+            })
+        })
+    }
+}
+
 /// Both ends must come to the same.
 fn session(token: Uuid, disk: u8) -> Session {
     let mut bytes = token.into_bytes();
@@ -142,8 +164,9 @@ pub(crate) struct SentDisk {
     pub(crate) disk: usize,
     /// Where to.
     pub(crate) address: SocketAddr,
-    /// Under which name. Nobody can guess it.
+    /// Under which name. Nobody can guess it, unless it is the program's own.
     pub(crate) name: String,
+    named: DiskName,
     watch: SourceWatch,
     there: There,
 }
@@ -189,17 +212,22 @@ impl SentDisk {
 
 impl DiskSender {
     /// Serves each of the disks to QEMU, all within one limit, and packed by these. What the target has of them already,
-    /// `endpoint` says.
+    /// `endpoint` says; by which names QEMU asks for them, `client`, where they are its own.
     pub(crate) async fn start(
         disks: &[DiskCopy],
         endpoint: &DiskEndpoint,
         connector: &Connector,
         pace: &Pace,
         packers: Option<Packers>,
+        client: Option<NamingClient>,
     ) -> Result<Self, Problem> {
         let (mut serving, mut bringing) = (JoinSet::new(), JoinSet::new());
         let (problem, mut sent) = (Arc::default(), vec![]);
-        for disk in disks {
+        let mut reception = match client {
+            Some(client) => Some((Reception::listen().await.map_err(Problem::failed)?, client)),
+            None => None,
+        };
+        for (place, disk) in disks.iter().enumerate() {
             let there = there(disk.disk, endpoint);
             let export = Export {
                 session: session(connector.token, number(disk)),
@@ -210,13 +238,20 @@ impl DiskSender {
                 pace: pace.clone(),
                 packers: packers.clone(),
             };
-            let splitter = SourceSplitter::listen(export).await.map_err(Problem::failed)?;
+            let splitter = match &mut reception {
+                Some((reception, client)) => reception.serve(&client.names[place], export),
+                None => SourceSplitter::listen(export).await.map_err(Problem::failed)?,
+            };
             let (address, name, watch) =
                 (splitter.address(), splitter.export_name().to_owned(), splitter.watch());
             let (tell, streams) = mpsc::channel(STREAMS);
             bringing.spawn(bring(connector.clone(), number(disk), watch.clone(), packers.is_some(), tell));
             serving.spawn(serve(splitter, streams, disk.disk.to_string(), Arc::clone(&problem)));
-            sent.push(SentDisk { disk: disk.disk.index(), address, name, watch, there });
+            sent.push(SentDisk { disk: disk.disk.index(), address, name, named: disk.disk, watch, there });
+        }
+        if let Some((reception, client)) = reception {
+            let address = reception.address();
+            bringing.spawn(reception.run(move |from| client.is(from, address)));
         }
         Ok(Self { disks: sent, problem, packers, serving, _bringing: bringing })
     }
@@ -237,7 +272,7 @@ impl DiskSender {
         for disk in &self.disks {
             disk.watch.end_comparing();
             if let Some(cure) = cure(disk.there).filter(|_| !disk.is_written_over()) {
-                let disk = export_name(disk.disk);
+                let disk = disk.named;
                 return Err(Problem::failed(format!(
                     "QEMU did not send all of {disk}, and the target has {cure}"
                 )));
@@ -309,12 +344,12 @@ pub(crate) struct DiskReceiver {
 }
 
 impl DiskReceiver {
-    /// For a hypervisor that takes copies of these at `program`, from the host that `tls` lets in, or in the clear from
+    /// For a hypervisor that takes copies of these at `program`, each by its name, from the host that `tls` lets in, or in the clear from
     /// whoever has the token.
     pub(crate) fn start(
         listener: StdTcpListener,
         program: &Path,
-        disks: &[DiskCopy],
+        disks: &[(DiskCopy, String)],
         token: Uuid,
         tls: Option<ServerConfig>,
     ) -> Result<Self, Problem> {
@@ -324,11 +359,11 @@ impl DiskReceiver {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let itself = Arc::new(open(program, flags, Mode::empty()).map_err(Problem::failed)?);
         let address = ServerAddress::Unix(format!("/proc/self/fd/{}", itself.as_raw_fd()).into());
-        let splitter = |disk: &DiskCopy| {
+        let splitter = |(disk, name): &(DiskCopy, String)| {
             let server = DiskServer {
                 session: session(token, number(disk)),
                 address: address.clone(),
-                export_name: export_name(disk.disk.index()),
+                export_name: name.clone(),
                 size_bytes: disk.size_bytes,
             };
             (number(disk), TargetSplitter::new(server))

@@ -120,7 +120,6 @@ impl Capabilities {
             packs: false,
             keeps_limit: false,
             post_copy: None,
-            copies_disks: false,
             ..Self::of_qemu(qemu_major)
         }
     }

@@ -21,6 +21,13 @@
 //!           └─────────┴────────────┴──────────────┴───────────────┴──── undo
 //! ```
 //!
+//! Where the hypervisor has one act for disks and memory, that goes through the same parts by itself, and the guest's writes
+//! do not wait for the target; what is left of them goes in the pause:
+//!
+//! ```text
+//!  turn ─ begin ─ copy disks ─ 6,7 copy memory ─ 8 paused ─ end the copies ─ switch over ─ …
+//! ```
+//!
 //! With post-copy, the VM runs on the target before its memory is there:
 //!
 //! ```text
@@ -255,6 +262,7 @@ impl Migration {
             }
             Event::CancelRequested => self.request_cancel(now_ms),
             Event::Done
+            | Event::DisksGoAlong
             | Event::Established(_)
             | Event::Connected(_)
             | Event::SourceSays(_)
@@ -303,6 +311,7 @@ impl Migration {
             }
             (Phase::Preparing(step), _) => Some(self.next_preparation(now_ms, following(step))),
             (Phase::AwaitingTurn { .. }, _) => Some(self.released(now_ms)),
+            (Phase::StartingDiskCopies, Event::DisksGoAlong) => Some(self.disks_go_along()),
             (Phase::StartingDiskCopies, _) => self.disk_copies_started(now_ms),
             (Phase::SynchronisingDisks, _) => self.disks_mirrored(now_ms),
             (Phase::EndingDiskCopies, _) => Some(self.disk_copies_ended(now_ms)),
@@ -512,16 +521,24 @@ impl Migration {
     }
 
     fn transfer_started(&mut self, now_ms: f64) -> Option<Action> {
+        if self.transfer_copies_disks() {
+            return self.disk_copies_started(now_ms);
+        }
+        self.memory_goes(now_ms);
+        self.cancel_requested.then(|| self.undo())
+    }
+
+    fn memory_goes(&mut self, now_ms: f64) {
         self.phase = Phase::Copying;
         self.meter.record(now_ms, Transferred::default());
         self.note(now_ms, "sending");
-        if self.cancel_requested {
-            return Some(self.undo());
-        }
-        None
     }
 
     fn paused(&mut self, now_ms: f64) -> Option<Action> {
+        if self.transfer_copies_disks() && self.phase == Phase::CopyingDisks {
+            // It was not looked at between all of the disks was there and the pause.
+            self.memory_follows(now_ms);
+        }
         if self.phase != Phase::Copying {
             return None;
         }

@@ -1,6 +1,7 @@
 //! A domain that comes here: libvirt's `Prepare` and `Finish`, on a connection of their own. Until `Finish` libvirt ends the
 //! domain with that connection; after it, the domain stays paused, without a job, until it is told to run.
 
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -22,16 +23,18 @@ pub(crate) struct Coming {
     connection: Connection,
     terms: Terms,
     autostart: bool,
+    disks: Vec<String>,
     ended: Mutex<Option<Result<(), String>>>,
 }
 
 impl Coming {
-    /// Has a paused QEMU listen, and returns what the source is told.
+    /// Has a paused QEMU listen, for copies of disks at `disks_at`, and returns what the source is told.
     pub(crate) async fn prepare(
         daemon: &Daemon,
         spec: &ResolvedSpec,
         transport: Transport,
         address: &Address,
+        disks_at: &Path,
         parcel: &Parcel,
         deadline: Duration,
     ) -> Result<(Self, Parcel), VmError> {
@@ -39,7 +42,10 @@ impl Coming {
         let xml = parcel.description.as_deref();
         let xml = xml.ok_or_else(|| VmError::failed("its source has sent no XML of the domain"))?;
         check_description(spec, xml)?;
-        let mut terms = terms(transport, handed.is_persistent)?.to(address);
+        let mut terms = terms(transport, handed.is_persistent)?.to(address).copying(&handed.disks);
+        if !handed.disks.is_empty() {
+            terms = terms.disks_to(&Address::Unix(disks_at.into()));
+        }
         let name = spec.spec().name.as_str();
         terms.parameters.push(Parameter::text(names::DESTINATION_NAME, name));
         let connection = daemon.lasting(deadline).await.map_err(failed)?;
@@ -48,7 +54,8 @@ impl Coming {
         let cookie = handed.cookie.as_bytes();
         let prepared = connection.migrate_prepare(&parameters, cookie, terms.flags, deadline).await;
         let answer = Handed::cookie(prepared.map_err(failed)?.cookie)?.parcel(None);
-        Ok((Self { connection, terms, autostart: handed.autostart, ended: Mutex::default() }, answer))
+        let Handed { autostart, disks, .. } = handed;
+        Ok((Self { connection, terms, autostart, disks, ended: Mutex::default() }, answer))
     }
 
     /// Takes the last of the guest, and leaves it paused.
@@ -93,6 +100,11 @@ impl Coming {
     /// Whether it is to be started when its host has booted, once it runs there.
     pub(crate) fn autostart(&self) -> bool {
         self.autostart
+    }
+
+    /// The disks that are copied here, as the guest calls them.
+    pub(crate) fn disks(&self) -> &[String] {
+        &self.disks
     }
 
     /// Whether all is here.

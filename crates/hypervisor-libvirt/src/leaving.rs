@@ -3,6 +3,7 @@
 //! libvirt ends the job with that connection. Before `Perform` that undoes all; once `Perform` has returned, it leaves the
 //! guest paused without a job, for whoever goes on or goes back.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,17 +51,18 @@ impl Leaving {
         daemon: &Daemon,
         domain: &Domain,
         transport: Transport,
+        disks: &[String],
         snapshots: &[KnownSnapshot],
         deadline: Duration,
     ) -> Result<(Self, Parcel), VmError> {
         let connection = daemon.own(deadline).await.map_err(failed)?;
         let is_persistent = connection.is_persistent(domain, deadline).await.map_err(failed)?;
         let autostart = is_persistent && connection.autostart(domain, deadline).await.map_err(failed)?;
-        let terms = terms(transport, is_persistent)?;
+        let terms = terms(transport, is_persistent)?.copying(disks);
         let begun = connection.migrate_begin(domain, &terms.parameters, terms.flags, deadline).await;
         let begun = begun.map_err(failed)?;
-        let snapshots = snapshots.to_vec();
-        let handed = Handed { is_persistent, autostart, snapshots, ..Handed::cookie(begun.cookie)? };
+        let (disks, snapshots) = (disks.to_vec(), snapshots.to_vec());
+        let handed = Handed { is_persistent, autostart, disks, snapshots, ..Handed::cookie(begun.cookie)? };
         let leaving = Self { connection, terms, phase: watch::Sender::new(Phase::Begun) };
         Ok((leaving, handed.parcel(Some(begun.xml))))
     }
@@ -70,11 +72,15 @@ impl Leaving {
         self: &Arc<Self>,
         domain: &Domain,
         address: &Address,
+        disks_to: Option<SocketAddr>,
         bandwidth_mib_per_s: Option<u64>,
         handed: &Handed,
         events: Arc<broadcast::Sender<Event>>,
     ) {
         let mut terms = self.terms.clone().to(address);
+        if let Some(disks_to) = disks_to {
+            terms = terms.disks_to(&disks_to.into());
+        }
         terms.parameters.extend(bandwidth_mib_per_s.map(|speed| Parameter::large(names::BANDWIDTH, speed)));
         self.phase.send_replace(Phase::Performing);
         let (leaving, domain, cookie) =
@@ -115,6 +121,20 @@ impl Leaving {
     /// Whether it is being sent.
     pub(crate) fn is_performing(&self) -> bool {
         matches!(*self.phase.borrow(), Phase::Performing)
+    }
+
+    /// Whether all has been sent.
+    pub(crate) fn has_sent(&self) -> bool {
+        matches!(*self.phase.borrow(), Phase::Sent(_))
+    }
+
+    /// Why it does not go on; none if it does.
+    pub(crate) fn failure(&self) -> Option<VmError> {
+        match &*self.phase.borrow() {
+            Phase::Failed(error) => Some(error.clone()),
+            Phase::Aborted => Some(VmError::failed(ABORTED)),
+            Phase::Begun | Phase::Performing | Phase::Sent(_) => None,
+        }
     }
 
     /// Waits until all has been sent, and returns libvirt's cookie for `Finish`.

@@ -16,6 +16,7 @@
 //! meeting      where a domain's QEMU and the agent meet, if a migration goes through the agent
 //! qemu_process the QEMU that runs a domain, as the kernel knows it
 //! phases       what libvirt's phases are told, and what they hand to each other; pure
+//! images       what the files of a domain's disks hold
 //! states       what libvirt says, in the words of every hypervisor; pure
 //! domain       what a domain's XML says: its machine, what speaks against a migration, what the target needs; pure
 //! ```
@@ -33,6 +34,7 @@ mod errors;
 mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod images;
 mod leaving;
 mod libvirt;
 mod machine;

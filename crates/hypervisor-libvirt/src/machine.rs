@@ -1,5 +1,6 @@
 //! A domain as every hypervisor's VM.
 
+mod disks;
 mod ending;
 mod snapshots;
 mod source;
@@ -26,6 +27,7 @@ use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
+use self::disks::Copies;
 use crate::coming::Coming;
 use crate::daemon::Daemon;
 use crate::errors::{failed, is_libvirts};
@@ -64,6 +66,8 @@ pub struct DomainVm {
     coming: Mutex<Option<Arc<Coming>>>,
     // Where its QEMU sends to, if that is no relay.
     peer: Mutex<Option<SocketAddr>>,
+    // Of its disks, while it leaves with them.
+    copies: Mutex<Copies>,
     // What libvirt counted last of its memory that goes: once all has gone, it counts no more.
     counted: Mutex<Option<RamStatus>>,
     // For what its QEMU has to answer: one that hangs keeps no other domain's questions waiting.
@@ -110,6 +114,7 @@ impl DomainVm {
             leaving: Mutex::default(),
             coming: Mutex::default(),
             peer: Mutex::new(peer),
+            copies: Mutex::default(),
             counted: Mutex::default(),
             asking: tokio::sync::Mutex::default(),
             spare: Mutex::default(),
@@ -540,6 +545,10 @@ impl Connections for DomainVm {
 
     fn limit_received(&self, own: SocketAddr, bytes: u32) -> io::Result<usize> {
         self.known_process()?.limit_received(own, bytes)
+    }
+
+    fn has(&self, own: SocketAddr, peer: SocketAddr) -> io::Result<bool> {
+        self.known_process()?.has(own, peer)
     }
 
     fn pace(&self, peer: SocketAddr, paces: drainpipe_hypervisor::Paces<'_>) -> io::Result<usize> {

@@ -63,6 +63,11 @@ impl Meeting {
         self.socket("i")
     }
 
+    /// Where the agent finds QEMU to copy disks to it.
+    pub(crate) fn disks(&self) -> PathBuf {
+        self.socket("d")
+    }
+
     /// A longer name than fits goes without what `AppArmor` asks for: there may be none.
     fn socket(&self, which: &str) -> PathBuf {
         let allowed = self.path.join(format!("{which}.{ALLOWED}.{}", self.domain));

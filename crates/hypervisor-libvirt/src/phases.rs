@@ -1,7 +1,9 @@
 //! What libvirt's migration phases are told, and what they hand to each other; pure.
 
+use std::fmt;
 use std::net::SocketAddr;
 
+use drainpipe_engine::storage::DISKS_MAX;
 use drainpipe_hypervisor::{Address, Parcel, Transport, VmError};
 use drainpipe_libvirt::{Parameter, migrate_flags as flags, migrate_parameters as names};
 use serde::{Deserialize, Serialize};
@@ -23,6 +25,9 @@ pub(crate) struct Handed {
     /// Whether its owner has suspended it: it stays so.
     #[serde(default)]
     pub(crate) is_suspended: bool,
+    /// The disks that libvirt copies, as the guest calls them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) disks: Vec<String>,
     /// What libvirt is to know of its snapshots. An earlier release takes no domain that has any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) snapshots: Vec<KnownSnapshot>,
@@ -34,7 +39,14 @@ impl Handed {
         let cookie = String::from_utf8(cookie).map_err(|_| {
             VmError::failed("libvirt hands over a cookie that is no text, as it is in no release known")
         })?;
-        Ok(Self { cookie, is_persistent: false, autostart: false, is_suspended: false, snapshots: vec![] })
+        Ok(Self {
+            cookie,
+            is_persistent: false,
+            autostart: false,
+            is_suspended: false,
+            disks: vec![],
+            snapshots: vec![],
+        })
     }
 
     /// As the agents carry it.
@@ -45,9 +57,14 @@ impl Handed {
 
     /// From what the agents carried.
     pub(crate) fn of(parcel: &Parcel) -> Result<Self, VmError> {
-        serde_json::from_str(&parcel.cookie).map_err(|error| {
-            VmError::failed(format!("what libvirt of the other host handed over makes no sense: {error}"))
-        })
+        let no_sense = |why: &dyn fmt::Display| {
+            VmError::failed(format!("what libvirt of the other host handed over makes no sense: {why}"))
+        };
+        let handed: Self = serde_json::from_str(&parcel.cookie).map_err(|error| no_sense(&error))?;
+        if handed.disks.len() > DISKS_MAX {
+            return Err(no_sense(&"more disks to be copied than one VM may have copied"));
+        }
+        Ok(handed)
     }
 }
 
@@ -79,6 +96,21 @@ pub(crate) fn terms(transport: Transport, is_persistent: bool) -> Result<Terms, 
 }
 
 impl Terms {
+    /// With copies of these disks.
+    pub(crate) fn copying(mut self, disks: &[String]) -> Self {
+        if !disks.is_empty() {
+            self.flags |= flags::NON_SHARED_DISK;
+        }
+        self.parameters.extend(disks.iter().map(|disk| Parameter::text(names::DISKS, disk)));
+        self
+    }
+
+    /// With where these go, which is not the same on both hosts: the agents are in between.
+    pub(crate) fn disks_to(mut self, address: &Address) -> Self {
+        self.parameters.push(Parameter::text(names::DISKS_URI, disks_uri(address)));
+        self
+    }
+
     /// With where the target listens.
     pub(crate) fn to(mut self, address: &Address) -> Self {
         self.parameters.push(Parameter::text(names::URI, uri(address)));
@@ -93,6 +125,13 @@ fn uri(address: &Address) -> String {
     match address {
         Address::Tcp(SocketAddr::V4(at)) => format!("tcp:{}:{}", at.ip(), at.port()),
         Address::Tcp(SocketAddr::V6(at)) => format!("tcp:[{}]:{}", at.ip(), at.port()),
+        Address::Unix(path) => format!("unix://{}", path.display()),
+    }
+}
+
+fn disks_uri(address: &Address) -> String {
+    match address {
+        Address::Tcp(at) => format!("tcp://{at}"),
         Address::Unix(path) => format!("unix://{}", path.display()),
     }
 }
@@ -123,6 +162,22 @@ mod tests {
         assert_eq!(parallel.flags, 0x20119);
         assert_eq!(parallel.parameters, [Parameter::int("parallel.connections", 8)]);
         assert!(terms(Transport::CLEAR_POST_COPY, true).is_err());
+    }
+
+    #[test]
+    fn disks_that_are_copied_are_named_to_each_phase() {
+        let none = terms(Transport::Single, true).unwrap().copying(&[]);
+        assert_eq!(none, terms(Transport::Single, true).unwrap());
+        let disks = ["vda".to_owned(), "sdb".to_owned()];
+        let local: SocketAddr = "127.0.0.1:4711".parse().unwrap();
+        let copying = terms(Transport::Single, true).unwrap().copying(&disks).disks_to(&local.into());
+        assert_eq!(copying.flags, 0x159);
+        let told =
+            [("migrate_disks", "vda"), ("migrate_disks", "sdb"), ("disks_uri", "tcp://127.0.0.1:4711")];
+        assert_eq!(copying.parameters, told.map(|(name, text)| Parameter::text(name, text)));
+        let many = vec!["vda".to_owned(); DISKS_MAX + 1];
+        let parcel = Handed { disks: many, ..Handed::cookie(vec![]).unwrap() }.parcel(None);
+        assert!(Handed::of(&parcel).is_err());
     }
 
     #[test]

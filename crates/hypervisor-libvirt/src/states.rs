@@ -56,7 +56,14 @@ pub(crate) fn is_suspended_in_flight(state: DomainState, job: &JobStats) -> bool
     let speed = job.memory_bytes_per_second.unwrap_or(0);
     let goes_soon = speed.saturating_mul(LEFT_AT_SWITCH_OVER_MAX.as_secs());
     let left_max = goes_soon.saturating_add(LEFT_AT_SWITCH_OVER_BYTES);
-    state.is_paused_by_migration() && job.memory_remaining_bytes.is_some_and(|left| left > left_max)
+    let is_much_left = job.memory_remaining_bytes.is_some_and(|left| left > left_max);
+    state.is_paused_by_migration() && (is_much_left || copies_disks_alone(job))
+}
+
+/// Whether disks are copied, and memory is still to follow.
+fn copies_disks_alone(job: &JobStats) -> bool {
+    let some = |bytes: Option<u64>| bytes.is_some_and(|bytes| bytes > 0);
+    some(job.disk_total_bytes) && !some(job.memory_total_bytes)
 }
 
 /// How far a migration is, by what libvirt counts.
@@ -124,6 +131,10 @@ mod tests {
         assert!(is_suspended_in_flight(paused, &left(17, None)));
         assert!(!is_suspended_in_flight(paused, &left(40, Some(15))));
         assert!(!is_suspended_in_flight(running, &left(100, Some(15))));
+        let disks = JobStats { disk_total_bytes: Some(1), ..JobStats::default() };
+        assert!(is_suspended_in_flight(paused, &disks), "memory is still to follow");
+        let memory = JobStats { memory_total_bytes: Some(100 << 20), ..disks };
+        assert!(!is_suspended_in_flight(paused, &memory));
         assert!(!is_suspended_in_flight(paused, &JobStats::default()), "nothing is known of it");
     }
 

@@ -73,7 +73,7 @@ fn file_name(node: &str) -> String {
 #[async_trait]
 impl DiskMoves for Vmm {
     fn check(&self) -> Result<(), VmError> {
-        DiskCopies::check(self)
+        DiskCopies::check(self, &[])
     }
 
     async fn begin(&self, name: MoveName<'_>, to: &Disk, deadline: Duration) -> Result<(), VmError> {

@@ -18,7 +18,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use drainpipe_engine::storage::DiskImage;
+use drainpipe_engine::storage::{DiskCopy, DiskImage};
 use drainpipe_hypervisor::{
     Address, CopyState, CopyTo, DiskCopies, DiskExports, OpenDisk, Version, VmError, VmErrorKind, export_name,
 };
@@ -153,6 +153,7 @@ impl TryFrom<Image> for OpenDisk {
             allocated_bytes: image.actual_size,
             has_backing: image.backing_filename.is_some(),
             has_data_file,
+            obstacle: None,
         })
     }
 }
@@ -172,7 +173,7 @@ impl DiskCopies for Vmm {
         Ok(disks)
     }
 
-    fn check(&self) -> Result<(), VmError> {
+    fn check(&self, _copies: &[DiskCopy]) -> Result<(), VmError> {
         if self.version() >= SYNCHRONISES_SINCE {
             return Ok(());
         }
@@ -275,7 +276,7 @@ impl DiskCopies for Vmm {
 
 #[async_trait]
 impl DiskExports for Vmm {
-    async fn open(&self, disks: &[usize], deadline: Duration) -> Result<(), VmError> {
+    async fn open(&self, disks: &[usize], deadline: Duration) -> Result<Vec<String>, VmError> {
         let path = self.paths().incoming_disks().of_hypervisor;
         let address = json!({ "type": "unix", "data": { "path": path } });
         let start = json!({ "addr": address, "max-connections": CONNECTIONS_MAX });
@@ -287,7 +288,7 @@ impl DiskExports for Vmm {
             });
             execute(self, "block-export-add", export, deadline).await?;
         }
-        Ok(())
+        Ok(disks.iter().copied().map(export_name).collect())
     }
 
     async fn close(&self, deadline: Duration) -> Result<(), VmError> {

@@ -42,6 +42,11 @@ impl Connections for Process {
         each_connection(self, peer, |socket| socket.set_tcp_notsent_lowat(bytes))
     }
 
+    fn has(&self, own: SocketAddr, peer: SocketAddr) -> io::Result<bool> {
+        let is_it = |socket: &SockRef<'_>| has(socket.local_addr(), own) && has(socket.peer_addr(), peer);
+        Ok(for_each_socket(self, is_it, |_| Ok(()))? > 0)
+    }
+
     /// The kernel does the pacing, so it goes on when nobody looks.
     fn pace(&self, peer: SocketAddr, paces: Paces<'_>) -> io::Result<usize> {
         let mut connections = Vec::new();

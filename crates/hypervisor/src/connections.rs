@@ -45,6 +45,9 @@ pub trait Connections: fmt::Debug + Send + Sync {
     /// Lets each that is taken at `own`, where the VM listens, hold at most about `bytes` that the hypervisor has not read.
     fn limit_received(&self, own: SocketAddr, bytes: u32) -> io::Result<usize>;
 
+    /// Whether it has the connection from `own` to `peer`.
+    fn has(&self, own: SocketAddr, peer: SocketAddr) -> io::Result<bool>;
+
     /// Paces each, by what `paces` makes of the use of them all. It goes on when nobody looks.
     fn pace(&self, peer: SocketAddr, paces: Paces<'_>) -> io::Result<usize>;
 

@@ -12,12 +12,24 @@
 //!                                            close: nobody writes any more
 //! ```
 //!
+//! A hypervisor may have one act for disks and memory ([`DiskCopies::go_along`]). Then `start` only says where they go, the
+//! transfer copies them before it sends memory, and no write of the guest waits for the target:
+//!
+//! ```text
+//!   start
+//!   start_transfer ─ all there is, then memory, and each write a moment later
+//!   states: ready
+//!   (the guest is paused)
+//!   end ─────────── the last of it, and of memory
+//!                                            close
+//! ```
+//!
 //! Until the end, `abandon` on the source leaves the guest with its own disks, whatever has become of the others.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
-use drainpipe_engine::storage::DiskImage;
+use drainpipe_engine::storage::{DiskCopy, DiskImage};
 
 use crate::error::VmError;
 use crate::transport::Address;
@@ -35,6 +47,8 @@ pub struct OpenDisk {
     pub has_backing: bool,
     /// Whether its data is in another file than the image.
     pub has_data_file: bool,
+    /// Why the hypervisor does not copy it, and what to do; none if it does.
+    pub obstacle: Option<String>,
 }
 
 /// How far the copy of one disk is.
@@ -59,7 +73,7 @@ pub struct CopyTo {
     pub disk: usize,
     /// Who takes it, by NBD.
     pub address: Address,
-    /// Under which name.
+    /// Under which name; where [`DiskCopies::names`] says some, under that.
     pub name: String,
 }
 
@@ -69,8 +83,20 @@ pub trait DiskCopies: Send + Sync {
     /// All of them, in their order.
     async fn disks(&self, deadline: Duration) -> Result<Vec<OpenDisk>, VmError>;
 
-    /// Refuses where the VM's process cannot do it: it is too old, say.
-    fn check(&self) -> Result<(), VmError>;
+    /// Refuses what the VM's process cannot do: it is too old, say.
+    fn check(&self, copies: &[DiskCopy]) -> Result<(), VmError>;
+
+    /// Whether the transfer copies them, before memory.
+    fn go_along(&self) -> bool {
+        false
+    }
+
+    /// By which names the VM's process asks for these disks, all at one address; `None` where it takes any, and an address
+    /// for each.
+    async fn names(&self, disks: &[usize], deadline: Duration) -> Result<Option<Vec<String>>, VmError> {
+        let _takes_any = (disks, deadline);
+        Ok(None)
+    }
 
     /// Begins to copy these, and returns at once. No write of the guest is lost, from the first on.
     async fn start(&self, copies: &[CopyTo], deadline: Duration) -> Result<(), VmError>;
@@ -94,14 +120,14 @@ pub trait DiskCopies: Send + Sync {
 /// The disks of a VM that comes.
 #[async_trait]
 pub trait DiskExports: Send + Sync {
-    /// Lets whoever connects to [`crate::TargetVm::incoming_disks`] write to these disks.
-    async fn open(&self, disks: &[usize], deadline: Duration) -> Result<(), VmError>;
+    /// Lets whoever connects to [`crate::TargetVm::incoming_disks`] write to these disks, by the names that are returned.
+    async fn open(&self, disks: &[usize], deadline: Duration) -> Result<Vec<String>, VmError>;
 
     /// Nobody writes to them any more: all connections are cut. May be repeated.
     async fn close(&self, deadline: Duration) -> Result<(), VmError>;
 }
 
-/// By which name the target's hypervisor offers a disk.
+/// By which name a hypervisor that has none of its own offers a disk.
 pub fn export_name(disk: usize) -> String {
     format!("disk{disk}")
 }

@@ -78,6 +78,12 @@ pub fn first_cluster_bytes(beginning: &[u8]) -> Result<usize, ImageError> {
     Ok(1 << bits)
 }
 
+/// What the guest sees of an image that begins with these bytes.
+pub fn size_bytes(beginning: &[u8]) -> Result<u64, ImageError> {
+    first_cluster_bytes(beginning)?;
+    long(beginning, 24)
+}
+
 /// What QEMU opens besides an image that begins with these bytes: its first cluster, or the whole of a shorter one.
 pub fn other_files(beginning: &[u8]) -> Result<OtherFiles, ImageError> {
     let cluster_bytes = first_cluster_bytes(beginning)?;

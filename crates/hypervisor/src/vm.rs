@@ -153,10 +153,15 @@ pub trait Vm: fmt::Debug + Send + Sync {
 /// A VM that may leave this host.
 #[async_trait]
 pub trait SourceVm: Vm {
-    /// Makes ready to leave by this transport, and returns what the target is told before it listens. Undone by
-    /// [`Self::cancel`], and by [`Self::stay`].
-    async fn begin(&self, transport: Transport, deadline: Duration) -> Result<Parcel, VmError> {
-        let _needs_nothing = (transport, deadline);
+    /// Makes ready to leave by this transport, with copies of these disks, and returns what the target is told before it
+    /// listens. Undone by [`Self::cancel`], and by [`Self::stay`].
+    async fn begin(
+        &self,
+        transport: Transport,
+        disks: &[usize],
+        deadline: Duration,
+    ) -> Result<Parcel, VmError> {
+        let _needs_nothing = (transport, disks, deadline);
         Ok(Parcel::default())
     }
 

@@ -33,8 +33,8 @@ mod parameters;
 mod xdr;
 
 pub use calls::{
-    Begun, CapabilitiesOf, Checkpoint, Finished, JobStatsOf, MetadataOf, Prepared, Snapshot, UndefineFlags,
-    Version, XmlFlags, migrate_flags, migrate_parameters, snapshot_flags,
+    Begun, BlockJob, CapabilitiesOf, Checkpoint, Finished, JobStatsOf, MetadataOf, Prepared, Snapshot,
+    UndefineFlags, Version, XmlFlags, migrate_flags, migrate_parameters, snapshot_flags,
 };
 pub use connection::Connection;
 pub use domain::{Domain, DomainInfo, DomainState, State};

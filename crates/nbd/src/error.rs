@@ -24,6 +24,9 @@ pub enum SplitterError {
     /// The local QEMU never connected.
     #[error("QEMU did not connect to the disk within {} s; was blockdev-add sent to it?", CLIENT_COMES.as_secs())]
     NoClient,
+    /// Another program than the one for which the disk is served.
+    #[error("a local NBD client that is not the VM's QEMU")]
+    Stranger,
     /// The local QEMU is gone without a word.
     #[error("the connection to the local QEMU broke: {0}; does it still run?")]
     Client(Arc<io::Error>),

@@ -13,6 +13,7 @@
 //!
 //! - [`SourceSplitter::listen`] serves a disk on loopback, to one client that knows its name;
 //!   [`run`](SourceSplitter::run) takes streams as they come, until the client disconnects.
+//! - A [`Reception`] serves several disks at one address, to a client that names them itself.
 //! - [`TargetSplitter::serve`] takes the other end of each of these streams to the disk.
 //! - [`Pace`] holds what the source sends within a limit.
 //! - What the source's cores have the time to pack by then goes packed, if they are given: see
@@ -48,5 +49,5 @@ pub use error::{Malformed, Refusal, SplitterError};
 pub use greeting::{SESSION_BYTES, Session};
 pub use limits::{DATA_BYTES_MAX, STREAMS_MAX};
 pub use pace::Pace;
-pub use source::{Export, SourceSplitter, SourceWatch, There};
+pub use source::{Export, Reception, SourceSplitter, SourceWatch, There};
 pub use target::{DiskServer, ServerAddress, TargetSplitter};

@@ -38,6 +38,9 @@ pub(crate) const LINGER: Duration = Duration::from_secs(3);
 /// For connecting, and for what is said before the first request.
 pub(crate) const GREETING: Duration = Duration::from_secs(10);
 
+/// Clients that may try a name at the same time.
+pub(crate) const CANDIDATES_MAX: usize = 8;
+
 /// For QEMU to connect, once the disk is served.
 pub(crate) const CLIENT_COMES: Duration = Duration::from_mins(1);
 

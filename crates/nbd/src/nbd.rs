@@ -9,7 +9,7 @@ mod transmission;
 pub(crate) use ask::open;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use offer::answers;
-pub(crate) use offer::offer;
+pub(crate) use offer::{Offered, offer};
 pub(crate) use transmission::{
     DISCONNECT, REPLY_BYTES, REQUEST_BYTES, Reply, Request, Unserved, decode_reply, decode_request,
     encode_reply, encode_request,

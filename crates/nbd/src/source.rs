@@ -3,6 +3,7 @@
 mod client;
 mod patience;
 mod payload;
+mod reception;
 mod shared;
 mod stream;
 mod wire_load;
@@ -13,13 +14,14 @@ use std::sync::Arc;
 
 use drainpipe_relay::Packers;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 use tracing::{debug, warn};
 
 use self::patience::{LOOK, Patience};
+pub use self::reception::Reception;
 use self::shared::Shared;
 use crate::counters::Counters;
 use crate::error::{Refusal, SplitterError};
@@ -59,10 +61,19 @@ pub struct Export {
     pub packers: Option<Packers>,
 }
 
+/// By which way the client comes.
+#[derive(Debug)]
+enum Entrance {
+    /// The disk's own.
+    Own(TcpListener),
+    /// That of several disks.
+    Reception(oneshot::Receiver<TcpStream>),
+}
+
 /// The source's end of one disk.
 #[derive(Debug)]
 pub struct SourceSplitter {
-    listener: TcpListener,
+    entrance: Entrance,
     address: SocketAddr,
     shared: Arc<Shared>,
     done: mpsc::Receiver<shared::Reply>,
@@ -75,7 +86,7 @@ impl SourceSplitter {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let (shared, done) = Shared::new(export);
-        Ok(Self { listener, address, shared: Arc::new(shared), done })
+        Ok(Self { entrance: Entrance::Own(listener), address, shared: Arc::new(shared), done })
     }
 
     /// Where QEMU connects to.
@@ -83,7 +94,7 @@ impl SourceSplitter {
         self.address
     }
 
-    /// The name by which QEMU asks for the disk. Nobody can guess it.
+    /// The name by which QEMU asks for the disk. Nobody can guess it, unless it is one of QEMU's ([`Reception::serve`]).
     pub fn export_name(&self) -> &str {
         self.shared.name()
     }
@@ -107,10 +118,10 @@ impl SourceSplitter {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Self { listener, shared, done, .. } = self;
+        let Self { entrance, shared, done, .. } = self;
         let mut carriers =
             Carriers { shared: Arc::clone(&shared), tasks: JoinSet::new(), next_number: Some(0) };
-        let serve = client::serve(listener, Arc::clone(&shared), done);
+        let serve = client::serve(entrance, Arc::clone(&shared), done);
         tokio::select! {
             () = cancel => return Err(SplitterError::Cancelled),
             served = serve => served?,

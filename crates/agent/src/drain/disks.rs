@@ -70,7 +70,8 @@ impl Copies {
             let copies = disks.as_ref().map_err(Clone::clone).and_then(|disks| {
                 let copied = of_vm(&name, target, disks, &there)?;
                 check_hosts(target, meeting)?;
-                check_vm(&**vmm)?;
+                let of_disks: Vec<DiskCopy> = copied.iter().map(|(disk, _)| disk.copy.clone()).collect();
+                check_vm(&**vmm, &of_disks)?;
                 Ok(copied)
             });
             match copies {
@@ -144,6 +145,7 @@ mod tests {
             device: None,
             has_data_file: false,
             has_backing: false,
+            obstacle: None,
             image: DiskImage::Raw,
             size_bytes: 100,
             allocated_bytes: 50,

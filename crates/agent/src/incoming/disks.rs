@@ -58,11 +58,19 @@ pub(super) async fn check(
     for disk in &request.disks {
         check_described(request, disk)?;
     }
-    if !request.disks.is_empty() && !incoming.vms.facts().capabilities.copies_disks {
+    if !request.disks.is_empty() && !takes_copies(incoming, request) {
         return Err(refused_here(incoming, &"its hypervisor takes no copies of disks"));
     }
     let vm = request.definition.name.as_str();
     check_room(incoming, &request.id, (vm, source), &request.disks).await
+}
+
+/// Whether who runs the VM here does.
+fn takes_copies(incoming: &Incoming, request: &IncomingRequest) -> bool {
+    if request.definition.manager.is_none() {
+        return incoming.vms.facts().capabilities.copies_disks;
+    }
+    incoming.vms.facts_of_manager().is_some_and(|facts| facts.capabilities.copies_disks)
 }
 
 /// What is made here must be what the VM's specification names.
@@ -191,7 +199,8 @@ pub(super) async fn open(
     let disks: Vec<usize> = entry.disks.iter().map(|disk| disk.disk.index()).collect();
     // Should the source ask again.
     exports.close(QMP_DEADLINE).await.map_err(Problem::failed)?;
-    exports.open(&disks, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    let names = exports.open(&disks, QMP_DEADLINE).await.map_err(Problem::failed)?;
+    let offered: Vec<(DiskCopy, String)> = entry.disks.iter().cloned().zip(names).collect();
     for disk in &entry.disks {
         incoming.journal.disk_opens(&entry.id, &disk.to, &KeptPart::of(disk))?;
     }
@@ -199,7 +208,7 @@ pub(super) async fn open(
     let token = Uuid::new_v4();
     let is_encrypted = request.plan.encryption.is_encrypted;
     let tls = is_encrypted.then(|| incoming.peers.identity.server_config_for(&entry.source));
-    let receiver = DiskReceiver::start(listener, &program.path, &entry.disks, token, tls)?;
+    let receiver = DiskReceiver::start(listener, &program.path, &offered, token, tls)?;
     *lock(&entry.disk_receiver) = Some(receiver);
     let begun: Vec<DiskName> = lock(&entry.begun).iter().copied().collect();
     let is_overwritten =

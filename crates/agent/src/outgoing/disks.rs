@@ -44,7 +44,7 @@ pub(super) async fn to_copy(
         disks.into_iter().zip(there).map(|(disk, there)| VmDisk { there, ..disk }).collect();
     let copied = copies(&request.vm, target, &disks, &request.disks).map_err(Problem::refused)?;
     if !copied.is_empty() {
-        check_vm(&**vmm)?;
+        check_vm(&**vmm, &copied)?;
     }
     Ok(copied)
 }
@@ -65,9 +65,9 @@ pub(crate) fn check_hosts(target: &str, meeting: &Meeting) -> Result<(), Problem
     Ok(())
 }
 
-/// Refuses a VM whose hypervisor copies no disks.
-pub(crate) fn check_vm(vmm: &dyn Machine) -> Result<(), Problem> {
-    disk_copies(vmm)?.check().map_err(Problem::refused)
+/// Refuses what the VM's hypervisor does not copy.
+pub(crate) fn check_vm(vmm: &dyn Machine, copied: &[DiskCopy]) -> Result<(), Problem> {
+    disk_copies(vmm)?.check(copied).map_err(Problem::refused)
 }
 
 fn disk_copies(vmm: &dyn Machine) -> Result<&dyn DiskCopies, Problem> {
@@ -140,6 +140,7 @@ fn describe(index: usize, disk: &Disk, open: &OpenDisk) -> Result<VmDisk, Proble
         device: device_at(&disk.path),
         has_data_file: open.has_data_file,
         has_backing: open.has_backing,
+        obstacle: open.obstacle.clone(),
         image: open.image,
         size_bytes: open.size_bytes,
         allocated_bytes: open.allocated_bytes,

@@ -274,7 +274,7 @@ impl Executor {
             Action::BuildIncomingVm => self.tell_target("skeleton", QEMU_DEADLINE + QMP_DEADLINE).await?,
             Action::ConnectHosts => return self.connect_hosts().await,
             Action::AwaitTurn => return self.await_turn().await,
-            Action::StartDiskCopies => self.start_disk_copies().await?,
+            Action::StartDiskCopies => return self.start_disk_copies().await,
             Action::SynchroniseDisks => self.synchronise_disks().await?,
             Action::EndDiskCopies => self.end_disk_copies().await?,
             Action::StartTransfer => self.start_transfer().await?,

@@ -1,7 +1,7 @@
 //! VMs that move with their disks, between hosts that share no storage.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use drainpipe_agent::api_types::{LeftDisk, PlanView};
@@ -9,7 +9,9 @@ use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_guest::page::{Content, PAGE_BYTES, PAGE_WORDS};
 
 use crate::Test;
-use crate::check_vms::{restart_agent_with_mounts, start_vm};
+use crate::backend::Backend;
+use crate::check_vms::{restart_agent_with_mounts, start_agent_with_mounts, start_vm};
+use crate::guest::Guest;
 use crate::options::other_qemu;
 use crate::program::{REFUSED, Running};
 use crate::scene::result_of;
@@ -41,12 +43,34 @@ pub(crate) fn lab() -> TestLab {
     TestLab::up(&["--link", "unlimited", "--link", "unlimited", "--qemu", &qemu])
 }
 
+/// Who sees a host's directory where.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    /// Under a path of its own, by the other host too.
+    All,
+    /// Under one path, which leads each host's agent to another place.
+    Agents,
+    /// The same, and each host's libvirt.
+    AgentsAndLibvirts,
+}
+
 /// Two hosts, each with a directory of its own, and a VM on `a` with two disks there.
 pub(crate) struct Apart {
     pub(crate) lab: TestLab,
     directories: [PathBuf; 2],
-    // Under one path; otherwise each host sees both.
-    is_mounted: bool,
+    seen: Seen,
+}
+
+/// The disks of the VM. Of a domain none is an image: QEMU 8.0 to 10.2.1 may lose writes then, and stays.
+pub(crate) fn disk_names() -> [&'static str; 2] {
+    match Backend::of_test() {
+        Backend::Qemu => ["web.raw", "web.qcow2"],
+        Backend::Libvirt => ["web.raw", "web.second"],
+    }
+}
+
+pub(crate) fn is_image(path: &str) -> bool {
+    Path::new(path).extension().is_some_and(|extension| extension == "qcow2")
 }
 
 impl Apart {
@@ -65,7 +89,40 @@ impl Apart {
             let mount = format!("mount -t tmpfs {options} none {}", directory.display());
             restart_agent_with_mounts(&lab, host, &mount);
         }
-        Self::with_disks(lab, [directory.clone(), directory], true, contents)
+        Self::with_disks(lab, [directory.clone(), directory], Seen::Agents, contents)
+    }
+
+    /// The disks alone, under one path, for agents and their libvirts.
+    #[track_caller]
+    pub(crate) fn bound_with(lab: TestLab, contents: [&[u8]; 2]) -> Self {
+        let directory = lab.files().join("disks");
+        fs::create_dir_all(&directory).unwrap();
+        let apart = Self { lab, directories: [directory.clone(), directory], seen: Seen::AgentsAndLibvirts };
+        for host in ["a", "b"] {
+            fs::create_dir_all(apart.on(host, "")).unwrap();
+            let libvirt = apart.lab.lab().libvirt_pid(host).unwrap().expect("it runs");
+            let mounted = Command::new("nsenter")
+                .args(["--mount", "--target", &libvirt.as_raw_nonzero().to_string()])
+                .args(["sh", "-c", &apart.mount(host)])
+                .status();
+            assert!(mounted.unwrap().success());
+            restart_agent_with_mounts(&apart.lab, host, &apart.mount(host));
+        }
+        apart.fill(contents);
+        apart
+    }
+
+    fn mount(&self, host: &str) -> String {
+        format!("mount --bind {} {}", self.on(host, "").display(), self.path(host, ""))
+    }
+
+    /// Starts a host's agent that has ended, with what it sees.
+    #[track_caller]
+    pub(crate) fn start_agent(&self, host: &str) {
+        match self.seen {
+            Seen::All | Seen::Agents => self.lab.start_agent(host),
+            Seen::AgentsAndLibvirts => start_agent_with_mounts(&self.lab, host, &self.mount(host)),
+        }
     }
 
     /// Under two, and slow.
@@ -95,22 +152,35 @@ impl Apart {
         Self::under_two_paths_with(lab, [&content(7), &content(8)]).and_its_vm()
     }
 
-    /// The disks alone, under two.
+    /// The disks alone, under two; of a domain, which keep their paths, under one.
     #[track_caller]
     pub(crate) fn under_two_paths_with(lab: TestLab, contents: [&[u8]; 2]) -> Self {
+        if Backend::of_test() == Backend::Libvirt {
+            return Self::bound_with(lab, contents);
+        }
         let directories = ["a", "b"].map(|host| lab.files().join("disks").join(host));
         for directory in &directories {
             fs::create_dir_all(directory).unwrap();
         }
-        Self::with_disks(lab, directories, false, contents)
+        Self::with_disks(lab, directories, Seen::All, contents)
     }
 
     #[track_caller]
-    fn with_disks(lab: TestLab, directories: [PathBuf; 2], is_mounted: bool, contents: [&[u8]; 2]) -> Self {
-        let apart = Self { lab, directories, is_mounted };
-        fs::write(apart.on("a", "web.raw"), contents[0]).unwrap();
-        apart.make_qcow2(contents[1]);
+    fn with_disks(lab: TestLab, directories: [PathBuf; 2], seen: Seen, contents: [&[u8]; 2]) -> Self {
+        let apart = Self { lab, directories, seen };
+        apart.fill(contents);
         apart
+    }
+
+    #[track_caller]
+    fn fill(&self, contents: [&[u8]; 2]) {
+        for (name, content) in disk_names().into_iter().zip(contents) {
+            if is_image(name) {
+                self.make_qcow2(content);
+            } else {
+                fs::write(self.on("a", name), content).unwrap();
+            }
+        }
     }
 
     #[track_caller]
@@ -124,12 +194,41 @@ impl Apart {
     /// The VM, of this specification and both disks.
     #[track_caller]
     pub(crate) fn start(&self, specification: &str) {
-        let disk = |name: &str, format: &str| {
+        let disk = |name: &str| {
+            let format = if is_image(name) { "qcow2" } else { "raw" };
             format!("[[disk]]\npath = \"{}\"\nformat = \"{format}\"\n", self.path("a", name))
         };
-        let disks = [disk("web.raw", "raw"), disk("web.qcow2", "qcow2")].concat();
+        let disks = disk_names().map(disk).concat();
         self.lab.create(&format!("{specification}{disks}"), "web");
         self.lab.drainpipe(&["vm", "start", "web"]).done();
+    }
+
+    /// A guest with both disks, which is ready.
+    #[track_caller]
+    pub(crate) fn boot(&self, memory_mib: u64) -> Guest {
+        let parameters = "drainpipe.disks=2";
+        if Backend::of_test() == Backend::Libvirt {
+            let disks: Vec<String> = disk_names().map(|name| self.path("a", name)).into();
+            let guest = self.lab.start_domain_with_disks("a", "web", memory_mib, parameters, &disks);
+            self.lab.wait_for_domain("web");
+            return guest;
+        }
+        let guest = Guest::new("web", self.lab.guest_address(), self.lab.namespace("client"));
+        self.start(&Guest::on_newer_machine(&guest.specification(memory_mib, parameters)));
+        guest.wait_until_ready();
+        guest
+    }
+
+    /// Ends the VM, as by pulling the plug.
+    #[track_caller]
+    pub(crate) fn end(&self, host: &str) {
+        let lab = &self.lab;
+        match Backend::of_test() {
+            Backend::Qemu => {
+                lab.drainpipe(&["vm", "stop", "web", "--force", "--agent", &lab.agent_socket(host)]).done()
+            }
+            Backend::Libvirt => lab.virsh(host, &["destroy", "web"]).done(),
+        };
     }
 
     /// A file, as the host sees it.
@@ -144,7 +243,7 @@ impl Apart {
 
     /// The same to either host.
     pub(crate) fn copies_to(&self, host: &str) -> Vec<String> {
-        if self.is_mounted {
+        if self.seen != Seen::All {
             return vec!["--copy-storage".into()];
         }
         let place = |(disk, name)| format!("--disk={disk}={}", self.path(host, name));
@@ -153,15 +252,18 @@ impl Apart {
 
     /// A file, as it is seen from here.
     pub(crate) fn on(&self, host: &str, name: &str) -> PathBuf {
-        if !self.is_mounted {
-            return self.path(host, name).into();
+        match self.seen {
+            Seen::All => self.path(host, name).into(),
+            Seen::Agents => {
+                let agent = self.lab.agent_pid(host).unwrap().as_raw_nonzero();
+                format!("/proc/{agent}/root{}", self.path(host, name)).into()
+            }
+            Seen::AgentsAndLibvirts => self.lab.files().join(format!("on-{host}")).join(name),
         }
-        let agent = self.lab.agent_pid(host).unwrap().as_raw_nonzero();
-        format!("/proc/{agent}/root{}", self.path(host, name)).into()
     }
 
     /// With clusters that are not the usual ones.
-    fn make_qcow2(&self, content: &[u8]) {
+    pub(crate) fn make_qcow2(&self, content: &[u8]) {
         let raw = self.lab.files().join("content");
         fs::write(&raw, content).unwrap();
         let made = Command::new("qemu-img")
@@ -194,6 +296,10 @@ impl Apart {
     #[track_caller]
     pub(crate) fn assert_has(&self, host: &str, names: [&str; 2], contents: [&[u8]; 2]) {
         assert!(fs::read(self.on(host, names[0])).unwrap() == contents[0], "the raw disk differs");
+        if !is_image(names[1]) {
+            assert!(fs::read(self.on(host, names[1])).unwrap() == contents[1], "the second disk differs");
+            return;
+        }
         let image = self.on(host, names[1]);
         let check = Command::new("qemu-img").args(["check", "-f", "qcow2"]).arg(&image).output().unwrap();
         assert!(matches!(check.status.code(), Some(0 | 3)), "{check:?}");

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use drainpipe_agent::api_types::VmState;
 
+use crate::copied_disks::is_image;
 use crate::guest::{Guest, MACHINE, image};
 use crate::options;
 use crate::program::{Output, Running};
@@ -69,6 +70,25 @@ impl TestLab {
     ) -> Guest {
         let guest = self.new_guest(name);
         self.boot_domain(host, &guest, &domain_xml(&guest, memory_mib, kernel_parameters));
+        guest
+    }
+
+    /// The same, with these disks.
+    #[track_caller]
+    pub(crate) fn start_domain_with_disks(
+        &self,
+        host: &str,
+        name: &str,
+        memory_mib: u64,
+        kernel_parameters: &str,
+        disks: &[String],
+    ) -> Guest {
+        let guest = self.new_guest(name);
+        let format = |path: &str| if is_image(path) { "qcow2" } else { "raw" };
+        let disks =
+            disks.iter().zip(["vda", "vdb"]).map(|(path, target)| disk_xml(path, target, format(path)));
+        let xml = domain_xml(&guest, memory_mib, kernel_parameters);
+        self.boot_domain(host, &guest, &with_devices(&xml, &disks.collect::<String>()));
         guest
     }
 
@@ -174,6 +194,19 @@ fn metadata(placement: &str) -> String {
         placement.iter().flat_map(|(key, value)| words(value).into_iter().map(move |word| one(key, word)));
     let all: String = all.collect();
     format!("<metadata><p:placement xmlns:p='urn:drainpipe:placement:1'>{all}</p:placement></metadata>")
+}
+
+/// One of virtio.
+pub(crate) fn disk_xml(path: &str, target: &str, format: &str) -> String {
+    format!(
+        "<disk type='file' device='disk'><driver name='qemu' type='{format}'/><source file='{path}'/>\
+         <target dev='{target}' bus='virtio'/></disk>"
+    )
+}
+
+/// A domain with more of them.
+pub(crate) fn with_devices(xml: &str, devices: &str) -> String {
+    xml.replacen("</devices>", &format!("{devices}</devices>"), 1)
 }
 
 /// A domain like the VM that [`Guest::specification`] describes.

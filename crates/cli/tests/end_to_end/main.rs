@@ -42,6 +42,7 @@ mod lab_cli;
 mod later_rounds;
 mod leaving;
 mod libvirt_announced;
+mod libvirt_disks;
 mod libvirt_fit;
 mod libvirt_kills;
 mod libvirt_lab;
@@ -386,7 +387,10 @@ fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
     trials.extend(newer_libvirt_trials(no_libvirt.as_ref(), is_list));
     let moves = libvirt_lab::a_domain_moves_with_another_qemu;
     let absent = no_libvirt.clone().or_else(no_other_qemu);
-    trials.push(trial("libvirt_lab::a_domain_moves_with_another_qemu".into(), moves, absent));
+    trials.push(trial("libvirt_lab::a_domain_moves_with_another_qemu".into(), moves, absent.clone()));
+    for (name, test) in libvirt_disks::WITH_NEWER_QEMU {
+        trials.push(trial(format!("libvirt_disks::{name}"), *test, absent.clone()));
+    }
     let stays = libvirt_fit::a_domain_of_which_qemu_loses_writes_stays;
     let is_new = || {
         let qemu = domains::DISTRIBUTIONS_QEMU;

@@ -7,16 +7,19 @@ use std::path::PathBuf;
 use libtest_mimic::{Completion, Trial};
 
 use crate::backend::Backend;
-use crate::{trial, with_labs_alone};
+use crate::{Named, no_other_qemu, trial, whole, with_labs_alone, writing_guests};
 
 /// Has all of them run, and no others but those of domains alone. A path is that of the daemon of all libvirts.
 const ALL: &str = "DRAINPIPE_TEST_WITH_LIBVIRT";
 
 /// In every run of all tests.
-const IN_EVERY_RUN: [&str; 2] = [
+const IN_EVERY_RUN: [&str; 3] = [
     "bad_luck::a_link_that_is_silent_from_the_start_is_left_out",
     "bad_luck::an_agent_is_killed_and_its_program_replaced_while_its_vm_runs",
+    "writing_guests::their_disks_move_whole",
 ];
+
+const WRITES_NEVER_WAIT: &str = "no write of a domain waits for its target";
 
 const ENDS_WITH_ITS_AGENT: &str =
     "libvirt ends a domain that comes with the connection of the target's agent";
@@ -59,6 +62,9 @@ const NOT_THE_SAME: &[(&str, &str)] = &[
         "switch_over_faults::all_links_fall_silent_at_the_switch_over",
         "libvirt goes on from the pause by itself, while agent and guard stand still",
     ),
+    ("writing_guests::it_is_cancelled_while_writes_wait", WRITES_NEVER_WAIT),
+    ("writing_guests::the_agent_dies_while_writes_wait", WRITES_NEVER_WAIT),
+    ("writing_guests::the_target_is_full", "the small file system would have to be its libvirt's, too"),
 ];
 
 /// Whether all of them are to run, and none of Drainpipe's own VMs.
@@ -74,12 +80,22 @@ pub(crate) fn daemon() -> Option<PathBuf> {
 
 /// Those of this run; on a machine that lacks something, all are reported as ignored for it.
 pub(crate) fn trials(missing: Option<&String>) -> Vec<Trial> {
-    let wanted = with_labs_alone().filter(|(name, _)| is_wanted() || IN_EVERY_RUN.contains(&name.as_str()));
-    let made = wanted.map(|(name, test)| match why_not(&name) {
+    let no_newer_qemu = missing.cloned().or_else(no_other_qemu);
+    let all = with_labs_alone().map(|test| (test, missing));
+    let all = all.chain(with_disks().map(|test| (test, no_newer_qemu.as_ref())));
+    let wanted = all.filter(|((name, _), _)| is_wanted() || IN_EVERY_RUN.contains(&name.as_str()));
+    let made = wanted.map(|((name, test), missing)| match why_not(&name) {
         Some(why) => Trial::ignorable_test(with_libvirt(&name), move || Ok(Completion::ignored_with(why))),
         None => trial(with_libvirt(&name), move || Backend::Libvirt.run(test), missing.cloned()),
     });
     made.collect()
+}
+
+/// Those of guests that move with their disks.
+fn with_disks() -> impl Iterator<Item = Named> {
+    let in_whole = whole::or_none(writing_guests::WHOLE_WITH_NEWER_QEMU);
+    let tests = writing_guests::WITH_NEWER_QEMU.iter().chain(in_whole);
+    tests.map(|(name, test)| (format!("writing_guests::{name}"), *test))
 }
 
 fn with_libvirt(name: &str) -> String {

@@ -11,7 +11,8 @@ use drainpipe_guest::protocol::DiskStatus;
 use rustix::process::{Signal, kill_process};
 
 use crate::Test;
-use crate::copied_disks::{Apart, lab};
+use crate::backend::Backend;
+use crate::copied_disks::{Apart, disk_names, lab};
 use crate::guest::Guest;
 use crate::program::Running;
 use crate::support::eventually;
@@ -46,6 +47,16 @@ const MEMORY_MIB: u64 = 128;
 /// More than slow links carry, so that writes have to wait for a copy to end: until they do, QEMU sends 64 KiB for each of
 /// 4 KiB.
 pub(crate) const WRITES_PER_S: u32 = 200;
+
+/// Of a domain, whose writes never wait: less than slow links carry.
+const WRITES_OF_DOMAIN_PER_S: u32 = 20;
+
+fn writes_per_s() -> u32 {
+    match Backend::of_test() {
+        Backend::Qemu => WRITES_PER_S,
+        Backend::Libvirt => WRITES_OF_DOMAIN_PER_S,
+    }
+}
 
 /// In each part of a test.
 const WRITES: u64 = 50;
@@ -87,12 +98,9 @@ impl Writing {
 
     #[track_caller]
     fn of(apart: Apart) -> Self {
-        let guest = Guest::new("web", apart.lab.guest_address(), apart.lab.namespace("client"));
-        let specification = guest.specification(MEMORY_MIB, "drainpipe.disks=2");
-        apart.start(&Guest::on_newer_machine(&specification));
-        guest.wait_until_ready();
+        let guest = apart.boot(MEMORY_MIB);
         let writing = Self { apart, guest };
-        writing.write(WRITES_PER_S);
+        writing.write(writes_per_s());
         writing.wait_for_writes();
         writing
     }
@@ -182,7 +190,7 @@ impl Writing {
         self.wait_for_writes();
         self.assert_intact();
         self.apart.set_links("unlimited");
-        self.write(WRITES_PER_S);
+        self.write(writes_per_s());
         let copies = self.apart.copies_to(other_than(host));
         let copies: Vec<&str> = copies.iter().map(String::as_str).collect();
         self.apart.lab.migrate("web", other_than(host), &copies);
@@ -196,9 +204,8 @@ impl Writing {
     fn assert_files(&self, host: &str) {
         let contents = [0, 1].map(|disk| self.acknowledged(disk));
         self.tell();
-        let lab = &self.apart.lab;
-        lab.drainpipe(&["vm", "stop", "web", "--force", "--agent", &lab.agent_socket(host)]).done();
-        self.apart.assert_has(host, ["web.raw", "web.qcow2"], [&contents[0], &contents[1]]);
+        self.apart.end(host);
+        self.apart.assert_has(host, disk_names(), [&contents[0], &contents[1]]);
     }
 
     /// What the guest says that a disk must hold.
@@ -230,7 +237,7 @@ impl Writing {
     #[track_caller]
     pub(crate) fn kill_agent(&self, host: &str) {
         self.apart.lab.stop_agent(host, Signal::KILL);
-        self.apart.lab.start_agent(host);
+        self.apart.start_agent(host);
     }
 
     #[track_caller]

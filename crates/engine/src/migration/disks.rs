@@ -14,6 +14,8 @@ pub(super) enum DiskCopies {
     None,
     /// The source writes to the target's disks.
     UnderWay,
+    /// The same, by the transfer itself, before memory.
+    Along,
     /// Nobody does any more.
     Over,
 }
@@ -21,7 +23,7 @@ pub(super) enum DiskCopies {
 impl DiskCopies {
     /// Whether the source may write to the target's disks.
     pub(super) fn may_write(self) -> bool {
-        self == Self::UnderWay
+        matches!(self, Self::UnderWay | Self::Along)
     }
 }
 
@@ -38,6 +40,24 @@ impl Migration {
         Some(Action::StartDiskCopies)
     }
 
+    /// They begin with the transfer.
+    pub(super) fn disks_go_along(&mut self) -> Action {
+        self.disk_copies = DiskCopies::Along;
+        if self.cancel_requested { self.undo() } else { self.start_transfer() }
+    }
+
+    /// Whether the transfer copies disks before it sends memory.
+    pub(super) fn transfer_copies_disks(&self) -> bool {
+        self.disk_copies == DiskCopies::Along
+    }
+
+    /// All of each disk was there, and the transfer goes on by itself.
+    pub(super) fn memory_follows(&mut self, now_ms: f64) {
+        self.timings.disks_ready_ms = Some(now_ms);
+        self.note(now_ms, "all of each disk is there");
+        self.memory_goes(now_ms);
+    }
+
     pub(super) fn disk_copies_started(&mut self, now_ms: f64) -> Option<Action> {
         self.phase = Phase::CopyingDisks;
         self.note(now_ms, "copying disks");
@@ -47,6 +67,12 @@ impl Migration {
     /// Whether all are there, or never will be as it is.
     pub(super) fn consider_disks(&mut self, now_ms: f64) -> Option<Action> {
         match self.phase {
+            Phase::CopyingDisks if self.transfer_copies_disks() => {
+                if self.disk_meter.are_ready() {
+                    self.memory_follows(now_ms);
+                }
+                None
+            }
             Phase::CopyingDisks if self.disk_meter.are_ready() => {
                 Some(self.synchronise_disks(now_ms, "all of each disk is there"))
             }
@@ -125,9 +151,9 @@ impl Migration {
 
 #[cfg(test)]
 mod tests {
-    use super::super::in_flight::{copying_disks, well};
+    use super::super::in_flight::{copying_disks, starting_disk_copies, well};
     use super::*;
-    use crate::migration::Event;
+    use crate::migration::{Event, Stage};
     use crate::problem::Problem;
     use crate::result::Outcome;
     use crate::storage::{DiskName, DiskState};
@@ -201,6 +227,60 @@ mod tests {
         let used = &migration.disks()[0];
         assert_eq!((used.copied_bytes, used.same_bytes, used.ready_ms), (100, 7, Some(2_000.0)));
         assert_eq!(used.wire_bytes, Some(50));
+    }
+
+    /// One whose transfer copies its disk, since 1 s.
+    fn going_along() -> Migration {
+        let mut migration = starting_disk_copies();
+        assert_eq!(migration.handle(1_000.0, Event::DisksGoAlong), Some(Action::StartTransfer));
+        assert_eq!(migration.handle(1_000.0, Event::Done), None);
+        assert_eq!(migration.stage(), Stage::CopyingDisks);
+        migration
+    }
+
+    #[test]
+    fn disks_that_go_along_are_followed_by_memory_and_end_before_the_record() {
+        let mut migration = going_along();
+        assert_eq!(migration.handle(50_000.0, disk(50, false)), None);
+        assert_eq!(migration.handle(100_000.0, disk(100, true)), None, "memory follows by itself");
+        assert_eq!(
+            (migration.stage(), migration.timings().disks_ready_ms),
+            (Stage::Sending, Some(100_000.0))
+        );
+        let paused = migration.handle(101_000.0, Event::Paused);
+        let actions = rest(&mut migration, paused);
+        let expected = [
+            Action::EndDiskCopies,
+            Action::SwitchOver,
+            Action::RecordHandOver,
+            Action::ResumeOnTarget,
+            Action::CleanUp,
+            Action::Finish,
+        ];
+        assert_eq!(actions, expected);
+    }
+
+    #[test]
+    fn a_pause_that_comes_before_the_disks_were_seen_to_be_there_is_one() {
+        let mut migration = going_along();
+        assert_eq!(migration.handle(2_000.0, Event::Paused), Some(Action::EndDiskCopies));
+        assert_eq!(migration.timings().disks_ready_ms, Some(2_000.0));
+    }
+
+    #[test]
+    fn disks_that_go_along_are_never_synchronised_and_end_in_time() {
+        let mut migration = going_along();
+        assert_eq!(migration.handle(2_000.0, rewritten(0)), None);
+        assert_eq!(migration.handle(3_000.0, rewritten(1)), None, "nobody can have the writes wait");
+        assert_eq!(migration.handle(120_000.0, rewritten(50)), Some(Action::StopTransfer));
+        let mut migration = going_along();
+        assert_eq!(migration.handle(2_000.0, disk(50, false)), None);
+        assert_eq!(migration.handle(62_000.0, disk(50, false)), Some(Action::StopTransfer));
+        let mut migration = going_along();
+        assert_eq!(migration.handle(2_000.0, Event::CancelRequested), Some(Action::StopTransfer));
+        let mut migration = going_along();
+        let broke = Event::TransferFailed(Problem::failed("disk full"));
+        assert_eq!(migration.handle(2_000.0, broke), Some(Action::StopTransfer));
     }
 
     #[test]

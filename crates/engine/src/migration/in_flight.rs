@@ -39,6 +39,15 @@ pub(super) fn copying_with_post_copy() -> Migration {
 
 /// A migration of which a disk of 1 GB is being copied since 1 s.
 pub(super) fn copying_disks() -> Migration {
+    copying_by(&with_disk())
+}
+
+/// A migration of which such a disk is to be copied from now on.
+pub(super) fn starting_disk_copies() -> Migration {
+    begun(&with_disk(), Some(Action::StartDiskCopies))
+}
+
+fn with_disk() -> Plan {
     let disk = DiskCopy {
         disk: DiskName::at(0).unwrap(),
         from: "/srv/web.raw".into(),
@@ -50,15 +59,25 @@ pub(super) fn copying_disks() -> Migration {
         is_flattened: false,
         from_device: None,
     };
-    copying_by(&Plan { disks: vec![disk], ..plan(false) })
+    Plan { disks: vec![disk], ..plan(false) }
+}
+
+/// Up to this action, or until nothing is to be done.
+fn begun(plan: &Plan, until: Option<Action>) -> Migration {
+    let (mut migration, _) = Migration::begin(Limits { total_ms: DEADLINE_MS, ..Limits::default() });
+    let mut event = Event::Established(plan.clone());
+    loop {
+        let next = migration.handle(1_000.0, event);
+        if next == until {
+            return migration;
+        }
+        let is_connecting = next == Some(Action::ConnectHosts);
+        event = if is_connecting { Event::Connected(plan.clone()) } else { Event::Done };
+    }
 }
 
 fn copying_by(plan: &Plan) -> Migration {
-    let (mut migration, _) = Migration::begin(Limits { total_ms: DEADLINE_MS, ..Limits::default() });
-    let mut event = Event::Established(plan.clone());
-    while let Some(action) = migration.handle(1_000.0, event) {
-        event = if action == Action::ConnectHosts { Event::Connected(plan.clone()) } else { Event::Done };
-    }
+    let migration = begun(plan, None);
     let first = if plan.disks.is_empty() { Stage::Sending } else { Stage::CopyingDisks };
     assert_eq!(migration.stage(), first);
     migration

@@ -58,7 +58,7 @@ pub enum Action {
     /// [`Event::Tick`] while it has not: then the action is given again.
     AwaitTurn,
     /// Begin to copy the disks that the plan names. Answered by [`Event::Done`] at once, later by
-    /// [`Event::DiskProgress`], also while memory is sent.
+    /// [`Event::DiskProgress`], also while memory is sent; or by [`Event::DisksGoAlong`].
     StartDiskCopies,
     /// All of each disk is there, or the VM writes as fast as they are copied: from now on a write of the VM is on both
     /// disks before the VM hears that it is done. Answered by [`Event::Done`] at once; by [`Event::DiskProgress`] once all
@@ -115,6 +115,9 @@ pub enum Event {
     Done,
     /// The action under way failed.
     Failed(Problem),
+    /// [`Action::StartDiskCopies`] is done, and the transfer copies the disks by itself, before memory: nothing is copied
+    /// until it is begun.
+    DisksGoAlong,
     /// [`Action::EstablishHosts`] is done, with this plan.
     Established(Plan),
     /// [`Action::ConnectHosts`] is done, with what is left of the plan.

@@ -176,6 +176,7 @@ impl Migration {
             | Phase::CopyingDisks
             | Phase::SynchronisingDisks
             | Phase::MirroringDisks => Stage::CopyingDisks,
+            Phase::StartingTransfer if self.transfer_copies_disks() => Stage::CopyingDisks,
             Phase::StartingTransfer | Phase::Copying | Phase::BeginningPostCopy => Stage::Sending,
             Phase::EndingDiskCopies | Phase::SwitchingOver => Stage::SwitchingOver,
             // Before it runs there, and then the rest is on the links.

@@ -21,6 +21,8 @@ pub struct VmDisk {
     pub has_data_file: bool,
     /// Whether it stands on other images.
     pub has_backing: bool,
+    /// Why its hypervisor does not copy it, and what to do; none if it does.
+    pub obstacle: Option<String>,
     /// What its file holds.
     pub image: DiskImage,
     /// What the guest sees of it.
@@ -93,6 +95,18 @@ pub enum NotCopied {
         /// The target.
         target: String,
     },
+    /// Its hypervisor does not copy it.
+    #[error("{disk} of VM {vm} ({path}) is not copied: {why}")]
+    Obstacle {
+        /// The VM.
+        vm: String,
+        /// Which disk.
+        disk: DiskName,
+        /// Its path.
+        path: String,
+        /// Why, and what to do.
+        why: String,
+    },
     /// More than the image.
     #[error(
         "{disk} of VM {vm} ({path}) has its data in another file (`data_file`), and such images are not copied yet"
@@ -160,6 +174,9 @@ fn check(vm: &str, target: &str, of: &VmDisk, why: CopyReason) -> Result<(), Not
             Err(NotCopied::NoDevice { vm, disk, path, bytes, target })
         }
         VmDisk { has_data_file: true, .. } => Err(NotCopied::DataFile { vm, disk, path }),
+        VmDisk { obstacle: Some(obstacle), .. } => {
+            Err(NotCopied::Obstacle { vm, disk, path, why: obstacle.clone() })
+        }
         _ => Ok(()),
     }
 }
@@ -180,6 +197,7 @@ mod tests {
             device: None,
             has_data_file: false,
             has_backing: false,
+            obstacle: None,
             image: DiskImage::Raw,
             size_bytes: 100,
             allocated_bytes: 50,
@@ -238,6 +256,10 @@ mod tests {
                 "a block device of 200 bytes, and b has none",
             ),
             (VmDisk { has_data_file: true, ..nothing.clone() }, "data_file"),
+            (
+                VmDisk { obstacle: Some("it is too new".into()), ..nothing.clone() },
+                "not copied: it is too new",
+            ),
         ] {
             let said = chosen(std::slice::from_ref(&refused), &[]).unwrap_err();
             assert!(said.contains(words) && said.contains("vda of VM web (/srv/0)"), "{said}");

@@ -15,6 +15,9 @@ use crate::world::{Host, Life, Sight, World};
 /// One of so many runs has a disk that is copied.
 const COPIES_ONE_IN: u64 = 3;
 
+/// Of these, the transfer copies one of so many by itself, before memory.
+const GOES_ALONG_ONE_IN: u64 = 4;
+
 /// After so many looks all of it was gone through. Of a VM that writes as fast as that, as much is left then, until its
 /// writes wait for the target.
 const LOOKS: u64 = 3;
@@ -26,6 +29,8 @@ const ENDED_WITHIN_MS: f64 = 10_000.0;
 enum Mirror {
     /// It follows the guest.
     Copying,
+    /// The same, all of it was there, and memory follows. No write of the guest waits.
+    Following,
     /// Each write of the guest goes there, too, and so many looks are left until all is there.
     Nearing(u64),
     /// No write of the guest is done before it is there.
@@ -53,6 +58,11 @@ impl CopiedDisk {
 impl World {
     fn copies_disks(&self) -> bool {
         self.seed % COPIES_ONE_IN == 1 && !self.hosts.allow_post_copy()
+    }
+
+    /// Whether the transfer copies it by itself, before memory.
+    fn goes_along(&self) -> bool {
+        self.copies_disks() && self.seed % (COPIES_ONE_IN * GOES_ALONG_ONE_IN) == 1
     }
 
     /// The plan, with the disk that is copied.
@@ -109,8 +119,19 @@ impl World {
         if !self.answers(Host::Source) || !self.disk.is_open {
             return Doing::Happened(failed("the copy does not begin"));
         }
-        (self.disk.mirror, self.disk.looks) = (Some(Mirror::Copying), 0);
+        self.disk.looks = 0;
+        if self.goes_along() {
+            return Doing::Happened(Event::DisksGoAlong);
+        }
+        self.disk.mirror = Some(Mirror::Copying);
         Doing::Happened(Event::Done)
+    }
+
+    /// The transfer begins.
+    pub(crate) fn begin_along(&mut self) {
+        if self.goes_along() && self.answers(Host::Source) && self.disk.is_open {
+            self.disk.mirror = Some(Mirror::Copying);
+        }
     }
 
     /// Whether disks are copied, and memory is not sent yet.
@@ -118,7 +139,9 @@ impl World {
         if !executor.has_disks() || executor.last_action() == Action::AwaitTurn {
             return None;
         }
-        let is_alone = matches!(executor.last_action(), Action::StartDiskCopies | Action::SynchroniseDisks);
+        let comes_first = self.goes_along() && self.disk.mirror == Some(Mirror::Copying);
+        let is_alone = comes_first
+            || matches!(executor.last_action(), Action::StartDiskCopies | Action::SynchroniseDisks);
         if self.source.qemu.is_none() || self.disk.mirror.is_none() && self.keeps_mirror() {
             return Some(Event::TransferFailed(Problem::failed("the copy has failed")));
         }
@@ -140,7 +163,7 @@ impl World {
             Some(Mirror::Copying) if self.writes_as_fast() => LOOKS,
             Some(Mirror::Copying) => LOOKS - self.disk.looks.min(LOOKS),
             Some(Mirror::Nearing(left)) => left,
-            Some(Mirror::Synchronised) | None => 0,
+            Some(Mirror::Following | Mirror::Synchronised) | None => 0,
         };
         let is_mirrored = matches!(self.disk.mirror, Some(Mirror::Synchronised) | None);
         let begun = DiskState::begun(DiskName::at(0).expect("there is a first one"));
@@ -161,6 +184,10 @@ impl World {
     fn disk_goes_on(&mut self) {
         self.disk.looks += 1;
         match self.disk.mirror {
+            Some(Mirror::Copying) if self.goes_along() && self.disk.looks >= LOOKS => {
+                self.disk.mirror = Some(Mirror::Following);
+                self.saw(Sight::DisksWentAlong);
+            }
             Some(Mirror::Nearing(0)) => {
                 self.disk.content = self.source.qemu.as_ref().map(|qemu| qemu.copy.memory);
                 self.disk.mirror = self.keeps_mirror().then_some(Mirror::Synchronised);

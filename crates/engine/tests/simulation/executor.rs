@@ -326,7 +326,10 @@ impl World {
     fn rest(&mut self, executor: &mut Executor, action: Action) -> Doing {
         match action {
             Action::SynchroniseDisks => self.synchronise_disks(),
-            Action::StartTransfer => self.start_transfer(executor),
+            Action::StartTransfer => {
+                self.begin_along();
+                self.start_transfer(executor)
+            }
             Action::EndDiskCopies => self.close_disks_there(executor),
             Action::SwitchOver => self.order(executor, action, Order::Received),
             // What was to come is told by now: the target does not have it.

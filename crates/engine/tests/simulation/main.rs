@@ -82,6 +82,7 @@ fn without_faults_every_migration_completes() {
         let as_ever = [
             Sight::DisksCopied,
             Sight::DisksOutpaced,
+            Sight::DisksWentAlong,
             Sight::PostCopy,
             Sight::RunsMute,
             Sight::LateCommand,

@@ -62,6 +62,7 @@ pub(crate) enum Sight {
     Adopted,
     DisksCopied,
     DisksOutpaced,
+    DisksWentAlong,
     Forgotten,
     GivenBack,
     GuardActed,
@@ -93,10 +94,11 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 31] = [
+    pub(crate) const ALL: [Self; 32] = [
         Self::Adopted,
         Self::DisksCopied,
         Self::DisksOutpaced,
+        Self::DisksWentAlong,
         Self::Forgotten,
         Self::GivenBack,
         Self::GuardActed,

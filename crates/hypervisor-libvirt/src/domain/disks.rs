@@ -12,6 +12,8 @@ use super::element::Element;
 pub struct Disk {
     /// The guest's name for it, such as `vda`.
     pub target: String,
+    /// libvirt's name for it while the domain is active.
+    pub alias: Option<String>,
     /// What the guest sees.
     pub device: DiskDevice,
     /// Where its contents are.
@@ -123,6 +125,7 @@ pub(super) fn parse(disk: Element<'_>) -> Disk {
     let policy = source.and_then(|source| source.attribute("startupPolicy"));
     Disk {
         target: disk.at("target").and_then(|target| target.text_of("dev")).unwrap_or_default(),
+        alias: disk.at("alias").and_then(|alias| alias.text_of("name")),
         // libvirt takes a CD-ROM for read-only, also where it does not say so.
         is_read_only: disk.has("readonly") || device == DiskDevice::Cdrom,
         device,

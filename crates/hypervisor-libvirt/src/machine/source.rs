@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use drainpipe_hypervisor::{
-    Address, Connections, Hold, MigrationStatus, Parcel, SharedPath, SourceSettings, SourceVm, Transport, Vm,
-    VmError, VmErrorKind,
+    Address, Connections, DiskCopies, Hold, MigrationStatus, Parcel, SharedPath, SourceSettings, SourceVm,
+    Transport, Vm, VmError, VmErrorKind,
 };
 use drainpipe_libvirt::{Connection, Domain, DomainState, JobKind, JobStats, migrate_flags};
 use tokio::time::{sleep, timeout};
 
+use super::disks::{Copies, targets};
 use super::{ASK_EVERY, CLOSED_WITHIN, DomainVm, lock, shared};
 use crate::errors::failed;
 use crate::leaving::Leaving;
@@ -23,6 +24,9 @@ use crate::{files, states};
 /// How long libvirt may take to be done with a job of which it says that there is none, and how often it is tried.
 const ENDED_WITHIN: Duration = Duration::from_secs(3);
 const BEGIN_AGAIN_AFTER: Duration = Duration::from_millis(100);
+
+/// How long whoever performs a transfer may take to be done with one that has failed.
+const DONE_WITHIN: Duration = Duration::from_secs(3);
 
 /// How long a transfer may take to stop before QEMU's connections are cut.
 const CUT_AFTER: Duration = Duration::from_secs(1);
@@ -58,13 +62,14 @@ impl DomainVm {
     async fn begin_leaving(
         &self,
         transport: Transport,
+        disks: &[String],
         snapshots: &[KnownSnapshot],
         deadline: Duration,
     ) -> Result<(Leaving, Parcel), VmError> {
         let end = Instant::now() + ENDED_WITHIN.min(deadline);
         loop {
             let (_, domain) = self.domain(deadline).await?;
-            match Leaving::begin(&self.daemon, &domain, transport, snapshots, deadline).await {
+            match Leaving::begin(&self.daemon, &domain, transport, disks, snapshots, deadline).await {
                 Err(error)
                     if error.kind == VmErrorKind::Refused
                         && Instant::now() < end
@@ -107,6 +112,7 @@ impl DomainVm {
         let cancelling = async {
             connection.abort_job(domain, deadline).await.map_err(failed)?;
             self.end_performed(connection, domain, deadline).await?;
+            self.free_failed(connection, domain, deadline).await?;
             self.wait_without_job(deadline).await.map(drop)
         };
         self.or_cut(cancelling, deadline).await
@@ -138,6 +144,8 @@ impl DomainVm {
             let (state, job) = self.look(deadline).await?;
             if job.kind.may_be_under_way() {
                 self.cancel_found(&connection, &domain, deadline).await?;
+            } else {
+                self.or_cut(self.free_failed(&connection, &domain, deadline), deadline).await?;
             }
             job.kind == JobKind::None && state.is_paused_by_migration()
         };
@@ -162,11 +170,28 @@ impl DomainVm {
         if !job.kind.may_be_under_way() || !state.is_paused_by_migration() {
             return Ok(());
         }
-        let flags = migrate_flags::LIVE | migrate_flags::CHANGE_PROTECTION;
-        match connection.migrate_confirm(domain, &[], &[], flags, true, deadline).await {
-            // It has ended by itself.
-            Err(error) if error.is_operation_invalid() => Ok(()),
-            confirmed => confirmed.map_err(failed),
+        confirm_staying(connection, domain, deadline).await
+    }
+
+    /// libvirt keeps the job of a transfer that has failed until whoever began it confirms that the domain stays, or closes the
+    /// connection. Of one whose connection was closed before, nobody does: then libvirt would let nobody change or move the
+    /// domain any more.
+    async fn free_failed(
+        &self,
+        connection: &Connection,
+        domain: &Domain,
+        deadline: Duration,
+    ) -> Result<(), VmError> {
+        let end = Instant::now() + DONE_WITHIN.min(deadline / 2);
+        loop {
+            let (_, job) = self.look(deadline).await?;
+            if !matches!(job.kind, JobKind::Failed | JobKind::Cancelled) {
+                return Ok(());
+            }
+            if Instant::now() >= end {
+                return confirm_staying(connection, domain, deadline).await;
+            }
+            sleep(ASK_EVERY).await;
         }
     }
 
@@ -189,14 +214,22 @@ impl DomainVm {
 
 #[async_trait]
 impl SourceVm for DomainVm {
-    async fn begin(&self, transport: Transport, deadline: Duration) -> Result<Parcel, VmError> {
+    async fn begin(
+        &self,
+        transport: Transport,
+        disks: &[usize],
+        deadline: Duration,
+    ) -> Result<Parcel, VmError> {
         self.close_leaving().await;
         self.is_switched_over.store(false, Ordering::Relaxed);
         lock(&self.counted).take();
         files::is_not_suspended(&self.directory)?;
         self.daemon.leaving().await.insert(self.spec.uuid());
+        let copied = self.copied(disks, deadline).await?;
+        let targets = targets(&copied);
+        *lock(&self.copies) = Copies::of(copied);
         let snapshots = self.take_snapshots(deadline).await?;
-        let (leaving, parcel) = self.begin_leaving(transport, &snapshots, deadline).await?;
+        let (leaving, parcel) = self.begin_leaving(transport, &targets, &snapshots, deadline).await?;
         *lock(&self.leaving) = Some(Arc::new(leaving));
         self.prepare_protection(deadline).await?;
         Ok(parcel)
@@ -223,7 +256,8 @@ impl SourceVm for DomainVm {
         };
         files::write_peer(&self.directory, peer)?;
         *lock(&self.peer) = peer;
-        leaving.perform(&domain, &address, speed, &handed, Arc::clone(&self.events));
+        let disks_to = lock(&self.copies).to();
+        leaving.perform(&domain, &address, disks_to, speed, &handed, Arc::clone(&self.events));
         Ok(())
     }
 
@@ -312,6 +346,10 @@ impl SourceVm for DomainVm {
         }
     }
 
+    fn disk_copies(&self) -> Option<&dyn DiskCopies> {
+        Some(self)
+    }
+
     fn connections(&self) -> Option<&dyn Connections> {
         Some(self)
     }
@@ -322,6 +360,20 @@ impl SourceVm for DomainVm {
             tracing::warn!(%error, "no directory for QEMU to meet the agent in");
         }
         shared(self.meeting.outgoing())
+    }
+}
+
+/// In place of whoever has begun its migration.
+async fn confirm_staying(
+    connection: &Connection,
+    domain: &Domain,
+    deadline: Duration,
+) -> Result<(), VmError> {
+    let flags = migrate_flags::LIVE | migrate_flags::CHANGE_PROTECTION;
+    match connection.migrate_confirm(domain, &[], &[], flags, true, deadline).await {
+        // It has ended by itself.
+        Err(error) if error.is_operation_invalid() => Ok(()),
+        confirmed => confirmed.map_err(failed),
     }
 }
 

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use drainpipe_hypervisor::{
-    Address, Event, MigrationStatus, Parcel, SharedPath, TargetVm, Transport, VmError,
+    Address, DiskExports, Event, MigrationStatus, Parcel, SharedPath, TargetVm, Transport, VmError,
 };
 
+use super::disks::check_closed;
 use super::{CLOSED_WITHIN, DomainVm, lock, shared};
 use crate::coming::Coming;
 use crate::files::ComingHere;
@@ -35,13 +36,17 @@ impl TargetVm for DomainVm {
         parcel: &Parcel,
         deadline: Duration,
     ) -> Result<Parcel, VmError> {
-        self.keep_snapshots_that_come(&Handed::of(parcel)?.snapshots)?;
-        let is_relayed = matches!(address, Address::Unix(_));
-        if is_relayed {
+        let handed = Handed::of(parcel)?;
+        self.keep_snapshots_that_come(&handed.snapshots)?;
+        let has_meeting = matches!(address, Address::Unix(_)) || !handed.disks.is_empty();
+        let disks_at = self.meeting.disks();
+        if has_meeting {
             self.meeting.open().map_err(|error| no_meeting(&self.meeting, &error))?;
         }
-        let prepared = Coming::prepare(&self.daemon, &self.spec, transport, &address, parcel, deadline).await;
-        if is_relayed {
+        let preparing =
+            Coming::prepare(&self.daemon, &self.spec, transport, &address, &disks_at, parcel, deadline);
+        let prepared = preparing.await;
+        if has_meeting {
             self.meeting.close().map_err(|error| no_meeting(&self.meeting, &error))?;
         }
         let (coming, answer) = prepared?;
@@ -58,6 +63,9 @@ impl TargetVm for DomainVm {
         let coming = self.coming().ok_or_else(|| VmError::failed("nothing was prepared for it here"))?;
         let finished = match coming.finish(&parcel, deadline).await {
             Ok(domain) => {
+                if !coming.disks().is_empty() {
+                    check_closed(&self.meeting.disks()).await?;
+                }
                 if Handed::of(&parcel)?.is_suspended {
                     files::write_suspended(&self.directory)?;
                 }
@@ -86,6 +94,14 @@ impl TargetVm for DomainVm {
 
     fn forget_key(&self) -> Result<(), VmError> {
         Ok(())
+    }
+
+    fn disk_exports(&self) -> Option<&dyn DiskExports> {
+        Some(self)
+    }
+
+    fn incoming_disks(&self) -> Option<SharedPath> {
+        Some(shared(self.meeting.disks()))
     }
 
     fn incoming_relay(&self) -> SharedPath {

@@ -590,6 +590,10 @@ impl Connections for FakeVm {
         Ok(1)
     }
 
+    fn has(&self, _own: SocketAddr, _peer: SocketAddr) -> io::Result<bool> {
+        Ok(false)
+    }
+
     fn ignore_resets(&self, _peer: SocketAddr) -> io::Result<usize> {
         Ok(1)
     }

@@ -1,5 +1,6 @@
 use super::agent::OptionalText;
 use super::domains::Domains;
+use super::jobs::FoundBlockJob;
 use super::migration::Cookie;
 use super::needed::{Listed, Secret, Volume};
 use super::opening::{Truth, Ways};
@@ -20,6 +21,7 @@ pub(crate) fn read_answers(payload: &[u8]) {
     read::<DomainState>(payload);
     read::<DomainInfo>(payload);
     read::<JobStats>(payload);
+    read::<FoundBlockJob>(payload);
     read::<Listed>(payload);
     read::<Volume>(payload);
     read::<Secret>(payload);

@@ -6,9 +6,10 @@ use crate::connection::Connection;
 use crate::domain::Domain;
 use crate::error::Error;
 use crate::job_stats::JobStats;
-use crate::xdr::{Encode, Encoder};
+use crate::xdr::{Decode, Decoder, Encode, Encoder, Malformed};
 
 const ABORT_JOB: Procedure = urgent(164, "abort the job");
+const BLOCK_JOB_INFO: Procedure = remote(238, "how far the copy of a disk is");
 const JOB_STATS: Procedure = remote(298, "figures of the job");
 const SET_MAX_DOWNTIME: Procedure = remote(166, "set the downtime");
 const SET_MAX_SPEED: Procedure = remote(207, "set the speed");
@@ -25,7 +26,43 @@ pub enum JobStatsOf {
     CompletedKept,
 }
 
+/// How far a job is that copies a disk, or merges its images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockJob {
+    /// What was gone through. As much as there is only where all is there, but for what the guest writes just now.
+    pub done_bytes: u64,
+    /// What there is to go through.
+    pub total_bytes: u64,
+}
+
+/// None where there is no such job.
+pub(super) struct FoundBlockJob(Option<BlockJob>);
+
+impl Decode for FoundBlockJob {
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, Malformed> {
+        let (is_found, _kind, _speed) = (from.i32()? != 0, from.i32()?, from.u64()?);
+        let job = BlockJob { done_bytes: from.u64()?, total_bytes: from.u64()? };
+        Ok(Self(is_found.then_some(job)))
+    }
+}
+
 impl Connection {
+    /// How far the job of a disk is, which `target` names as the guest does; none where it has none.
+    pub async fn block_job(
+        &self,
+        domain: &Domain,
+        target: &str,
+        deadline: Duration,
+    ) -> Result<Option<BlockJob>, Error> {
+        let write = |to: &mut Encoder| {
+            domain.encode(to);
+            to.text(target);
+            to.u32(0);
+        };
+        let FoundBlockJob(job) = self.call(BLOCK_JOB_INFO, write, deadline).await?;
+        Ok(job)
+    }
+
     /// Aborts the job that is under way. Once a migration's Perform has returned, this does nothing, and succeeds.
     pub async fn abort_job(&self, domain: &Domain, deadline: Duration) -> Result<(), Error> {
         self.call(ABORT_JOB, |to| domain.encode(to), deadline).await

@@ -14,7 +14,7 @@ mod snapshots;
 
 pub use self::domains::{MetadataOf, XmlFlags};
 pub use self::host::{CapabilitiesOf, Version};
-pub use self::jobs::JobStatsOf;
+pub use self::jobs::{BlockJob, JobStatsOf};
 pub use self::life::UndefineFlags;
 pub use self::migration::{Begun, Finished, Prepared, migrate_flags, migrate_parameters};
 pub use self::snapshots::{Checkpoint, Snapshot, snapshot_flags};

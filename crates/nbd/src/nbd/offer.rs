@@ -1,4 +1,4 @@
-//! The server's side of the negotiation: one export, whose name only the right client knows.
+//! The server's side of the negotiation: exports of which only the right client knows the names, or is let in.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -13,8 +13,15 @@ use crate::limits::DATA_BYTES_MAX;
 /// What QEMU aligns long requests to.
 const PREFERRED_BYTES: u32 = 64 << 10;
 
-/// Negotiates until the client has chosen the export. An error is one client's only.
-pub(crate) async fn offer<S>(stream: &mut S, name: &str, disk_bytes: u64) -> Result<(), SplitterError>
+/// One export.
+#[derive(Debug, Clone)]
+pub(crate) struct Offered {
+    pub(crate) name: String,
+    pub(crate) disk_bytes: u64,
+}
+
+/// Negotiates until the client has chosen one of these exports, and says which. An error is one client's only.
+pub(crate) async fn offer<S>(stream: &mut S, exports: &[Offered]) -> Result<usize, SplitterError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -27,10 +34,10 @@ where
     let has_padding = flags & u32::from(NO_ZEROES) == 0;
     for _ in 0..OPTIONS_MAX {
         let option = read_option(stream).await?;
-        let turn = turn(&option, name, disk_bytes, has_padding).map_err(SplitterError::ClientMalformed)?;
+        let turn = turn(&option, exports, has_padding).map_err(SplitterError::ClientMalformed)?;
         stream.write_all(&turn.says).await.map_err(SplitterError::client)?;
-        if turn.is_chosen {
-            return Ok(());
+        if let Some(chosen) = turn.chosen {
+            return Ok(chosen);
         }
     }
     Err(SplitterError::ClientMalformed(Malformed("options without end")))
@@ -55,28 +62,34 @@ async fn read_option(stream: &mut (impl AsyncRead + Unpin)) -> Result<ClientOpti
     Ok(ClientOption { number, data })
 }
 
-/// The answer to an option, and whether the export is chosen by it.
+/// The answer to an option, and the export that is chosen by it.
 struct Turn {
     says: Vec<u8>,
-    is_chosen: bool,
+    chosen: Option<usize>,
 }
 
-fn turn(option: &ClientOption, name: &str, disk_bytes: u64, has_padding: bool) -> Result<Turn, Malformed> {
+fn turn(option: &ClientOption, exports: &[Offered], has_padding: bool) -> Result<Turn, Malformed> {
     match option.number {
-        OPTION_EXPORT_NAME if option.data == name.as_bytes() => {
+        OPTION_EXPORT_NAME => {
+            let (at, disk_bytes) =
+                find(exports, &option.data).ok_or(Malformed("a name that was given to nobody"))?;
             let padding: &[u8] = if has_padding { &[0; 124] } else { &[] };
             let says = [&disk_bytes.to_be_bytes()[..], &ABILITIES.to_be_bytes(), padding].concat();
-            Ok(Turn { says, is_chosen: true })
+            Ok(Turn { says, chosen: Some(at) })
         }
-        OPTION_EXPORT_NAME => Err(Malformed("a name that was given to nobody")),
         OPTION_ABORT => Err(Malformed("it wants no export")),
-        OPTION_INFO | OPTION_GO => Ok(match asked_name(&option.data) {
-            Ok(asked) if asked == name.as_bytes() => informed(option.number, disk_bytes),
-            Ok(_) => refused(option.number, REPLY_UNKNOWN),
+        OPTION_INFO | OPTION_GO => Ok(match asked_name(&option.data).map(|name| find(exports, name)) {
+            Ok(Some((at, disk_bytes))) => informed(option.number, at, disk_bytes),
+            Ok(None) => refused(option.number, REPLY_UNKNOWN),
             Err(_) => refused(option.number, REPLY_INVALID),
         }),
         _ => Ok(refused(option.number, REPLY_UNSUPPORTED)),
     }
+}
+
+fn find(exports: &[Offered], name: &[u8]) -> Option<(usize, u64)> {
+    let at = exports.iter().position(|export| export.name.as_bytes() == name)?;
+    Some((at, exports[at].disk_bytes))
 }
 
 /// Of INFO or GO: the name, behind which comes what the client wants to know of it.
@@ -87,7 +100,7 @@ fn asked_name(mut data: &[u8]) -> Result<&[u8], Malformed> {
     if rest.len() == 2 * wishes { Ok(name) } else { Err(Malformed("wishes of another length")) }
 }
 
-fn informed(option: u32, disk_bytes: u64) -> Turn {
+fn informed(option: u32, at: usize, disk_bytes: u64) -> Turn {
     let export =
         [&INFO_EXPORT.to_be_bytes()[..], &disk_bytes.to_be_bytes(), &ABILITIES.to_be_bytes()].concat();
     let sizes = [1, PREFERRED_BYTES, DATA_BYTES_MAX].map(u32::to_be_bytes).concat();
@@ -97,11 +110,11 @@ fn informed(option: u32, disk_bytes: u64) -> Turn {
         reply(option, REPLY_INFO, &sizes),
         reply(option, REPLY_ACK, &[]),
     ];
-    Turn { says: says.concat(), is_chosen: option == OPTION_GO }
+    Turn { says: says.concat(), chosen: (option == OPTION_GO).then_some(at) }
 }
 
 fn refused(option: u32, why: u32) -> Turn {
-    Turn { says: reply(option, why, &[]), is_chosen: false }
+    Turn { says: reply(option, why, &[]), chosen: None }
 }
 
 fn reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
@@ -114,7 +127,9 @@ fn reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn answers(number: u32, data: &[u8], name: &str) -> bool {
     let option = ClientOption { number, data: data.to_vec() };
-    turn(&option, name, 1 << 30, false).is_ok_and(|turn| turn.is_chosen)
+    let others = ["another", name, "a third"];
+    let exports = others.map(|name| Offered { name: name.into(), disk_bytes: 1 << 30 });
+    turn(&option, &exports, false).is_ok_and(|turn| turn.chosen == Some(1))
 }
 
 #[cfg(test)]

@@ -10,31 +10,35 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::debug;
 
+use super::Entrance;
 use super::payload::Payload;
 use super::shared::{Reply, Shared};
 use crate::command::{Command, Operation};
 use crate::error::SplitterError;
-use crate::limits::{CLIENT_COMES, DISK_ANSWERS, GREETING};
-use crate::nbd::{self, REQUEST_BYTES, Request, Unserved};
+use crate::limits::{CANDIDATES_MAX, CLIENT_COMES, DISK_ANSWERS, GREETING};
+use crate::nbd::{self, Offered, REQUEST_BYTES, Request, Unserved};
 use crate::wire::{read_full, read_next, write_both};
-
-/// Clients that may try a name at the same time.
-const CANDIDATES_MAX: usize = 8;
 
 /// Waits for the client, and serves it until it disconnects.
 pub(super) async fn serve(
-    listener: TcpListener,
+    entrance: Entrance,
     shared: Arc<Shared>,
     replies: mpsc::Receiver<Reply>,
 ) -> Result<(), SplitterError> {
-    let chosen = choose(&listener, &shared);
+    let chosen = enter(entrance, &shared);
     let stream = timeout(CLIENT_COMES, chosen).await.map_err(|_| SplitterError::NoClient)??;
-    // From now on the kernel refuses others.
-    drop(listener);
     let (reader, writer) = stream.into_split();
     tokio::select! {
         read = read_requests(reader, &shared) => read,
         wrote = write_replies(writer, &shared, replies) => wrote,
+    }
+}
+
+async fn enter(entrance: Entrance, shared: &Arc<Shared>) -> Result<TcpStream, SplitterError> {
+    match entrance {
+        // Once one is chosen, the kernel refuses others.
+        Entrance::Own(listener) => choose(&listener, shared).await,
+        Entrance::Reception(client) => client.await.map_err(|_| SplitterError::NoClient),
     }
 }
 
@@ -58,7 +62,8 @@ async fn choose(listener: &TcpListener, shared: &Arc<Shared>) -> Result<TcpStrea
 
 async fn negotiate(mut stream: TcpStream, shared: Arc<Shared>) -> Result<TcpStream, SplitterError> {
     stream.set_nodelay(true).map_err(SplitterError::client)?;
-    nbd::offer(&mut stream, shared.name(), shared.export().size_bytes).await?;
+    let offered = Offered { name: shared.name().to_owned(), disk_bytes: shared.export().size_bytes };
+    nbd::offer(&mut stream, &[offered]).await?;
     Ok(stream)
 }
 

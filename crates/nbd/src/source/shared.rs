@@ -65,6 +65,10 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(export: Export) -> (Self, mpsc::Receiver<Reply>) {
+        Self::named(uuid::Uuid::new_v4().simple().to_string(), export)
+    }
+
+    pub(super) fn named(name: String, export: Export) -> (Self, mpsc::Receiver<Reply>) {
         let (replies, done) = mpsc::channel(REQUESTS_MAX);
         let state =
             State { scheduler: Scheduler::new(), wakers: HashMap::new(), coverage: Coverage::default() };
@@ -72,7 +76,7 @@ impl Shared {
         let shared = Self {
             compares: AtomicBool::new(export.there == There::Part),
             export,
-            name: uuid::Uuid::new_v4().simple().to_string(),
+            name,
             state: Mutex::new(state),
             replies,
             room,

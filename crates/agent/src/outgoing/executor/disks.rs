@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::migration::{Event, Stage};
@@ -14,7 +15,7 @@ use tracing::warn;
 use super::transferring::disks_at;
 use super::{Executor, LOOK_EVERY, qemu_failed};
 use crate::bandwidth::{DiskPhase, FirstShare, Valve};
-use crate::disk_streams::{Connector, DiskSender, SentDisk};
+use crate::disk_streams::{Connector, DiskSender, NamingClient, SentDisk};
 use crate::journal::Unrenamed;
 use crate::outgoing::Running;
 use crate::outgoing::disks::keep_left;
@@ -23,6 +24,9 @@ use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
 /// How long the end of the copies may take. The VM stands still meanwhile.
 const ENDED_WITHIN: Duration = Duration::from_secs(10);
+
+/// So long before all of the disks is there, memory may follow in a moment.
+const NEARLY_THERE_MS: f64 = 2_000.0;
 
 impl Executor {
     fn copied_disks(&self) -> Vec<usize> {
@@ -53,7 +57,7 @@ impl Executor {
         self.disks.is_some() && *self.running.stage.borrow() == Stage::CopyingDisks
     }
 
-    pub(super) async fn start_disk_copies(&mut self) -> Result<(), Problem> {
+    pub(super) async fn start_disk_copies(&mut self) -> Result<Event, Problem> {
         let (Some(plan), Some(endpoint)) = (&self.agreed.plan, &self.agreed.endpoint) else {
             return Err(Problem::failed("copies of disks before the hosts are connected"));
         };
@@ -72,12 +76,21 @@ impl Executor {
         let share = FirstShare::of(&self.outgoing.transfer.bandwidth, self.sending(), plan, valve).await;
         let packing = self.outgoing.transfer.packing()?;
         let packers = disks.unpacks.then(|| packing.packers()).flatten();
-        let sender = DiskSender::start(&plan.disks, disks, &connector, &pace.pace, packers).await?;
+        let client = self.naming_client().await?;
+        let sender = DiskSender::start(&plan.disks, disks, &connector, &pace.pace, packers, client).await?;
         let started = self.start_each(&sender).await;
         pace.is(DiskPhase::Copying);
         (self.disks, self.disk_throttle) = (Some(sender), Some(share.follow()));
         self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
-        started
+        started?;
+        Ok(if self.disk_copies()?.go_along() { Event::DisksGoAlong } else { Event::Done })
+    }
+
+    /// None where QEMU asks for its disks by whatever names it is given.
+    async fn naming_client(&self) -> Result<Option<NamingClient>, Problem> {
+        let names = self.disk_copies()?.names(&self.copied_disks(), QMP_DEADLINE).await;
+        let vmm = self.vmm()?;
+        Ok(names.map_err(qemu_failed)?.map(|names| NamingClient { names, vmm: Arc::clone(vmm) }))
     }
 
     async fn start_each(&self, sender: &DiskSender) -> Result<(), Problem> {
@@ -103,11 +116,40 @@ impl Executor {
         match self.look_at_disks().await {
             Some(event) => event,
             None => match self.disk_states().await {
-                Ok(Some(states)) => Event::DiskProgress(states),
+                Ok(Some(states)) => match self.consider_memory(&states).await {
+                    Ok(()) => Event::DiskProgress(states),
+                    Err(problem) => Event::TransferFailed(problem),
+                },
                 Ok(None) => Event::Tick,
                 Err(problem) => Event::TransferFailed(problem),
             },
         }
+    }
+
+    /// Where memory follows by itself.
+    async fn consider_memory(&self, states: &[DiskState]) -> Result<(), Problem> {
+        if !self.disk_copies()?.go_along() {
+            return Ok(());
+        }
+        if self.are_nearly_there() {
+            self.expect_connections().await;
+        }
+        if states.iter().all(|state| state.is_ready) {
+            // No more of them goes than the guest writes.
+            self.disk_pace.is(DiskPhase::Mirrored);
+            self.end_comparing()?;
+        }
+        Ok(())
+    }
+
+    fn are_nearly_there(&self) -> bool {
+        let progress = self.running.progress.borrow();
+        let mut disks = progress.disks.iter();
+        disks.all(|disk| disk.is_ready || disk.eta_ms.is_some_and(|eta_ms| eta_ms < NEARLY_THERE_MS))
+    }
+
+    fn end_comparing(&self) -> Result<(), Problem> {
+        self.disks.as_ref().map_or(Ok(()), DiskSender::end_comparing)
     }
 
     /// That a copy has failed, if one has.
@@ -150,9 +192,7 @@ impl Executor {
         // From now on the guest's writes wait for this agent.
         self.guard = Some(self.post_guard().await?);
         self.disk_pace.is(DiskPhase::Mirrored);
-        if let Some(sender) = &self.disks {
-            sender.end_comparing()?;
-        }
+        self.end_comparing()?;
         self.disk_copies()?.synchronise(QEMU_DEADLINE).await.map_err(qemu_failed)
     }
 
@@ -161,6 +201,8 @@ impl Executor {
         self.disk_throttle = None;
         let disks = self.copied_disks();
         self.disk_copies()?.end(&disks, ENDED_WITHIN).await.map_err(qemu_failed)?;
+        // Where memory followed by itself, so fast that nobody has seen it.
+        self.end_comparing()?;
         if let Some(sender) = self.disks.take() {
             sender.finish().await;
         }

@@ -174,7 +174,8 @@ impl Executor {
         watch: Option<WatchEnd>,
         round_trip_us: Option<u32>,
     ) -> Result<Endpoint, Problem> {
-        let begun = self.vmm()?.begin(transport(plan, None), QMP_DEADLINE).await;
+        let disks: Vec<usize> = plan.disks.iter().map(|disk| disk.disk.index()).collect();
+        let begun = self.vmm()?.begin(transport(plan, None), &disks, QMP_DEADLINE).await;
         let request = ConnectionRequest {
             plan: plan.reversed(),
             migration_address: self.agreed.facts.as_ref().and_then(|(source, _)| source.migration_address),

@@ -115,12 +115,25 @@ impl Executor {
     /// Multifd's connections must not come before the one that QEMU makes first, where the target's QEMU goes
     /// by that. The relay tells it by itself.
     async fn tell_watch(&self, plan: &Plan, port: u16) {
+        let beginning = Beginning { migration: &self.running.id, port, in_order: self.in_order(plan) };
+        self.outgoing.transfer.watches.begin_transfer(&self.running.target, beginning).await;
+    }
+
+    /// How many connections must come in order, if they must.
+    fn in_order(&self, plan: &Plan) -> Option<usize> {
         let target = self.agreed.facts.as_ref().map(|(_, target)| target.hypervisor.capabilities);
         let apart = target.is_some_and(|target| target.tells_connections_apart);
         let connections = connections(plan);
-        let in_order = (!apart && plan.relay().is_none() && connections > 1).then_some(connections);
-        let beginning = Beginning { migration: &self.running.id, port, in_order };
-        self.outgoing.transfer.watches.begin_transfer(&self.running.target, beginning).await;
+        (!apart && plan.relay().is_none() && connections > 1).then_some(connections)
+    }
+
+    /// Those that are only made once disks are there, which may be in a moment.
+    pub(super) async fn expect_connections(&self) {
+        let (Some(plan), Some(endpoint)) = (&self.agreed.plan, &self.agreed.endpoint) else { return };
+        let Ok(address) = listening_at(plan, endpoint) else { return };
+        if self.in_order(plan).is_some() {
+            self.tell_watch(plan, address.port()).await;
+        }
     }
 
     /// What QEMU encrypts with, if it does.
