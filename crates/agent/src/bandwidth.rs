@@ -366,6 +366,14 @@ pub(crate) enum Valve {
 }
 
 impl Valve {
+    /// Of connections that are made only in a while.
+    pub(crate) fn awaited(self) -> Self {
+        match self {
+            Self::Qemu(pacer) => Self::Qemu(pacer.awaited()),
+            other => other,
+        }
+    }
+
     fn class(&self) -> TrafficClass {
         match self {
             Self::Qemu(_) | Self::Relay(_) | Self::Nobody => TrafficClass::Memory,

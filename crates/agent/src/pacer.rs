@@ -16,6 +16,9 @@ use crate::vms::QMP_DEADLINE;
 /// How long all of QEMU's connections are looked for. It sends next to nothing meanwhile.
 const FOUND_WITHIN: Duration = Duration::from_secs(2);
 
+/// The same, where they are made only once the last of the VM's disks is there.
+const AWAITED_WITHIN: Duration = Duration::from_mins(1);
+
 /// Between two looks for connections that are not there yet: QEMU sends nothing for 100 ms.
 const CONNECTED_LOOK_EVERY: Duration = Duration::from_millis(2);
 
@@ -26,6 +29,7 @@ pub(crate) struct Pacer {
     limit_mbps: Arc<watch::Sender<Option<u64>>>,
     // Where its connections are not the agent's.
     is_left_to_qemu: bool,
+    found_within: Duration,
 }
 
 #[derive(Debug, Clone)]
@@ -47,7 +51,13 @@ impl Pacer {
     /// Of the connections to `peer`, which are to become so many. Without a limit.
     pub(crate) fn new(vmm: Arc<dyn Machine>, peer: SocketAddr, count: usize) -> Self {
         let limit_mbps = Arc::new(watch::channel(None).0);
-        Self { connections: Connections { vmm, peer, count }, limit_mbps, is_left_to_qemu: false }
+        let connections = Connections { vmm, peer, count };
+        Self { connections, limit_mbps, is_left_to_qemu: false, found_within: FOUND_WITHIN }
+    }
+
+    /// The same, but they are made only in a while.
+    pub(crate) fn awaited(self) -> Self {
+        Self { found_within: AWAITED_WITHIN, ..self }
     }
 
     /// The same, but QEMU keeps the limit as well as it can, and nothing is set on its connections.
@@ -72,6 +82,7 @@ impl Pacer {
             connections: connections.clone(),
             limit_mbps: self.limit_mbps.subscribe(),
             began: Instant::now(),
+            found_until: Instant::now() + self.found_within,
             pacing: pacing::Pacing::default(),
             are_found: self.is_left_to_qemu,
             are_paced: false,
@@ -112,6 +123,7 @@ struct Keeping {
     connections: Connections,
     limit_mbps: watch::Receiver<Option<u64>>,
     began: Instant,
+    found_until: Instant,
     pacing: pacing::Pacing,
     are_found: bool,
     are_paced: bool,
@@ -157,7 +169,7 @@ impl Keeping {
         self.are_paced = true;
         match paced {
             Ok(found) if self.are_found || found >= self.connections.count => self.are_found = true,
-            Ok(_) if self.began.elapsed() < FOUND_WITHIN => {}
+            Ok(_) if Instant::now() < self.found_until => {}
             Ok(found) => {
                 let count = self.connections.count;
                 self.is_left_to_qemu(&format!("of {count} connections of QEMU {found} were found"));

@@ -25,6 +25,8 @@ const LOSES_WRITES_BEFORE: Version = Version { major: 10, minor: 2, micro: 2 };
 pub(crate) struct Qemu {
     /// Of the program that libvirt starts by now.
     pub(crate) version: Version,
+    /// Whether it is that program.
+    pub(crate) is_of_version: bool,
     pub(crate) pid: Option<u32>,
 }
 
@@ -42,6 +44,12 @@ impl Qemu {
             return Some(format!(
                 "its QEMU was replaced since the domain was booted, and some versions lose writes of the guest as the copy \
                  of a qcow2 image begins: {REMEDY}"
+            ));
+        }
+        if !self.is_of_version {
+            return Some(format!(
+                "it runs in another QEMU than libvirt tells the version of, and some versions lose writes of the guest as the \
+                 copy of a qcow2 image begins: {REMEDY}"
             ));
         }
         (LOSES_WRITES_SINCE..LOSES_WRITES_BEFORE).contains(&self.version).then(|| {
@@ -142,7 +150,7 @@ mod tests {
     use super::*;
 
     fn qemu(major: u32, minor: u32, micro: u32) -> Qemu {
-        Qemu { version: Version { major, minor, micro }, pid: None }
+        Qemu { version: Version { major, minor, micro }, is_of_version: true, pid: None }
     }
 
     fn disk(directory: &Path, format: DiskFormat) -> Disk {
@@ -188,6 +196,8 @@ mod tests {
                 "{qemu:?}"
             );
         }
+        let another = Qemu { is_of_version: false, ..qemu(7, 2, 0) };
+        assert!(obstacle(another, false).unwrap().contains("another QEMU"));
         assert!(obstacle(qemu(7, 2, 0), true).unwrap().contains("snapshots"));
         let gone = Disk { path: directory.path().join("gone"), format: DiskFormat::Raw, read_only: false };
         assert!(open_disk(&gone, &qemu(7, 2, 0), false).obstacle.is_some());

@@ -113,7 +113,9 @@ impl DiskMoves for Vmm {
         match job(self, name, until(end)).await? {
             Some(job) if job.status == PENDING => Ok(MoveState::Held),
             Some(job) if !job.has_ended() => {
-                Ok(MoveState::Copying { copied_bytes: job.offset, total_bytes: job.len, is_ready: job.ready })
+                let Job { offset: copied_bytes, len: total_bytes, ready: is_ready, .. } = job;
+                let is_synchronised = job.actively_synced;
+                Ok(MoveState::Copying { copied_bytes, total_bytes, is_ready, is_synchronised })
             }
             ended => {
                 if has_switched(self, name, until(end)).await? {
@@ -126,13 +128,8 @@ impl DiskMoves for Vmm {
     }
 
     async fn synchronise(&self, name: MoveName<'_>, deadline: Duration) -> Result<(), VmError> {
-        let end = Instant::now() + deadline;
         let change = json!({ "id": job_name(name), "type": "mirror", "copy-mode": "write-blocking" });
-        execute(self, "block-job-change", change, until(end)).await?;
-        while !copying(self, name, until(end)).await?.actively_synced {
-            wait(end, "have each write on both disks").await?;
-        }
-        Ok(())
+        Ok(execute(self, "block-job-change", change, deadline).await?)
     }
 
     async fn hold(&self, name: MoveName<'_>, deadline: Duration) -> Result<(), VmError> {

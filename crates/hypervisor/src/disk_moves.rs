@@ -34,6 +34,8 @@ pub enum MoveState {
         total_bytes: u64,
         /// Whether all is there, but for what the guest writes just now.
         is_ready: bool,
+        /// Whether all is there, and no write of the guest is done before it is there too.
+        is_synchronised: bool,
     },
     /// Both are the same, and the guest's writes wait.
     Held,
@@ -67,7 +69,8 @@ pub trait DiskMoves: Send + Sync {
     /// How far it is.
     async fn state(&self, name: MoveName<'_>, deadline: Duration) -> Result<MoveState, VmError>;
 
-    /// It is ready: from now on a write is on both disks before the guest hears that it is done. Waits until it is so of all.
+    /// From now on a write is on both disks before the guest hears that it is done, and what is left to copy only becomes less.
+    /// Returns at once; [`Self::state`] tells when nothing is left.
     async fn synchronise(&self, name: MoveName<'_>, deadline: Duration) -> Result<(), VmError>;
 
     /// Waits until both disks are the same and durable, and holds the guest's writes from then on.

@@ -63,6 +63,13 @@ impl Pace {
         self.bucket(|bucket| bucket.part_bytes())
     }
 
+    /// How long so much takes; nothing without a limit.
+    pub(crate) fn time_of(&self, bytes: usize) -> Duration {
+        let bytes_per_s = self.bucket(|bucket| bucket.bytes_per_s);
+        bytes_per_s
+            .map_or(Duration::ZERO, |limit| Duration::from_secs_f64(bytes as f64 / limit.max(1) as f64))
+    }
+
     /// Waits until so much may go out.
     pub(crate) async fn take(&self, bytes: usize) {
         let wait = self.bucket(|bucket| bucket.take(bytes, Instant::now()));

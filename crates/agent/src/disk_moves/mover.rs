@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::storage::{DiskCopy, DiskState};
+use drainpipe_engine::storage::{DiskCopy, DiskMeter, DiskState};
 use drainpipe_hypervisor::spec::{Disk, VmSpec};
 use drainpipe_hypervisor::{DiskMoves as HypervisorsMoves, MoveName, MoveState, VmError};
 use tokio::time::timeout;
@@ -19,11 +19,8 @@ use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE, does_not_run, qemu_has_en
 /// How often it is asked how far the copy is.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How long nothing may be copied.
+/// How long nothing may be copied, or what is left may not become less.
 const SILENT_MS_MAX: f64 = 120_000.0;
-
-/// How long it may take until each write goes to both disks. The VM runs on meanwhile.
-const SYNCHRONISED_WITHIN: Duration = Duration::from_mins(1);
 
 /// How long it may take until both are the same and durable. The guest's writes wait for the last of it.
 const HELD_WITHIN: Duration = Duration::from_secs(10);
@@ -61,12 +58,10 @@ impl Mover {
             Begin::AsLeft => self.go_on().await?,
         }
         let moves = self.hypervisors()?;
-        self.wait_until_ready().await?;
-        tokio::select! {
-            done = moves.synchronise(self.name(), SYNCHRONISED_WITHIN) => done.map_err(|error| self.failed(error))?,
-            () = self.cancelled() => {}
-        }
-        self.check_cancel()?;
+        self.wait_until(|meter| meter.are_ready() || meter.are_outpaced()).await?;
+        moves.synchronise(self.name(), QEMU_DEADLINE).await.map_err(|error| self.failed(error))?;
+        lock(&self.one.meter).mirrored(self.one.now_ms());
+        self.wait_until(DiskMeter::are_synchronised).await?;
         self.switch(moves).await
     }
 
@@ -87,10 +82,11 @@ impl Mover {
         goes_on.map_err(|error| self.failed(error))
     }
 
-    async fn wait_until_ready(&self) -> Result<(), Problem> {
+    async fn wait_until(&self, is_enough: impl Fn(&DiskMeter) -> bool) -> Result<(), Problem> {
         loop {
             self.check_cancel()?;
-            if self.look().await? {
+            self.look().await?;
+            if is_enough(&lock(&self.one.meter)) {
                 return Ok(());
             }
             let silent_ms = lock(&self.one.meter).silent_ms(self.one.now_ms());
@@ -105,17 +101,16 @@ impl Mover {
         }
     }
 
-    /// Whether all is there, or never will be as long as the guest waits for the old disk only.
-    async fn look(&self) -> Result<bool, Problem> {
+    async fn look(&self) -> Result<(), Problem> {
         match self.hypervisors()?.state(self.name(), QMP_DEADLINE).await {
-            Ok(MoveState::Copying { copied_bytes, total_bytes, is_ready }) => {
+            Ok(MoveState::Copying { copied_bytes, total_bytes, is_ready, is_synchronised }) => {
                 let begun = DiskState::begun(self.one.disk);
-                self.one.record(DiskState { copied_bytes, total_bytes, is_ready, ..begun });
-                Ok(is_ready || lock(&self.one.meter).are_outpaced())
+                self.one.record(DiskState { copied_bytes, total_bytes, is_ready, is_synchronised, ..begun });
+                Ok(())
             }
             Ok(MoveState::Failed(why)) => Err(self.failed(VmError::failed(why))),
             Ok(other) => Err(Problem::failed(format!("the copy has ended by itself ({other:?})"))),
-            Err(error) if error.is_mute() => Ok(false),
+            Err(error) if error.is_mute() => Ok(()),
             Err(error) => Err(self.failed(error)),
         }
     }

@@ -15,7 +15,7 @@ use super::mover::Mover;
 use crate::api_types::{DiskMoveOutcome, LeftDisk};
 use crate::beside::Beside;
 use crate::incoming::named_disks;
-use crate::journal::{DiskMoveRecord, FileId, LeftFile};
+use crate::journal::{DiskFile, DiskMoveRecord, FileId, LeftFile};
 use crate::vm_files::VmFiles;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
@@ -130,8 +130,9 @@ impl Mover {
             self.note(&self.one.from)?;
         }
         incoming.vms.redefine(self.definition(&self.one.from));
-        incoming.files.remove(&record.new, &record.id, named_disks(incoming)?).await?;
-        incoming.journal.end_disk_move(&record.id, None)?;
+        let removed = incoming.files.remove(&record.new, &record.id, named_disks(incoming)?).await;
+        let left = removed.err().and_then(|problem| self.stays(&record.new, &problem));
+        incoming.journal.end_disk_move(&record.id, left.as_ref())?;
         Ok(Settled::Undone)
     }
 
@@ -165,17 +166,32 @@ impl Mover {
         let (was, file) = (record.old.path.clone(), record.old.file);
         let is_device = file.is_some_and(FileId::is_device);
         let path = if is_device { was.clone() } else { VmFiles::moved_path(&was, &record.id) };
-        if !incoming.files.rename_left(&record.old, &path, named_disks(incoming)?).await? {
-            warn!(
-                vm = record.vm,
-                was, "the disk that it had is not there, or is another file now: it is left as it is"
-            );
-            return Ok(None);
+        match incoming.files.rename_left(&record.old, &path, named_disks(incoming)?).await {
+            Ok(true) => Ok(Some(self.left(path, was, file))),
+            Ok(false) => {
+                warn!(
+                    vm = record.vm,
+                    was, "the disk that it had is not there, or is another file now: it is left as it is"
+                );
+                Ok(None)
+            }
+            Err(problem) => Ok(self.stays(&record.old, &problem)),
         }
-        let (vm, target) = (record.vm.clone(), incoming.host.name().to_owned());
+    }
+
+    /// The VM does not have it, and its storage does not do what it should: it keeps its name, and nobody waits for that.
+    fn stays(&self, disk: &DiskFile, problem: &Problem) -> Option<LeftFile> {
+        let DiskFile { path, file } = disk.clone();
+        warn!(vm = self.one.vm, path, %problem, "a disk that the VM does not have stays as it is: see `drainpipe disk left`");
+        file.map(|file| self.left(path.clone(), path, Some(file)))
+    }
+
+    fn left(&self, path: String, was: String, file: Option<FileId>) -> LeftFile {
+        let (vm, target) = (self.one.vm.clone(), self.moves.incoming.host.name().to_owned());
         let left_at = Timestamp::now().to_string();
+        let is_device = file.is_some_and(FileId::is_device);
         let disk = LeftDisk { path, was, vm, target, left_at, kept_until: None, is_device };
-        Ok(Some(LeftFile { disk, file, part: None }))
+        LeftFile { disk, file, part: None }
     }
 
     fn tell(&self, settled: Settled, problem: Option<Problem>) {
@@ -186,7 +202,7 @@ impl Mover {
                 self.one.end(DiskMoveOutcome::Cancelled, None, None);
             }
             Settled::Undone | Settled::GoesOn => {
-                let ended = || Problem::failed("the agent was ended as it began");
+                let ended = || Problem::failed("the agent was ended before the VM had the new disk");
                 self.one.end(DiskMoveOutcome::Failed, Some(problem.unwrap_or_else(ended)), None);
             }
         }

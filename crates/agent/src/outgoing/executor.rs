@@ -41,7 +41,7 @@ use super::target_watch::TargetWatch;
 use super::tracked::Gone;
 use super::{Outgoing, Running, Turn};
 use crate::api_types::{MigrateRequest, TargetUse};
-use crate::bandwidth::{DiskPace, Throttle};
+use crate::bandwidth::{DiskPace, Throttle, Valve};
 use crate::beside::Beside;
 use crate::client::ApiClient;
 use crate::disk_streams::DiskSender;
@@ -96,6 +96,8 @@ pub(super) struct Executor {
     standstill_ms: Option<f64>,
     guard: Option<Guard>,
     throttle: Option<Throttle>,
+    // Of memory that follows disks by itself.
+    memory_valve: Option<Valve>,
     cpu_throttle: CpuThrottle,
     news: mpsc::Receiver<News>,
     relay: Option<OutgoingRelay>,
@@ -149,6 +151,7 @@ impl Executor {
             standstill_ms: None,
             guard: None,
             throttle: None,
+            memory_valve: None,
             cpu_throttle: CpuThrottle::default(),
             relay: None,
             target_watch: TargetWatch::default(),

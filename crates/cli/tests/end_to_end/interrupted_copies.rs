@@ -111,14 +111,22 @@ pub(crate) struct Monitor {
 impl Monitor {
     #[track_caller]
     pub(crate) fn ask(&mut self, command: &str, arguments: &Value) -> Value {
+        self.try_ask(command, arguments).unwrap_or_else(|said| panic!("{command}: {said}"))
+    }
+
+    /// What QEMU says, also where it refuses.
+    #[track_caller]
+    pub(crate) fn try_ask(&mut self, command: &str, arguments: &Value) -> Result<Value, Value> {
         writeln!(self.socket, "{}", json!({ "execute": command, "arguments": arguments })).unwrap();
         loop {
             let mut line = String::new();
             assert!(self.heard.read_line(&mut line).unwrap() > 0, "QEMU hangs up");
             let said: Value = serde_json::from_str(&line).unwrap();
-            assert!(said.get("error").is_none(), "{command}: {said}");
+            if said.get("error").is_some() {
+                return Err(said);
+            }
             if let Some(answer) = said.get("return") {
-                return answer.clone();
+                return Ok(answer.clone());
             }
         }
     }

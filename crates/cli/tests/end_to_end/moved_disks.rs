@@ -204,6 +204,21 @@ fn assert_has(disk: &[u8], generations: &[u32]) {
     assert!(are_last_writes, "blocks that differ, and whether by one write: {differing:?}");
 }
 
+/// Has a copy take long, unless it is over before.
+#[track_caller]
+fn slow_down(apart: &Apart) {
+    let mut monitor = apart.monitor();
+    eventually("it copies slowly, or is over", || {
+        let jobs = monitor.ask("query-block-jobs", &json!({}));
+        let copying = jobs.as_array().into_iter().flatten().find(|job| job["speed"] == json!(0));
+        let is_slow = copying.is_some_and(|job| {
+            let slow = json!({ "device": job["device"], "speed": 1 << 16 });
+            monitor.try_ask("block-job-set-speed", &slow).is_ok()
+        });
+        is_slow || view(&apart.lab).is_some_and(|view| view.result.is_some())
+    });
+}
+
 fn what_is_refused_cancelled_or_fails_leaves_nothing() {
     let apart = Apart::under_two_paths(lab());
     let lab = &apart.lab;
@@ -231,6 +246,7 @@ fn what_is_refused_cancelled_or_fails_leaves_nothing() {
         let name = format!("cancelled{number}.raw");
         let moving = lab.start(&["vm", "move-disk", "web", "vda", &path(&name)]);
         eventually("it has begun", || view(lab).is_some_and(|view| view.to == path(&name)));
+        slow_down(&apart);
         let _may_be_too_late = lab.drainpipe(&["vm", "move-disk", "web", "--cancel"]);
         let output = moving.wait();
         if output.code == CANCELLED {

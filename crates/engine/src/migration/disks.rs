@@ -3,6 +3,10 @@
 use super::{Action, Migration, Phase};
 use crate::storage::allowance_ms;
 
+const ALONG_OUTPACED: &str = "the VM writes to its disks about as fast as they are copied, and its writes cannot be made to wait \
+                              for the target: have it write less meanwhile (`virsh blkdeviotune` limits a domain's disk); \
+                              what was copied is kept for the next attempt";
+
 const OUTPACED: &str = "the VM writes to its disks about as fast as they are copied: from now on each of its writes waits for \
     the target, so that what is left becomes less";
 
@@ -15,7 +19,10 @@ pub(super) enum DiskCopies {
     /// The source writes to the target's disks.
     UnderWay,
     /// The same, by the transfer itself, before memory.
-    Along,
+    Along {
+        /// Whether it was told that this may never come to an end.
+        is_outpaced: bool,
+    },
     /// Nobody does any more.
     Over,
 }
@@ -23,7 +30,7 @@ pub(super) enum DiskCopies {
 impl DiskCopies {
     /// Whether the source may write to the target's disks.
     pub(super) fn may_write(self) -> bool {
-        matches!(self, Self::UnderWay | Self::Along)
+        matches!(self, Self::UnderWay | Self::Along { .. })
     }
 }
 
@@ -42,13 +49,13 @@ impl Migration {
 
     /// They begin with the transfer.
     pub(super) fn disks_go_along(&mut self) -> Action {
-        self.disk_copies = DiskCopies::Along;
+        self.disk_copies = DiskCopies::Along { is_outpaced: false };
         if self.cancel_requested { self.undo() } else { self.start_transfer() }
     }
 
     /// Whether the transfer copies disks before it sends memory.
     pub(super) fn transfer_copies_disks(&self) -> bool {
-        self.disk_copies == DiskCopies::Along
+        matches!(self.disk_copies, DiskCopies::Along { .. })
     }
 
     /// All of each disk was there, and the transfer goes on by itself.
@@ -70,6 +77,8 @@ impl Migration {
             Phase::CopyingDisks if self.transfer_copies_disks() => {
                 if self.disk_meter.are_ready() {
                     self.memory_follows(now_ms);
+                } else if self.disk_meter.are_outpaced() {
+                    self.tell_outpaced(now_ms);
                 }
                 None
             }
@@ -83,6 +92,14 @@ impl Migration {
                 Some(self.disks_synchronised(now_ms))
             }
             _ => None,
+        }
+    }
+
+    /// Once: the VM may write less in a while.
+    fn tell_outpaced(&mut self, now_ms: f64) {
+        let told = std::mem::replace(&mut self.disk_copies, DiskCopies::Along { is_outpaced: true });
+        if told != self.disk_copies {
+            self.note(now_ms, ALONG_OUTPACED);
         }
     }
 
@@ -125,6 +142,10 @@ impl Migration {
     }
 
     pub(super) fn disks_not_there_in_time(&self) -> String {
+        if (self.disk_copies == DiskCopies::Along { is_outpaced: true }) {
+            let within_s = self.total_ms() / 1000.0;
+            return format!("the disks were not copied within {within_s:.0} s: {ALONG_OUTPACED}");
+        }
         format!(
             "the disks were not copied within {:.0} s: the paths, or the disks themselves, are too slow for what is on them \
              and what the VM writes; `migrate --deadline` gives it longer",
@@ -272,6 +293,9 @@ mod tests {
         let mut migration = going_along();
         assert_eq!(migration.handle(2_000.0, rewritten(0)), None);
         assert_eq!(migration.handle(3_000.0, rewritten(1)), None, "nobody can have the writes wait");
+        assert_eq!(migration.handle(4_000.0, rewritten(2)), None);
+        let told = migration.log().iter().filter(|line| line.what.contains("blkdeviotune")).count();
+        assert_eq!(told, 1);
         assert_eq!(migration.handle(120_000.0, rewritten(50)), Some(Action::StopTransfer));
         let mut migration = going_along();
         assert_eq!(migration.handle(2_000.0, disk(50, false)), None);

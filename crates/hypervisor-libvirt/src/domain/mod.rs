@@ -127,6 +127,12 @@ impl DomainDescription {
     }
 }
 
+/// Which program libvirt starts, by its XML of what its domains may have.
+pub(crate) fn emulator_of(capabilities_xml: &str) -> Option<PathBuf> {
+    let document = element::parse(capabilities_xml).ok()?;
+    Element::root(&document).at("path").and_then(Element::text).map(PathBuf::from)
+}
+
 fn describe(domain: Element<'_>) -> Result<DomainDescription, DomainXmlError> {
     let text = |path: &str| domain.at(path).and_then(Element::text);
     let machine = domain.at("os/type");

@@ -10,20 +10,22 @@
 //!                                            (Finish: QEMU takes no more, which is seen before the hand-over)
 //! ```
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use drainpipe_engine::storage::DiskCopy;
+use drainpipe_hypervisor::spec::DiskFormat;
 use drainpipe_hypervisor::{
     Address, CopyState, CopyTo, DiskCopies, DiskExports, OpenDisk, VmError, VmErrorKind,
 };
-use drainpipe_libvirt::{BlockJob, JobStatsOf, XmlFlags};
+use drainpipe_libvirt::{BlockJob, CapabilitiesOf, JobStatsOf, XmlFlags};
 use tokio::net::UnixStream;
 
 use super::{DomainVm, lock};
-use crate::domain::DomainDescription;
+use crate::domain::{DomainDescription, emulator_of};
 use crate::errors::failed;
 use crate::images;
 
@@ -52,7 +54,10 @@ pub(crate) struct Copies {
 pub(super) async fn check_closed(socket: &Path) -> Result<(), VmError> {
     match UnixStream::connect(socket).await {
         Ok(_open) => Err(VmError::failed("libvirt has left the domain's disks open for its source")),
-        Err(_) => Ok(()),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Ok(()),
+        Err(error) => Err(VmError::failed(format!(
+            "it is not known whether libvirt has closed the domain's disks to its source: {error}"
+        ))),
     }
 }
 
@@ -126,6 +131,14 @@ impl DomainVm {
         Ok(CopiedDisk { disk, target: of.target.clone(), name: format!("drive-{alias}") })
     }
 
+    /// Whether it has the emulator whose version libvirt tells.
+    async fn has_usual_emulator(&self, deadline: Duration) -> Result<bool, VmError> {
+        let (connection, _) = self.domain(deadline).await?;
+        let usual = connection.domain_capabilities_xml(CapabilitiesOf::default(), deadline).await;
+        let own = self.description(deadline).await?.emulator;
+        Ok(own.is_some() && own == emulator_of(&usual.map_err(failed)?))
+    }
+
     async fn memory_follows(&self, deadline: Duration) -> Result<bool, VmError> {
         let (connection, domain) = self.asked(deadline).await?;
         let job = connection.job_stats(&domain, JobStatsOf::UnderWay, deadline).await.map_err(failed)?;
@@ -161,7 +174,12 @@ impl DiskCopies for DomainVm {
     async fn disks(&self, deadline: Duration) -> Result<Vec<OpenDisk>, VmError> {
         let (connection, domain) = self.domain(deadline).await?;
         let has_snapshots = connection.snapshot_count(&domain, deadline).await.map_err(failed)? > 0;
-        let qemu = images::Qemu { version: self.version, pid: self.process().map(|process| process.pid()) };
+        let has_images = self.spec.spec().disks.iter().any(|disk| disk.format == DiskFormat::Qcow2);
+        let qemu = images::Qemu {
+            version: self.version,
+            is_of_version: !has_images || self.has_usual_emulator(deadline).await?,
+            pid: self.process().map(|process| process.pid()),
+        };
         let disks = self.spec.spec().disks.iter();
         Ok(disks.map(|disk| images::open_disk(disk, &qemu, has_snapshots)).collect())
     }

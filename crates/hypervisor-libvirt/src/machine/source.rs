@@ -249,6 +249,11 @@ impl SourceVm for DomainVm {
         // QEMU keeps it until libvirt puts back what it had before the migration.
         let limit_ms = settings.downtime_limit_ms;
         connection.migrate_set_max_downtime(&domain, limit_ms, deadline).await.map_err(failed)?;
+        let disks_to = lock(&self.copies).to();
+        if disks_to.is_some() {
+            // libvirt's copies keep to the speed of memory that was set last, and whoever carries them holds them back.
+            self.set_bandwidth(None, deadline).await?;
+        }
         let speed = settings.bandwidth_mbps.map(mib_per_s);
         let peer = match &address {
             Address::Tcp(peer) => Some(*peer),
@@ -256,7 +261,6 @@ impl SourceVm for DomainVm {
         };
         files::write_peer(&self.directory, peer)?;
         *lock(&self.peer) = peer;
-        let disks_to = lock(&self.copies).to();
         leaving.perform(&domain, &address, disks_to, speed, &handed, Arc::clone(&self.events));
         Ok(())
     }

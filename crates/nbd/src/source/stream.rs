@@ -100,7 +100,8 @@ async fn send(
     let (mut turn, mut patience) = (None, writer.patience());
     if pace.is_limited() {
         turn = Some(wait_for_turn(shared, writer).await?);
-        patience = Some(PATIENCE_MAX);
+        let bytes = outgoing.payload.as_ref().map_or(0, |data| data.bytes().len());
+        patience = Some(pace.time_of(bytes).min(PATIENCE_MAX));
     }
     let message = Message::of(shared, outgoing, patience).await;
     let (mut header, mut left) = (message.header(), message.body.bytes());

@@ -47,7 +47,7 @@ impl Executor {
         definition
     }
 
-    fn disk_copies(&self) -> Result<&dyn DiskCopies, Problem> {
+    pub(super) fn disk_copies(&self) -> Result<&dyn DiskCopies, Problem> {
         let copies = self.vmm()?.disk_copies();
         copies.ok_or_else(|| Problem::failed("the VM's hypervisor does not copy disks"))
     }
@@ -127,14 +127,16 @@ impl Executor {
     }
 
     /// Where memory follows by itself.
-    async fn consider_memory(&self, states: &[DiskState]) -> Result<(), Problem> {
+    async fn consider_memory(&mut self, states: &[DiskState]) -> Result<(), Problem> {
         if !self.disk_copies()?.go_along() {
             return Ok(());
         }
-        if self.are_nearly_there() {
+        let are_there = states.iter().all(|state| state.is_ready);
+        if are_there || self.are_nearly_there() {
             self.expect_connections().await;
+            self.hold_memory_back().await?;
         }
-        if states.iter().all(|state| state.is_ready) {
+        if are_there {
             // No more of them goes than the guest writes.
             self.disk_pace.is(DiskPhase::Mirrored);
             self.end_comparing()?;

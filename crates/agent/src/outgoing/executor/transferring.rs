@@ -63,20 +63,39 @@ impl Executor {
         let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
         self.tell_watch(plan, address.port()).await;
         let valve = valve(plan, relay.as_ref(), Pacer::new(Arc::clone(vmm), address, connections(plan)));
-        let share = FirstShare::of(&self.outgoing.transfer.bandwidth, self.sending(), plan, valve).await;
-        self.keep_packets_small(share.limit_mbps()).await;
+        let comes_later = self.disks.is_some() && self.disk_copies()?.go_along();
+        let (share, memory_valve) =
+            if comes_later { (None, Some(valve)) } else { (Some(self.first_share(plan, valve).await), None) };
         let standstill_watch = StandstillWatch::start(vmm).await;
         let settings = SourceSettings {
             downtime_limit_ms,
-            bandwidth_mbps: share.of_qemu_mbps(),
+            bandwidth_mbps: share.as_ref().and_then(FirstShare::of_qemu_mbps),
             zero_pages: self.agreed.facts.as_ref().and_then(zero_pages),
         };
         let parcel = endpoint.parcel.clone();
         vmm.start_transfer(transport, send_to, settings, parcel, QMP_DEADLINE).await.map_err(qemu_failed)?;
-        self.throttle = Some(share.follow());
+        (self.throttle, self.memory_valve) = (share.map(FirstShare::follow), memory_valve);
         (self.guard, self.relay, self.standstill_watch) = (Some(guard), relay, standstill_watch);
         self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
         self.keep_resets_from_qemu().await;
+        Ok(())
+    }
+
+    async fn first_share(&self, plan: &Plan, valve: Valve) -> FirstShare {
+        let share = FirstShare::of(&self.outgoing.transfer.bandwidth, self.sending(), plan, valve).await;
+        self.keep_packets_small(share.limit_mbps()).await;
+        share
+    }
+
+    /// Holds back memory that follows its disks by itself, and is waited for since before they are all there. Until then the
+    /// disks have what memory would have.
+    pub(super) async fn hold_memory_back(&mut self) -> Result<(), Problem> {
+        let (Some(valve), Some(plan)) = (self.memory_valve.take(), &self.agreed.plan) else { return Ok(()) };
+        let share = self.first_share(plan, valve.awaited()).await;
+        if let Some(limit_mbps) = share.of_qemu_mbps() {
+            self.vmm()?.set_bandwidth(Some(limit_mbps), QMP_DEADLINE).await.map_err(qemu_failed)?;
+        }
+        self.throttle = Some(share.follow());
         Ok(())
     }
 
