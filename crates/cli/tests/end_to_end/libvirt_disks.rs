@@ -3,21 +3,27 @@
 use std::fs;
 
 use drainpipe_agent::api_types::{LeftDisk, PlanView};
+use drainpipe_engine::result::{MigrationResult, Outcome};
 
 use crate::Test;
 use crate::backend::Backend;
 use crate::copied_disks::{Apart, content, disk_names, lab};
 use crate::program::REFUSED;
+use crate::scene::result_of;
 use crate::support::eventually;
 use crate::writing_guests::Writing;
 
 /// Where there is a newer QEMU.
 pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("a_drain_takes_disks_along", || Backend::Libvirt.run(a_drain_takes_disks_along)),
+    ("a_limit_is_kept_by_the_agents", || Backend::Libvirt.run(a_limit_is_kept_by_the_agents)),
     ("what_is_not_copied_is_refused", || Backend::Libvirt.run(what_is_not_copied_is_refused)),
 ];
 
 const MEMORY_MIB: u64 = 128;
+
+/// So low that a copy takes longer than a look at it.
+const LIMIT_MBPS: &str = "40";
 
 fn a_drain_takes_disks_along() {
     let writing = Writing::begin();
@@ -38,6 +44,26 @@ fn a_drain_takes_disks_along() {
     let asked = r#"{"execute":"query-block-exports"}"#;
     let exports = lab.virsh("b", &["qemu-monitor-command", "web", asked]).done();
     assert!(exports.contains(r#""return":[]"#), "{exports}");
+}
+
+/// libvirt would keep its copies to what memory may have.
+fn a_limit_is_kept_by_the_agents() {
+    let writing = Writing::begin();
+    let apart = &writing.apart;
+    let lab = &apart.lab;
+    lab.drainpipe(&["limit", "a", LIMIT_MBPS]).done();
+    let migrating = lab.start(&["migrate", "web", "b", "--copy-storage", "--json"]);
+    eventually("libvirt copies as fast as it can", || {
+        let told = lab.virsh("a", &["blockjob", "web", "vda", "--info", "--raw"]);
+        let bandwidth =
+            told.stdout.split("bandwidth=").nth(1).and_then(|rest| rest.split_whitespace().next());
+        bandwidth.is_some_and(|bytes| bytes.parse::<u64>().is_ok_and(|bytes| bytes == 0 || bytes > 1 << 40))
+    });
+    lab.drainpipe(&["limit", "a", "off"]).done();
+    let result: MigrationResult = result_of(&migrating.wait());
+    assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
+    writing.wait_for_writes();
+    writing.assert_intact();
 }
 
 fn what_is_not_copied_is_refused() {
