@@ -14,7 +14,7 @@ use tracing::warn;
 
 use super::transferring::disks_at;
 use super::{Executor, LOOK_EVERY, qemu_failed};
-use crate::bandwidth::{DiskPhase, FirstShare, Valve};
+use crate::bandwidth::{DiskPhase, FirstShare, Throttle, Valve};
 use crate::disk_streams::{Connector, DiskSender, NamingClient, SentDisk};
 use crate::journal::Unrenamed;
 use crate::outgoing::Running;
@@ -132,14 +132,17 @@ impl Executor {
             return Ok(());
         }
         let are_there = states.iter().all(|state| state.is_ready);
-        if are_there || self.are_nearly_there() {
-            self.expect_connections().await;
-            self.hold_memory_back().await?;
+        if !are_there && !self.are_nearly_there() {
+            return Ok(());
         }
+        self.expect_connections().await;
         if are_there {
+            self.hold_memory_back().await?;
             // No more of them goes than the guest writes.
             self.disk_pace.is(DiskPhase::Mirrored);
             self.end_comparing()?;
+        } else if self.disk_throttle.as_ref().and_then(Throttle::limit_mbps).is_some() {
+            self.hold_memory_still().await?;
         }
         Ok(())
     }

@@ -87,14 +87,27 @@ impl Executor {
         share
     }
 
-    /// Holds back memory that follows its disks by itself, and is waited for since before they are all there. Until then the
-    /// disks have what memory would have.
+    /// Memory that follows its disks by itself may do so before that is seen. It has next to nothing until then, and no share yet:
+    /// disks would yield to it.
+    pub(super) async fn hold_memory_still(&self) -> Result<(), Problem> {
+        if let Some(Valve::Qemu(_)) = self.memory_valve {
+            self.tell_qemu_limit(Some(0)).await?;
+        }
+        Ok(())
+    }
+
+    async fn tell_qemu_limit(&self, limit_mbps: Option<u64>) -> Result<(), Problem> {
+        if let Err(error) = self.vmm()?.set_bandwidth(limit_mbps, QMP_DEADLINE).await {
+            warn!(%error, "memory that follows its disks may go faster than it should at first");
+        }
+        Ok(())
+    }
+
+    /// From now on memory follows, within its share.
     pub(super) async fn hold_memory_back(&mut self) -> Result<(), Problem> {
         let (Some(valve), Some(plan)) = (self.memory_valve.take(), &self.agreed.plan) else { return Ok(()) };
         let share = self.first_share(plan, valve.awaited()).await;
-        if let Some(limit_mbps) = share.of_qemu_mbps() {
-            self.vmm()?.set_bandwidth(Some(limit_mbps), QMP_DEADLINE).await.map_err(qemu_failed)?;
-        }
+        self.tell_qemu_limit(share.of_qemu_mbps()).await?;
         self.throttle = Some(share.follow());
         Ok(())
     }
