@@ -5,7 +5,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::net::TcpStream;
 
 use crate::noise::noise;
-use crate::support::{Bench, Settings, has_qemu, in_time, said};
+use crate::support::{Bench, Settings, eventually, has_qemu, in_time, said};
 
 /// A stream's greeting, as it is on the wire.
 fn greeting(session: [u8; 16], number: u16, disk_bytes: u64) -> Vec<u8> {
@@ -154,6 +154,12 @@ async fn entered(bench: &Bench, session: [u8; 16], number: u16) -> DuplexStream 
     near
 }
 
+/// How so many streams have ended, which is known a moment after their sources hear of it.
+async fn all_ended(bench: &Bench, count: usize) -> Vec<Result<(), SplitterError>> {
+    eventually("all streams have ended", || bench.served.lock().unwrap().len() >= count).await;
+    std::mem::take(&mut *bench.served.lock().unwrap())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_of_no_good_reaches_nothing_beyond_the_disk() {
     if !has_qemu() {
@@ -184,7 +190,7 @@ async fn a_source_of_no_good_reaches_nothing_beyond_the_disk() {
         in_time(stream.read_to_end(&mut heard)).await.unwrap();
         assert_eq!(heard[0], 6, "{wrong:?}");
     }
-    let ended = std::mem::take(&mut *bench.served.lock().unwrap());
+    let ended = all_ended(&bench, wrong.len()).await;
     assert!(ended.iter().all(|ended| matches!(ended, Err(SplitterError::Malformed(_)))), "{ended:?}");
 
     for (number, packed) in (10..).zip([vec![0; 8], vec![0xff; 4], [&[9, 0, 0, 0][..], &[1; 9]].concat()]) {
@@ -194,7 +200,7 @@ async fn a_source_of_no_good_reaches_nothing_beyond_the_disk() {
         in_time(stream.read_to_end(&mut heard)).await.unwrap();
         assert_eq!(heard[0], 6, "{packed:?}");
     }
-    let ended = std::mem::take(&mut *bench.served.lock().unwrap());
+    let ended = all_ended(&bench, 3).await;
     let is_no_good = |ended: &_| matches!(ended, Err(SplitterError::Malformed(_) | SplitterError::Unpack(_)));
     assert!(ended.len() == 3 && ended.iter().all(is_no_good), "{ended:?}");
 
