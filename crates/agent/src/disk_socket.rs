@@ -6,28 +6,21 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use drainpipe_nbd::Counters;
+use drainpipe_relay::{UNSENT_BYTES_MAX, unsent_bytes};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tracing::debug;
 
-/// What all connections of a disk may hold unsent, by the time that the wire needs for it. Long enough for the moments in
-/// which a busy host does not wake the agent.
-const UNSENT_FOR: Duration = Duration::from_millis(20);
-
-/// Where less than this part of what is sent could be packed, nothing is gained by holding it back. On a host of two cores with a
-/// load of 7, random data took 1.1 times as long with 8 ms, and 1.05 times with 20.
+/// Where less than this part of what is sent could be packed, nothing is gained by holding it back: random data took 1.05
+/// times as long on a busy host (bench/decisions/0093.md).
 const PACKABLE_SHARE_MIN: f64 = 0.125;
 
 /// For `TCP_NOTSENT_LOWAT`: as much as there is.
 const UNLIMITED: u32 = u32::MAX;
-
-/// What one may hold, in bytes.
-const UNSENT_BYTES_MIN: u32 = 64 << 10;
-const UNSENT_BYTES_MAX: u32 = 1 << 20;
 
 /// What each connection of a disk may hold unsent. Clones follow it.
 #[derive(Debug, Clone)]
@@ -55,20 +48,10 @@ impl UnsentBytes {
         if sent > 0.0 {
             let bytes_per_s = sent / now.duration_since(then).as_secs_f64().max(0.001);
             let pays = packable >= sent * PACKABLE_SHARE_MIN;
-            let bytes = if pays { unsent_bytes(bytes_per_s, connections) } else { UNLIMITED };
+            let bytes = if pays { unsent_bytes(bytes_per_s, connections as f64) } else { UNLIMITED };
             self.bytes.store(bytes, Ordering::Relaxed);
         }
     }
-}
-
-fn unsent_bytes(bytes_per_s: f64, connections: usize) -> u32 {
-    let unsent = bytes_per_s * UNSENT_FOR.as_secs_f64() / connections as f64;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "it saturates, and is positive"
-    )]
-    (unsent as u32).clamp(UNSENT_BYTES_MIN, UNSENT_BYTES_MAX)
 }
 
 /// One connection.
@@ -145,12 +128,6 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn it_follows_the_wire_within_bounds() {
-        assert_eq!(unsent_bytes(0.0, 8), UNSENT_BYTES_MIN);
-        assert_eq!(unsent_bytes(250e6, 8), 625_000);
-        assert_eq!(unsent_bytes(1e12, 8), UNSENT_BYTES_MAX);
-    }
     #[test]
     fn what_cannot_be_packed_is_not_held_back() {
         let mut unsent = UnsentBytes::default();

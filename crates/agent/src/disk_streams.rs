@@ -344,8 +344,8 @@ pub(crate) struct DiskReceiver {
 }
 
 impl DiskReceiver {
-    /// For a hypervisor that takes copies of these at `program`, each by its name, from the host that `tls` lets in, or in the clear from
-    /// whoever has the token.
+    /// For a hypervisor that takes copies of these at `program`, each by its name, from the host that `tls` lets in, or in the
+    /// clear from whoever has the token.
     pub(crate) fn start(
         listener: StdTcpListener,
         program: &Path,

@@ -227,17 +227,16 @@ impl<P: Clone> Scheduler<P> {
     }
 
     /// What is compared by this handle over this stream.
-    pub(crate) fn compared(&self, number: StreamNumber, handle: u64) -> Result<Option<&P>, Malformed> {
+    pub(crate) fn compared(&self, number: StreamNumber, handle: u64) -> Result<&Piece<P>, Malformed> {
         if self.asked(number, handle)?.operation != Operation::Compare {
             return Err(Malformed("a difference in what was not compared"));
         }
-        Ok(self.pieces[&handle].piece.payload.as_ref())
+        Ok(&self.pieces[&handle].piece)
     }
 
     /// The target has something else there than what was to be written: that is sent now.
     pub(crate) fn differs(&mut self, number: StreamNumber, handle: u64) -> Result<(), Malformed> {
-        self.compared(number, handle)?;
-        let command = self.asked(number, handle)?;
+        let command = self.compared(number, handle)?.command;
         let stream = self.streams.get_mut(&number).expect("it was asked over this stream");
         stream.sent.remove(&handle);
         stream.load_bytes -= weight(&command);

@@ -79,12 +79,17 @@ pub struct SourceSplitter {
     done: mpsc::Receiver<shared::Reply>,
 }
 
+async fn listen_on_loopback() -> Result<(TcpListener, SocketAddr), SplitterError> {
+    let failed = |error| SplitterError::Listen(Arc::new(error));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
+}
+
 impl SourceSplitter {
     /// Serves a disk on loopback. Needs a tokio runtime with I/O and time.
     pub async fn listen(export: Export) -> Result<Self, SplitterError> {
-        let failed = |error| SplitterError::Listen(Arc::new(error));
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
+        let (listener, address) = listen_on_loopback().await?;
         let (shared, done) = Shared::new(export);
         Ok(Self { entrance: Entrance::Own(listener), address, shared: Arc::new(shared), done })
     }

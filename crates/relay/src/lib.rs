@@ -57,7 +57,7 @@ pub use host_cpu::HostCpu;
 pub use packers::{Bundle, BundleUnpacker, Packers, PackersSettings};
 pub use preamble::{TOKEN_BYTES, Token};
 pub use receiver::{Receiver, ReceiverSettings};
-pub use sender::{ConcurrentSenders, Limiter, Sender, SenderSettings};
+pub use sender::{ConcurrentSenders, Limiter, Sender, SenderSettings, UNSENT_BYTES_MAX, unsent_bytes};
 pub use tls::{ClientTls, ServerTls};
 pub use treatment::Treatment;
 

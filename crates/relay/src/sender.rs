@@ -31,6 +31,7 @@ use tracing::warn;
 pub use self::concurrent_senders::ConcurrentSenders;
 use self::passing::Passing;
 use self::shared::Shared;
+pub use self::unsent::{UNSENT_BYTES_MAX, unsent_bytes};
 use crate::error::RelayError;
 use crate::figures::{Counters, Figures};
 use crate::preamble::Token;

@@ -10,6 +10,7 @@ use drainpipe_storage::task::Stage;
 use drainpipe_storage::{DiskError, DiskResult, Task};
 use indicatif::ProgressBar;
 
+use super::display::set_bar;
 use super::interrupts;
 use super::line::style;
 use crate::output;
@@ -81,9 +82,7 @@ impl Display {
         match &mut self.shown {
             Shown::Bar(bar) => {
                 let bar = bar.get_or_insert_with(|| ProgressBar::new(1).with_style(style("")));
-                bar.set_length(total.max(1));
-                bar.set_position(done);
-                bar.set_message(text);
+                set_bar(bar, done, total, text);
             }
             Shown::Lines(next) if elapsed >= *next => {
                 *next = elapsed + LINE_EVERY;

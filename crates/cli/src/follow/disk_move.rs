@@ -7,10 +7,9 @@ use drainpipe_agent::api_types::{DiskMoveResult, DiskMoveView, MoveDiskRequest};
 use drainpipe_engine::format;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::storage::DiskProgress;
-use indicatif::ProgressBar;
 
-use super::line::style;
-use super::{Followed, Say, interrupts, until_left, until_over};
+use super::display::{Display, set_bar};
+use super::{Followed, interrupts, until_left, until_over};
 use crate::connection::Fleet;
 use crate::output;
 
@@ -34,7 +33,7 @@ pub(crate) async fn disk_move(
         }
         begun => begun?,
     };
-    let display = Display::new(is_watched);
+    let display = Display::<LastLine>::new(is_watched, String::new());
     let what = format!("the move of {} of VM {vm}", request.disk);
     let cancel_path = format!("{path}/cancel");
     let over = until_over(&host, &path, &what, &display, |view: DiskMoveView| {
@@ -59,50 +58,24 @@ fn where_to_look(vm: &str) -> String {
     )
 }
 
-/// A bar for a person at a terminal, a line now and then for a log, nothing for a script.
-enum Display {
-    Bar(ProgressBar),
-    Lines(Cell<Instant>),
-    Nothing,
+/// When the last line was.
+struct LastLine(Cell<Instant>);
+
+impl Default for LastLine {
+    fn default() -> Self {
+        Self(Cell::new(Instant::now()))
+    }
 }
 
-impl Display {
-    fn new(is_watched: bool) -> Self {
-        match (is_watched, output::is_watched()) {
-            (false, _) => Self::Nothing,
-            (true, true) => Self::Bar(ProgressBar::new(1).with_style(style(""))),
-            (true, false) => Self::Lines(Cell::new(Instant::now())),
-        }
-    }
-
+impl Display<LastLine> {
     fn show(&self, progress: &DiskProgress) {
         match self {
-            Self::Bar(bar) => {
-                bar.set_length(progress.total_bytes.max(1));
-                bar.set_position(progress.copied_bytes);
-                bar.set_message(describe(progress));
-            }
-            Self::Lines(last) if last.get().elapsed() >= LINE_EVERY => {
+            Self::Bar(bar) => set_bar(bar, progress.copied_bytes, progress.total_bytes, describe(progress)),
+            Self::Lines(LastLine(last)) if last.get().elapsed() >= LINE_EVERY => {
                 last.set(Instant::now());
                 output::remark(&describe(progress));
             }
             Self::Lines(_) | Self::Nothing => {}
-        }
-    }
-
-    fn end(&self) {
-        if let Self::Bar(bar) = self {
-            bar.finish_and_clear();
-        }
-    }
-}
-
-impl Say for Display {
-    fn say(&self, text: &str) {
-        match self {
-            Self::Bar(bar) => bar.set_message(text.to_owned()),
-            Self::Lines(_) => output::remark(text),
-            Self::Nothing => {}
         }
     }
 }

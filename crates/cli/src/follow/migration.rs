@@ -10,9 +10,8 @@ use drainpipe_engine::progress::{CompressionProgress, Progress};
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_engine::step::Step;
 use drainpipe_engine::storage::DiskProgress;
-use indicatif::ProgressBar;
 
-use super::line::style;
+use super::display::{Display, set_bar};
 use super::{Followed, Say, interrupts, until_left, until_over};
 use crate::connection::Fleet;
 use crate::output;
@@ -34,7 +33,8 @@ pub(crate) async fn migrate(
         }
         begun => begun?,
     };
-    let display = Display::new(&begun, watched);
+    let whither = format!("{} {} → {}", begun.vm, begun.source, begun.target);
+    let display = Display::<Lines>::new(watched, whither);
     let id = &begun.id;
     let (path, what) = (format!("/v1/migrations/{id}"), format!("migration {id}"));
     let cancel_path = format!("{path}/cancel");
@@ -60,14 +60,7 @@ pub(crate) async fn migrate(
     Ok(result.into())
 }
 
-/// A bar for a person at a terminal, a line a step for a log, nothing for a script.
-enum Display {
-    Bar(ProgressBar),
-    Lines(Lines),
-    Nothing,
-}
-
-/// What the last lines said.
+/// What the last lines said, of which each step has one.
 #[derive(Default)]
 struct Lines {
     step: Cell<Option<Step>>,
@@ -95,25 +88,12 @@ impl Lines {
     }
 }
 
-impl Display {
-    fn new(begun: &MigrationView, watched: bool) -> Self {
-        if !watched {
-            return Self::Nothing;
-        }
-        if !output::is_watched() {
-            return Self::Lines(Lines::default());
-        }
-        let bar = ProgressBar::new(1).with_style(style(""));
-        bar.set_prefix(format!("{} {} → {}", begun.vm, begun.source, begun.target));
-        Self::Bar(bar)
-    }
-
+impl Display<Lines> {
     fn show(&self, progress: &Progress) {
         match self {
             Self::Bar(bar) => {
-                bar.set_length(progress.total_bytes.max(1));
-                bar.set_position(progress.total_bytes.saturating_sub(progress.remaining_bytes));
-                bar.set_message(describe(progress));
+                let done = progress.total_bytes.saturating_sub(progress.remaining_bytes);
+                set_bar(bar, done, progress.total_bytes, describe(progress));
             }
             Self::Lines(lines) => lines.show(progress),
             Self::Nothing => {}
@@ -125,22 +105,6 @@ impl Display {
         match self {
             Self::Lines(lines) if lines.waits.replace(true) => {}
             _ => self.say(&format!("it waits: {why}")),
-        }
-    }
-
-    fn end(&self) {
-        if let Self::Bar(bar) = self {
-            bar.finish_and_clear();
-        }
-    }
-}
-
-impl Say for Display {
-    fn say(&self, text: &str) {
-        match self {
-            Self::Bar(bar) => bar.set_message(text.to_owned()),
-            Self::Lines(_) => output::remark(text),
-            Self::Nothing => {}
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod disk;
 mod disk_move;
+mod display;
 mod drain;
 mod drain_display;
 mod line;

@@ -179,6 +179,16 @@ mod tests {
     use crate::result::Outcome;
     use crate::storage::{DiskName, DiskState};
 
+    /// Where disks are copied.
+    const FROM_THE_PAUSE_ON: [Action; 6] = [
+        Action::EndDiskCopies,
+        Action::SwitchOver,
+        Action::RecordHandOver,
+        Action::ResumeOnTarget,
+        Action::CleanUp,
+        Action::Finish,
+    ];
+
     fn disk(copied_bytes: u64, is_ready: bool) -> Event {
         at(DiskState { copied_bytes, total_bytes: 100, is_ready, ..begun() })
     }
@@ -236,15 +246,7 @@ mod tests {
         assert_eq!(migration.handle(3_200.0, Event::Done), None);
         let paused = migration.handle(4_000.0, Event::Paused);
         let actions = rest(&mut migration, paused);
-        let expected = [
-            Action::EndDiskCopies,
-            Action::SwitchOver,
-            Action::RecordHandOver,
-            Action::ResumeOnTarget,
-            Action::CleanUp,
-            Action::Finish,
-        ];
-        assert_eq!(actions, expected);
+        assert_eq!(actions, FROM_THE_PAUSE_ON);
         let used = &migration.disks()[0];
         assert_eq!((used.copied_bytes, used.same_bytes, used.ready_ms), (100, 7, Some(2_000.0)));
         assert_eq!(used.wire_bytes, Some(50));
@@ -270,15 +272,7 @@ mod tests {
         );
         let paused = migration.handle(101_000.0, Event::Paused);
         let actions = rest(&mut migration, paused);
-        let expected = [
-            Action::EndDiskCopies,
-            Action::SwitchOver,
-            Action::RecordHandOver,
-            Action::ResumeOnTarget,
-            Action::CleanUp,
-            Action::Finish,
-        ];
-        assert_eq!(actions, expected);
+        assert_eq!(actions, FROM_THE_PAUSE_ON);
     }
 
     #[test]

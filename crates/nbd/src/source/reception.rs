@@ -1,7 +1,7 @@
 //! One address for several disks, for a client that asks for each by a name of its own. Others may know such names, so whoever
 //! has the reception says which connections are the client's.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::net::{TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::shared::Shared;
-use super::{Entrance, Export, SourceSplitter};
+use super::{Entrance, Export, SourceSplitter, listen_on_loopback};
 use crate::error::SplitterError;
 use crate::limits::{CANDIDATES_MAX, GREETING};
 use crate::nbd::{self, Offered};
@@ -35,9 +35,7 @@ pub struct Reception {
 impl Reception {
     /// On loopback. Needs a tokio runtime with I/O and time.
     pub async fn listen() -> Result<Self, SplitterError> {
-        let failed = |error| SplitterError::Listen(Arc::new(error));
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
+        let (listener, address) = listen_on_loopback().await?;
         Ok(Self { listener, address, awaited: vec![] })
     }
 
@@ -110,6 +108,7 @@ fn let_in(awaited: &mut Vec<Awaited>, stream: TcpStream, name: &str) {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::net::Ipv4Addr;
     use std::sync::Mutex;
 
     use tokio::net::TcpSocket;

@@ -226,10 +226,10 @@ impl Shared {
 
     pub(super) fn differs(&self, number: StreamNumber, handle: u64) -> Result<(), SplitterError> {
         self.advances();
-        let compared =
-            self.with(|scheduler| scheduler.compared(number, handle).map(Option::<&Payload>::cloned))?;
-        if let Some(data) = compared {
-            self.offer(&self.asked(number, handle)?, &data);
+        let Piece { command, payload } =
+            self.with(|scheduler| scheduler.compared(number, handle).cloned())?;
+        if let Some(data) = payload {
+            self.offer(&command, &data);
         }
         Ok(self.with(|scheduler| scheduler.differs(number, handle))?)
     }

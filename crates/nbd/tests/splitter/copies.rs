@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use drainpipe_nbd::There;
 
 use crate::noise::noise;
-use crate::support::{Bench, Settings, allocated_bytes, assert_same, has_qemu, image, said};
+use crate::support::{Bench, Settings, allocated_bytes, has_qemu, image, said};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_is_copied_over_all_streams_and_stays_thin() {
@@ -17,10 +17,7 @@ async fn a_disk_is_copied_over_all_streams_and_stays_thin() {
     let source = bench.path("source");
     image(&source, 24);
     bench.connect_many(4).await;
-    let (is_well, said) = said(bench.copy(&source)).await;
-    assert!(is_well, "{said}");
-    bench.ended().await.unwrap();
-    assert_same(&source, &bench.path("target"));
+    bench.copy_whole(&source).await;
     assert!(allocated_bytes(&bench.path("target")) <= 10 << 20, "8 MiB are not zero");
 
     let counters = bench.watch.counters();
@@ -67,10 +64,7 @@ async fn what_the_target_has_already_is_not_sent() {
     }
     left.write_all_at(&noise(4096, 99), 3 << 20).unwrap();
     bench.connect_many(4).await;
-    let (is_well, said) = said(bench.copy(&source)).await;
-    assert!(is_well, "{said}");
-    bench.ended().await.unwrap();
-    assert_same(&source, &target);
+    bench.copy_whole(&source).await;
     let counters = bench.watch.counters();
     assert!(bench.watch.is_all_written());
     assert_eq!(counters.found_same_bytes, 3 << 20, "{counters:?}");

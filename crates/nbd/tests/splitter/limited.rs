@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::support::{Bench, Settings, assert_same, eventually, has_qemu, image, said};
+use crate::support::{Bench, Settings, eventually, has_qemu, image, said};
 
 const LIMIT_BYTES_PER_S: u64 = 4_000_000;
 
@@ -25,11 +25,9 @@ async fn a_copy_keeps_to_its_limit_also_if_a_stream_is_lost() {
         eventually("something is sent", || watch.counters().sent_bytes() > 1_000_000).await;
         wires.remove(1).cut();
     };
-    let ((is_well, said), ()) = tokio::join!(said(bench.copy(&source)), cut);
+    let (ended, ()) = tokio::join!(said(bench.copy(&source)), cut);
     let allowed = (began.elapsed().as_secs_f64() + SLACK_S) * LIMIT_BYTES_PER_S as f64;
-    assert!(is_well, "{said}");
-    bench.ended().await.unwrap();
-    assert_same(&source, &bench.path("target"));
+    bench.assert_whole(&source, ended).await;
     let sent_bytes = bench.pace.sent_bytes();
     assert!(sent_bytes >= 8 << 20 && sent_bytes as f64 <= allowed, "{sent_bytes} of {allowed}");
     bench.target.close().await.unwrap();
@@ -51,8 +49,6 @@ async fn a_limit_that_is_raised_in_flight_lets_the_copy_go_on() {
         eventually("something is sent", || watch.counters().sent_bytes() > 0).await;
         bench.pace.set(None);
     };
-    let ((is_well, said), ()) = tokio::join!(said(bench.copy(&source)), raise);
-    assert!(is_well, "{said}");
-    bench.ended().await.unwrap();
-    assert_same(&source, &bench.path("target"));
+    let (ended, ()) = tokio::join!(said(bench.copy(&source)), raise);
+    bench.assert_whole(&source, ended).await;
 }

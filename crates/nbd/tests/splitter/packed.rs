@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use drainpipe_nbd::{Counters, There};
 
 use crate::noise::noise;
-use crate::support::{Bench, Settings, assert_same, eventually, has_qemu, image, said, text};
+use crate::support::{Bench, Settings, eventually, has_qemu, image, said, text};
 
 /// Slow enough that a core finds the time on all but the busiest machine.
 const LIMIT_BYTES_PER_S: u64 = 4_000_000;
@@ -33,10 +33,7 @@ async fn text_takes_less_of_a_slow_wire_than_it_has() {
     text(&source, 24);
     bench.pace.set(Some(LIMIT_BYTES_PER_S));
     bench.connect_many(4).await;
-    let (is_well, said) = said(bench.copy(&source)).await;
-    assert!(is_well, "{said}");
-    bench.ended().await.unwrap();
-    assert_same(&source, &bench.path("target"));
+    bench.copy_whole(&source).await;
     let counters = bench.watch.counters();
     assert_eq!(counters.written_bytes, 24 << 20);
     assert!(is_packed(&counters, 24 << 20), "{counters:?}");
@@ -54,10 +51,7 @@ async fn what_does_not_shrink_goes_as_it_is() {
     let source = bench.path("source");
     image(&source, 24);
     bench.connect_many(4).await;
-    let (is_well, said) = said(bench.copy(&source)).await;
-    assert!(is_well, "{said}");
-    bench.ended().await.unwrap();
-    assert_same(&source, &bench.path("target"));
+    bench.copy_whole(&source).await;
     let counters = bench.watch.counters();
     assert_eq!(counters.packed_bytes, 0, "{counters:?}");
     assert!((8 << 20..9 << 20).contains(&counters.sent_bytes()), "{counters:?}");
@@ -82,10 +76,8 @@ async fn streams_that_carry_packed_data_are_cut_and_others_come() {
         }
         bench.pace.set(None);
     };
-    let ((is_well, said), ()) = tokio::join!(said(bench.copy(&source)), cut);
-    assert!(is_well, "{said}");
-    bench.ended().await.unwrap();
-    assert_same(&source, &bench.path("target"));
+    let (ended, ()) = tokio::join!(said(bench.copy(&source)), cut);
+    bench.assert_whole(&source, ended).await;
     let counters = bench.watch.counters();
     assert!(counters.resent > 0, "{counters:?}");
     bench.target.close().await.unwrap();
@@ -106,10 +98,7 @@ async fn what_is_compared_is_packed_only_where_it_differs() {
     }
     bench.pace.set(Some(LIMIT_BYTES_PER_S));
     bench.connect_many(4).await;
-    let (is_well, said) = said(bench.copy(&source)).await;
-    assert!(is_well, "{said}");
-    bench.ended().await.unwrap();
-    assert_same(&source, &target);
+    bench.copy_whole(&source).await;
     let counters = bench.watch.counters();
     assert_eq!(counters.found_same_bytes, 12 << 20, "{counters:?}");
     assert!(is_packed(&counters, 12 << 20) && counters.packed_bytes <= 12 << 20, "{counters:?}");

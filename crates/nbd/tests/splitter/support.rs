@@ -317,6 +317,18 @@ impl Bench {
         command.kill_on_drop(true).stderr(Stdio::piped()).spawn().unwrap()
     }
 
+    /// Fails the test unless all of an image is copied, and the splitter ends well.
+    pub(crate) async fn copy_whole(&mut self, source: &Path) {
+        self.assert_whole(source, said(self.copy(source)).await).await;
+    }
+
+    /// The same, of a copy that has ended and has said this.
+    pub(crate) async fn assert_whole(&mut self, source: &Path, (is_well, said): (bool, String)) {
+        assert!(is_well, "{said}");
+        self.ended().await.unwrap();
+        assert_same(source, &self.path("target"));
+    }
+
     /// Has qemu-io do this.
     pub(crate) fn qemu_io(&self, commands: &[&str]) -> Child {
         let mut command = Command::new("qemu-io");

@@ -8,10 +8,11 @@ const SOCKETS: Duration = Duration::from_millis(20);
 /// What one socket may hold unsent, in bytes: enough for the moments in which a busy host does not wake the
 /// thread that fills it, and at most what it would hold by itself.
 pub(super) const UNSENT_BYTES_MIN: u32 = 64 << 10;
-const UNSENT_BYTES_MAX: u32 = 1 << 20;
+/// The most of it.
+pub const UNSENT_BYTES_MAX: u32 = 1 << 20;
 
 /// `TCP_NOTSENT_LOWAT` for each of so many connections, of which the wire takes so much.
-pub(super) fn unsent_bytes(wire_bytes_per_second: f64, connections: f64) -> u32 {
+pub fn unsent_bytes(wire_bytes_per_second: f64, connections: f64) -> u32 {
     let unsent = wire_bytes_per_second * SOCKETS.as_secs_f64() / connections;
     #[expect(
         clippy::cast_possible_truncation,
@@ -29,6 +30,7 @@ mod tests {
     fn it_follows_the_wire_within_bounds() {
         assert_eq!(unsent_bytes(0.0, 1.0), UNSENT_BYTES_MIN);
         assert_eq!(unsent_bytes(10_000_000.0, 1.0), 200_000);
+        assert_eq!(unsent_bytes(250e6, 8.0), 625_000);
         assert_eq!(unsent_bytes(1e12, 16.0), UNSENT_BYTES_MAX);
     }
 }
