@@ -109,6 +109,8 @@ bench: setup guest
 	DRAINPIPE_MEASURE_PAUSE=5 $(MEASURE) | tee bench/results/pause.md
 	DRAINPIPE_MEASURE_TLS=9 $(MEASURE) | tee bench/results/tls.md
 	DRAINPIPE_MEASURE_DOMAINS=3 $(MEASURE) | tee bench/results/domains.md
+	DRAINPIPE_MEASURE_DISKS=3 $(MEASURE) | tee bench/results/disks.md
+	DRAINPIPE_MEASURE_AUTO=5 $(MEASURE) | tee bench/results/auto.md
 	for qemu in "$$(scripts/qemu)" qemu-system-x86_64; do \
 		DRAINPIPE_MEASURE_SCENARIOS=20 DRAINPIPE_MEASURE_LABS=$(SCENARIO_LABS) \
 			$(MEASURE_WITH) DRAINPIPE_TEST_QEMU=$$qemu $(MEASURE_BY) \

@@ -15,7 +15,7 @@ use crate::Test;
 use crate::copied_disks::{Apart, DISK_MIB, content};
 use crate::mute_qemu::Still;
 use crate::program::Running;
-use crate::support::eventually;
+use crate::support::{TestLab, eventually};
 
 /// Where there is a newer QEMU.
 pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
@@ -52,10 +52,7 @@ impl Apart {
     /// QEMU's other monitor, while no guard has it.
     #[track_caller]
     pub(crate) fn monitor(&self) -> Monitor {
-        let socket = UnixStream::connect(self.lab.directory("a").join("run/vms/web/guard.sock")).unwrap();
-        let mut monitor = Monitor { heard: BufReader::new(socket.try_clone().unwrap()), socket };
-        monitor.ask("qmp_capabilities", &json!({}));
-        monitor
+        Monitor::of(&self.lab)
     }
 
     /// Fails the test unless the VM runs on `a` with its disks, and parts of them are kept on `b`. Back with what these hold.
@@ -109,6 +106,15 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
+    /// Of VM web on host `a`.
+    #[track_caller]
+    pub(crate) fn of(lab: &TestLab) -> Self {
+        let socket = UnixStream::connect(lab.directory("a").join("run/vms/web/guard.sock")).unwrap();
+        let mut monitor = Self { heard: BufReader::new(socket.try_clone().unwrap()), socket };
+        monitor.ask("qmp_capabilities", &json!({}));
+        monitor
+    }
+
     #[track_caller]
     pub(crate) fn ask(&mut self, command: &str, arguments: &Value) -> Value {
         self.try_ask(command, arguments).unwrap_or_else(|said| panic!("{command}: {said}"))

@@ -54,9 +54,11 @@ mod link_addresses;
 mod link_rate;
 mod lost;
 mod lost_journal;
+mod measure_auto;
 mod measure_both;
 mod measure_busy;
 mod measure_conntrack;
+mod measure_disks;
 mod measure_domains;
 mod measure_drain;
 mod measure_faults;
@@ -295,6 +297,10 @@ fn measures(filter: &str) -> bool {
         measure_faults::run(repeats, filter);
         return true;
     }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_AUTO") {
+        measure_auto::run(repeats, filter);
+        return true;
+    }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_BOTH") {
         measure_both::run(repeats);
         return true;
@@ -333,6 +339,10 @@ fn measures(filter: &str) -> bool {
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_CONNTRACK") {
         measure_conntrack::run(repeats);
+        return true;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DISKS") {
+        measure_disks::run(repeats, filter);
         return true;
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DOMAINS") {
