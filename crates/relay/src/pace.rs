@@ -14,8 +14,8 @@ const LATE_MAX: Duration = Duration::from_millis(20);
 /// 10 Mb/s would have up to a tenth more or less than that.
 const SENT_FASTER: (u64, u64) = (5, 4);
 
-/// What need not be sent as a whole goes in parts of so much of the limit's time: a second has two blocks of 128 KiB more or
-/// less than another, which at 10 Mb/s was a fifth.
+/// A block goes in parts of so much of the limit's time: where it goes as a whole, a second has two of 128 KiB more or less
+/// than another, which at 10 Mb/s was a fifth.
 const PART: Duration = Duration::from_millis(20);
 
 /// The least part: what one record of TLS holds.
@@ -26,7 +26,16 @@ const UNPACED: u64 = u64::MAX;
 
 sockopt_impl!(MaxPacingRate, SetOnly, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, u64);
 
-/// Says when the next block may go out.
+/// A stream's, to send something.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Turn {
+    /// So much of it.
+    pub(crate) bytes: usize,
+    /// How fast its kernel may, in bytes per second.
+    pub(crate) socket_bytes_per_s: u64,
+}
+
+/// Says when the next part of a block may go out.
 #[derive(Debug)]
 pub(crate) struct Pace {
     bytes_per_second: Option<u64>,
@@ -45,31 +54,43 @@ impl Pace {
         self.free_at = now;
     }
 
-    /// How fast the kernel may send a block, in bytes per second.
-    pub(crate) fn of_socket(&self) -> u64 {
+    /// The next one, for something of so many bytes. It has to be waited for before.
+    pub(crate) fn turn(&mut self, bytes: usize, now: Instant) -> Turn {
+        let bytes = bytes.min(self.part_bytes());
+        self.takes(bytes, now);
+        Turn { bytes, socket_bytes_per_s: self.of_socket() }
+    }
+
+    /// So much of a turn was not needed.
+    pub(crate) fn gives_back(&mut self, bytes: usize) {
+        self.free_at = self.free_at.checked_sub(self.time_of(bytes)).unwrap_or(self.free_at);
+    }
+
+    fn of_socket(&self) -> u64 {
         let (faster, than) = SENT_FASTER;
         self.bytes_per_second.map_or(UNPACED, |limit| limit.saturating_mul(faster) / than)
     }
 
-    /// How much may go at once of what need not go as a whole.
-    pub(crate) fn part_bytes(&self) -> usize {
+    fn part_bytes(&self) -> usize {
         let Some(bytes_per_second) = self.bytes_per_second else { return usize::MAX };
         let part = u128::from(bytes_per_second) * PART.as_millis() / 1000;
         usize::try_from(part).unwrap_or(usize::MAX).max(PART_BYTES_MIN)
     }
 
-    /// How long the next block has to wait; nothing if it may go.
+    /// How long the next turn has to be waited for; nothing if it is there.
     pub(crate) fn wait(&self, now: Instant) -> Option<Duration> {
         self.bytes_per_second?;
         self.free_at.checked_duration_since(now).filter(|wait| !wait.is_zero())
     }
 
-    /// A block goes out.
-    pub(crate) fn takes(&mut self, bytes: usize, now: Instant) {
-        let Some(bytes_per_second) = self.bytes_per_second else { return };
-        let time = Duration::from_secs_f64(bytes as f64 / bytes_per_second.max(1) as f64);
+    fn takes(&mut self, bytes: usize, now: Instant) {
         let since = now.checked_sub(LATE_MAX).map_or(self.free_at, |earliest| self.free_at.max(earliest));
-        self.free_at = since + time;
+        self.free_at = since + self.time_of(bytes);
+    }
+
+    fn time_of(&self, bytes: usize) -> Duration {
+        let time_s = |bytes_per_second: u64| bytes as f64 / bytes_per_second.max(1) as f64;
+        self.bytes_per_second.map_or(Duration::ZERO, |limit| Duration::from_secs_f64(time_s(limit)))
     }
 }
 
@@ -114,9 +135,10 @@ mod tests {
             for (block, late_ms) in blocks {
                 now += pace.wait(now).map_or(Duration::ZERO, |wait| wait + Duration::from_millis(late_ms));
                 prop_assert!(pace.wait(now).is_none());
-                pace.takes(block, now);
-                bytes += block;
-                last = block;
+                let turn = pace.turn(131_072, now);
+                last = block.min(turn.bytes);
+                pace.gives_back(turn.bytes - last);
+                bytes += last;
             }
             let allowed = (now - begin + LATE_MAX).as_secs_f64() * limit as f64;
             prop_assert!((bytes - last) as f64 <= allowed + 1.0, "{bytes} of {allowed}");

@@ -33,10 +33,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_targets_agent_is_killed", a_targets_agent_is_killed),
     ("the_drained_hosts_agent_is_killed_or_stopped", the_drained_hosts_agent_is_killed_or_stopped),
     ("the_way_back_leaves_alone_what_has_moved_on", the_way_back_leaves_alone_what_has_moved_on),
+    ("a_target_becomes_full", a_target_becomes_full),
 ];
-
-/// Those that the short form leaves out.
-pub(crate) const WHOLE_TESTS: &[Test] = &[("a_target_becomes_full", a_target_becomes_full)];
 
 /// Of three guests on a machine that runs other tests too.
 const DRAIN_MAX: Duration = Duration::from_secs(150);

@@ -21,10 +21,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_target_is_rebooted", a_target_is_rebooted),
     ("a_target_goes_down_and_is_started_later", a_target_goes_down_and_is_started_later),
     ("the_qemus_of_two_vms_are_killed", the_qemus_of_two_vms_are_killed),
+    ("a_targets_qemu_is_killed", a_targets_qemu_is_killed),
 ];
-
-/// Those that the short form leaves out.
-pub(crate) const WHOLE_TESTS: &[Test] = &[("a_targets_qemu_is_killed", a_targets_qemu_is_killed)];
 
 /// A guest that is in flight for 8 s over [`slow_lab`], and for 5 s over [`faster_lab`].
 const GUEST_MIB: u64 = 160;

@@ -13,12 +13,6 @@ use crate::guest::Guest;
 use crate::scene::{Scene, assert_failed, hold_journal, slow_lab};
 use crate::support::{TestLab, eventually};
 
-/// Connections go along as far as 20 ms of the pause suffice, which they do not where other tests have the cores.
-pub(crate) const WHOLE_TESTS: &[Test] = &[
-    ("a_live_connection_passes_the_targets_firewall", a_live_connection_passes_the_targets_firewall),
-    ("what_is_loaded_goes_where_the_vm_does_not_come", what_is_loaded_goes_where_the_vm_does_not_come),
-];
-
 pub(crate) const TESTS: &[Test] = &[
     ("hooks_are_told_in_their_order", hooks_are_told_in_their_order),
     ("a_hook_that_hangs_is_ended_and_the_vm_moves", a_hook_that_hangs_is_ended_and_the_vm_moves),
@@ -26,6 +20,8 @@ pub(crate) const TESTS: &[Test] = &[
         "a_vm_that_stays_is_told_though_its_agent_was_killed",
         a_vm_that_stays_is_told_though_its_agent_was_killed,
     ),
+    ("a_live_connection_passes_the_targets_firewall", a_live_connection_passes_the_targets_firewall),
+    ("what_is_loaded_goes_where_the_vm_does_not_come", what_is_loaded_goes_where_the_vm_does_not_come),
 ];
 
 /// Bridged packets pass the firewall. It lets in what begins properly, and what it has seen begin.

@@ -29,10 +29,6 @@ pub(crate) const TESTS: &[Test] = &[
     ("others_meddle_with_a_domain_that_moves", others_meddle_with_a_domain_that_moves),
     ("a_domain_that_its_owner_suspends_stays_suspended", a_domain_that_its_owner_suspends_stays_suspended),
     ("a_qemu_that_hangs_keeps_no_other_domain_waiting", a_qemu_that_hangs_keeps_no_other_domain_waiting),
-];
-
-/// Those that the short form leaves out.
-pub(crate) const WHOLE_TESTS: &[Test] = &[
     ("libvirt_ends_as_the_guest_is_paused", libvirt_ends_as_the_guest_is_paused),
     ("a_libvirt_is_mute_for_a_while", a_libvirt_is_mute_for_a_while),
     ("a_domain_whose_qemu_dies_is_defined_on_one_host", a_domain_whose_qemu_dies_is_defined_on_one_host),

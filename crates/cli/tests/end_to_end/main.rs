@@ -113,7 +113,7 @@ const NEED_IDLE_CORES: [&str; 3] = [
 /// A test and its name.
 type Test = (&'static str, fn());
 
-/// Those that need nothing but labs, in the short form too.
+/// Those that need nothing but labs.
 const MODULES: &[(&str, &[Test])] = &[
     // The longest of these first.
     ("chaos", chaos::TESTS),
@@ -159,15 +159,6 @@ const MODULES: &[(&str, &[Test])] = &[
     ("encrypted", encrypted::TESTS),
 ];
 
-/// Those that the short form leaves out: each has a mechanism that a shorter one of its module shows too.
-const WHOLE_MODULES: &[(&str, &[Test])] = &[
-    ("drain", drain::WHOLE_TESTS),
-    ("drain_losses", drain_losses::WHOLE_TESTS),
-    ("guest_network", guest_network::WHOLE_TESTS),
-    ("post_copy", post_copy::WHOLE_TESTS),
-    ("shared_paths", shared_paths::WHOLE_TESTS),
-];
-
 /// Modules about hosts, agents and links, to which QEMUs are alike. In the short form they have the newer one, if there is
 /// one: QEMU before 9.0 goes through all memory of a guest without KVM at each start of a migration (docs/decisions/0019).
 const WITH_ANY_QEMU: [&str; 15] = [
@@ -197,9 +188,7 @@ type Named = (String, fn());
 
 /// All that need nothing but labs, as far as this run has them.
 fn with_labs_alone() -> impl Iterator<Item = Named> {
-    let whole = WHOLE_MODULES.iter().map(|(module, tests)| (module, whole::or_none(tests)));
-    let modules = MODULES.iter().map(|(module, tests)| (module, *tests)).chain(whole);
-    modules.flat_map(|(module, tests)| {
+    MODULES.iter().flat_map(|(module, tests)| {
         tests.iter().map(move |(name, test)| (format!("{module}::{name}"), *test))
     })
 }
@@ -258,8 +247,7 @@ fn main() -> ExitCode {
     for (name, test) in drained_disks::WITH_NEWER_QEMU {
         trials.push(trial(format!("drained_disks::{name}"), *test, no_other_qemu.clone()));
     }
-    let in_whole = whole::or_none(writing_guests::WHOLE_WITH_NEWER_QEMU);
-    for (name, test) in writing_guests::WITH_NEWER_QEMU.iter().chain(in_whole) {
+    for (name, test) in writing_guests::WITH_NEWER_QEMU {
         trials.push(trial(format!("writing_guests::{name}"), *test, no_other_qemu.clone()));
     }
     for (name, test) in moved_disks::WITH_NEWER_QEMU {
@@ -278,7 +266,7 @@ fn main() -> ExitCode {
         slow,
         no_other_qemu,
     ));
-    run(arguments, trials)
+    run(arguments, whole::wanted(trials))
 }
 
 /// Those that need idle cores after all others.
@@ -382,7 +370,6 @@ fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
     let modules = [
         ("libvirt_fit", libvirt_fit::TESTS),
         ("libvirt_kills", libvirt_kills::TESTS),
-        ("libvirt_kills", whole::or_none(libvirt_kills::WHOLE_TESTS)),
         ("libvirt_lab", libvirt_lab::TESTS),
         ("libvirt_moves", libvirt_moves::TESTS),
         ("libvirt_relayed", libvirt_relayed::TESTS),
@@ -411,8 +398,8 @@ fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
     trials
 }
 
-/// Those of domains that show whether a newer libvirt is dealt with, of which the first is in every run; `make test-libvirt`
-/// runs all with the one that it is told.
+/// Those of domains that show whether a newer libvirt is dealt with; `make test-libvirt` runs all with the one that it is
+/// told.
 const WITH_NEWER_LIBVIRT: &[Test] = &[
     ("libvirt_ends_at_the_hand_over", libvirt_kills::libvirt_ends_at_the_hand_over_of_a_domain),
     ("moves", libvirt_moves::a_domain_is_moved_by_its_phases),
@@ -428,9 +415,7 @@ fn newer_libvirt_trials(no_libvirt: Option<&String>, is_list: bool) -> Vec<Trial
         eprintln!("SKIPPED, those with a newer libvirt: {absent}");
     }
     let absent = no_libvirt.cloned().or(none);
-    let named = whole::first_or_all(1, WITH_NEWER_LIBVIRT)
-        .iter()
-        .map(|(name, test)| (format!("newer_libvirt::{name}"), *test));
+    let named = WITH_NEWER_LIBVIRT.iter().map(|(name, test)| (format!("newer_libvirt::{name}"), *test));
     named.map(|(name, test)| trial(name, move || backend::with_newer_libvirt(test), absent.clone())).collect()
 }
 

@@ -40,13 +40,11 @@ pub(crate) const TESTS: &[Test] = &[
         "a_qemu_that_ends_meanwhile_is_the_end_of_the_vm_and_is_told",
         a_qemu_that_ends_meanwhile_is_the_end_of_the_vm_and_is_told,
     ),
+    (
+        "agents_that_are_killed_meanwhile_where_they_encrypt",
+        agents_that_are_killed_meanwhile_where_they_encrypt,
+    ),
 ];
-
-/// Those that the short form leaves out: whether it is encrypted, QEMU has to do with alone.
-pub(crate) const WHOLE_TESTS: &[Test] = &[(
-    "agents_that_are_killed_meanwhile_where_they_encrypt",
-    agents_that_are_killed_meanwhile_where_they_encrypt,
-)];
 
 /// Of the one link that is used: the rest is on its way for some seconds, also on a host so busy that the guest writes a
 /// quarter of what it is told to.

@@ -28,11 +28,8 @@ pub(crate) const TESTS: &[Test] = &[
         "an_agent_is_started_anew_while_one_vm_comes_and_one_goes",
         an_agent_is_started_anew_while_one_vm_comes_and_one_goes,
     ),
+    ("the_target_agent_is_started_anew_in_flight", the_target_agent_is_started_anew_in_flight),
 ];
-
-/// Those that the short form leaves out.
-pub(crate) const WHOLE_TESTS: &[Test] =
-    &[("the_target_agent_is_started_anew_in_flight", the_target_agent_is_started_anew_in_flight)];
 
 /// Of it 16 MiB are filled.
 const MEMORY_MIB: u64 = 128;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use libtest_mimic::{Completion, Trial};
 
 use crate::backend::Backend;
-use crate::{Named, no_other_qemu, trial, whole, with_labs_alone, writing_guests};
+use crate::{Named, no_other_qemu, trial, with_labs_alone, writing_guests};
 
 /// Has all of them run, and no others but those of domains alone. A path is that of the daemon of all libvirts.
 const ALL: &str = "DRAINPIPE_TEST_WITH_LIBVIRT";
@@ -93,9 +93,7 @@ pub(crate) fn trials(missing: Option<&String>) -> Vec<Trial> {
 
 /// Those of guests that move with their disks.
 fn with_disks() -> impl Iterator<Item = Named> {
-    let in_whole = whole::or_none(writing_guests::WHOLE_WITH_NEWER_QEMU);
-    let tests = writing_guests::WITH_NEWER_QEMU.iter().chain(in_whole);
-    tests.map(|(name, test)| (format!("writing_guests::{name}"), *test))
+    writing_guests::WITH_NEWER_QEMU.iter().map(|(name, test)| (format!("writing_guests::{name}"), *test))
 }
 
 fn with_libvirt(name: &str) -> String {

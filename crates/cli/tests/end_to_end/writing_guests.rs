@@ -21,9 +21,6 @@ use crate::support::eventually;
 pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("their_disks_move_whole", their_disks_move_whole),
     ("the_agent_dies_once_all_is_there", the_agent_dies_once_all_is_there),
-];
-
-pub(crate) const WHOLE_WITH_NEWER_QEMU: &[Test] = &[
     ("a_link_is_cut", a_link_is_cut),
     ("the_agent_dies_in_the_copy", the_agent_dies_in_the_copy),
     ("agent_and_guard_die", agent_and_guard_die),

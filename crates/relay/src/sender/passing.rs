@@ -17,7 +17,7 @@ use super::unsent::{UNSENT_BYTES_MIN, unsent_bytes};
 use crate::error::RelayError;
 use crate::figures::Counters;
 use crate::frame::BLOCK_BYTES_MAX;
-use crate::pace::{Pace, PacedSocket};
+use crate::pace::{Pace, PacedSocket, Turn};
 use crate::sockets::{Breaker, lock, read_block, spawn, wait_for};
 
 /// What the threads of a sender share that packs nothing.
@@ -97,8 +97,8 @@ impl Passing {
     }
 
     /// Waits until the limit lets a stream send, and takes what it may send of so many bytes: with its turn, or all streams
-    /// that wait would have the same one. None once all is over.
-    fn take_turn(&self, bytes: usize) -> Option<Turn> {
+    /// that wait would have the same one; and says whether it has waited. None once all is over.
+    fn take_turn(&self, bytes: usize) -> Option<(Turn, bool)> {
         let mut inner = lock(&self.inner);
         let mut has_waited = false;
         loop {
@@ -107,22 +107,12 @@ impl Passing {
             }
             let now = Instant::now();
             let Some(wait) = inner.pace.wait(now) else {
-                let bytes = bytes.min(inner.pace.part_bytes());
-                inner.pace.takes(bytes, now);
-                return Some(Turn { bytes, has_waited, socket_bytes_per_s: inner.pace.of_socket() });
+                return Some((inner.pace.turn(bytes, now), has_waited));
             };
             has_waited = true;
             (inner, _) = self.wake.wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
         }
     }
-}
-
-/// A stream's, to send a part of a block.
-struct Turn {
-    bytes: usize,
-    has_waited: bool,
-    // How fast its kernel may.
-    socket_bytes_per_s: u64,
 }
 
 /// Begins to relay a connection of the program.
@@ -151,8 +141,8 @@ fn pass(passing: &Passing, stream: usize, program: &UnixStream) -> Result<(), Re
         }
         let mut left = &block[..];
         while !left.is_empty() {
-            let Some(turn) = passing.take_turn(left.len()) else { return Ok(()) };
-            unsent.has_waited |= turn.has_waited;
+            let Some((turn, has_waited)) = passing.take_turn(left.len()) else { return Ok(()) };
+            unsent.has_waited |= has_waited;
             paced.pace(wire.socket(), turn.socket_bytes_per_s).map_err(RelayError::wire)?;
             let (part, rest) = left.split_at(turn.bytes);
             let wire_bytes = wire.send(part, &[])?;

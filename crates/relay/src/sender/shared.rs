@@ -13,8 +13,8 @@ use super::unsent::UNSENT_BYTES_MIN;
 use crate::block::Block;
 use crate::error::RelayError;
 use crate::figures::{Counters, PackingTime};
-use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES};
-use crate::pace::Pace;
+use crate::frame::{BLOCK_BYTES_MAX, Frame};
+use crate::pace::{Pace, Turn};
 use crate::pack::Trier;
 use crate::page_cache::{PageCache, TakenSlot};
 use crate::queue::{Content, Front, Outgoing, Packed, Streams, Work};
@@ -260,11 +260,14 @@ impl Shared {
         self.ready.iter().for_each(Condvar::notify_all);
     }
 
-    /// Waits until the limit lets a stream send, and gives how fast its kernel may, in bytes per second.
-    pub(super) fn wait_pace(&self, stream: usize) -> u64 {
+    /// Waits until the limit lets a stream send, and takes what it may send of so many bytes: with its turn, or all streams
+    /// that wait would have the same one. None once all is over.
+    pub(super) fn take_turn(&self, stream: usize, bytes: usize) -> Option<Turn> {
         let mut inner = self.inner();
         let mut waits = false;
-        while let Some(wait) = inner.pace.wait(Instant::now()).filter(|_| !inner.is_closed) {
+        while !inner.is_closed {
+            let now = Instant::now();
+            let Some(wait) = inner.pace.wait(now) else { return Some(inner.pace.turn(bytes, now)) };
             if !waits {
                 waits = true;
                 inner.set_waits_for_wire(stream, true);
@@ -272,7 +275,12 @@ impl Shared {
             }
             (inner, _) = self.ready[stream].wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
         }
-        inner.pace.of_socket()
+        None
+    }
+
+    /// So much of a turn was not needed.
+    pub(super) fn give_back(&self, bytes: usize) {
+        self.inner().pace.gives_back(bytes);
     }
 
     /// Waits for room in a stream, and gives a block to be filled; none once all is over.
@@ -346,7 +354,6 @@ impl Shared {
         inner.is_starved |= inner.streams.is_wanted(stream) && inner.streams.front(stream) == Front::Waiting;
         inner.streams.set_wanted(stream, false);
         let Some(mut block) = inner.streams.pop(stream) else { return Next::End };
-        inner.pace.takes(HEADER_BYTES + block.bytes().len(), Instant::now());
         let frame = block.frame();
         if let Some(change) = block.take_change() {
             inner.page_cache.change(change);
@@ -679,8 +686,8 @@ mod tests {
         is_packed_after("a limit", &|shared| {
             push(shared);
             shared.set_limit(Some(1_000_000));
-            shared.inner().pace.takes(20_000, Instant::now());
-            shared.wait_pace(0);
+            shared.take_turn(0, 20_000);
+            shared.take_turn(0, 20_000);
         });
         is_packed_after("a wire that wants it", &|shared| {
             push(shared);

@@ -1,11 +1,11 @@
 //! One connection: a thread that reads from the program, and one that writes to the wire.
 
-use std::io;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use std::{io, mem};
 
 use rustix::event::{PollFlags, Timespec};
 use rustix::io::Errno;
@@ -16,9 +16,9 @@ use super::shared::{Next, Shared};
 use crate::block::Block;
 use crate::error::RelayError;
 use crate::figures::{Counters, PastCodec};
-use crate::frame::Frame;
+use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES};
 use crate::multifd::Walker;
-use crate::pace::PacedSocket;
+use crate::pace::{PacedSocket, Turn};
 use crate::queue::{Content, Outgoing, Packed};
 use crate::sockets::{spawn, wait_for};
 use crate::wire::Outward;
@@ -101,9 +101,14 @@ fn write(shared: &Shared, stream: usize, program: &UnixStream) -> Result<(), Rel
             unsent_bytes = limit;
         }
         wait_for_wire(shared, stream, wire.socket()).map_err(RelayError::wire)?;
-        paced.pace(wire.socket(), shared.wait_pace(stream)).map_err(RelayError::wire)?;
-        match shared.next(stream, std::mem::take(&mut is_first)) {
-            Next::Block(frame, block) => send(shared, &mut wire, frame, block)?,
+        // Only then is it chosen what goes, which may be less.
+        let Some(turn) = shared.take_turn(stream, HEADER_BYTES + BLOCK_BYTES_MAX) else { return Ok(()) };
+        match shared.next(stream, mem::take(&mut is_first)) {
+            Next::Block(frame, block) => {
+                let wire_bytes = send(shared, stream, &mut wire, &mut paced, turn, frame, &block)?;
+                count(&shared.counters, &block, wire_bytes);
+                shared.sent(block);
+            }
             Next::End => {
                 wire.send(&Frame::End.encode(), &[])?;
                 return wire.finish();
@@ -123,11 +128,32 @@ fn wait_for_wire(shared: &Shared, stream: usize, wire: &TcpStream) -> io::Result
     Ok(())
 }
 
-fn send(shared: &Shared, wire: &mut Outward, frame: Frame, block: Outgoing) -> Result<(), RelayError> {
-    let wire_bytes = wire.send(&frame.encode(), block.bytes())?;
-    count(&shared.counters, &block, wire_bytes);
-    shared.sent(block);
-    Ok(())
+/// Part by part, as the limit has it, of which the first one's turn has come. What has gone out; not all, once all is over.
+fn send(
+    shared: &Shared,
+    stream: usize,
+    wire: &mut Outward,
+    paced: &mut PacedSocket,
+    first: Turn,
+    frame: Frame,
+    block: &Outgoing,
+) -> Result<usize, RelayError> {
+    let header = frame.encode();
+    let mut left = block.bytes();
+    shared.give_back(first.bytes.saturating_sub(header.len() + left.len()));
+    let mut turn = Turn { bytes: first.bytes.saturating_sub(header.len()), ..first };
+    let (mut header, mut wire_bytes) = (&header[..], 0);
+    loop {
+        paced.pace(wire.socket(), turn.socket_bytes_per_s).map_err(RelayError::wire)?;
+        let (part, rest) = left.split_at(left.len().min(turn.bytes));
+        wire_bytes += wire.send(mem::take(&mut header), part)?;
+        left = rest;
+        if left.is_empty() {
+            return Ok(wire_bytes);
+        }
+        let Some(next) = shared.take_turn(stream, left.len()) else { return Ok(wire_bytes) };
+        turn = next;
+    }
 }
 
 fn count(counters: &Counters, block: &Outgoing, wire_bytes: usize) {

@@ -68,7 +68,10 @@ fn print_figures(rounds: &[Round]) {
 
 /// The largest of the ratios.
 fn worst(drained: &Drained, round: &Round) -> f64 {
-    let ratios = drained.silences.iter().map(|(name, silence)| silence.ms / round.alone[name].median_ms);
+    let ratios = drained
+        .silences
+        .iter()
+        .filter_map(|(name, silence)| Some(silence.ms / round.alone.get(name)?.median_ms));
     ratios.fold(0.0, f64::max)
 }
 
@@ -103,7 +106,7 @@ fn print_vms(round: &Round) {
                 one.sent_bytes as f64 / one.predicted_bytes.max(1) as f64,
                 silence.ms,
                 silence.began.map_or(f64::NAN, |began| drained.ms_at(began)),
-                round.alone[&one.vm].median_ms,
+                round.alone.get(&one.vm).map_or(f64::NAN, |alone| alone.median_ms),
             );
         }
         println!();
