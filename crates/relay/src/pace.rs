@@ -61,11 +61,6 @@ impl Pace {
         Turn { bytes, socket_bytes_per_s: self.of_socket() }
     }
 
-    /// So much of a turn was not needed.
-    pub(crate) fn gives_back(&mut self, bytes: usize) {
-        self.free_at = self.free_at.checked_sub(self.time_of(bytes)).unwrap_or(self.free_at);
-    }
-
     fn of_socket(&self) -> u64 {
         let (faster, than) = SENT_FASTER;
         self.bytes_per_second.map_or(UNPACED, |limit| limit.saturating_mul(faster) / than)
@@ -84,13 +79,10 @@ impl Pace {
     }
 
     fn takes(&mut self, bytes: usize, now: Instant) {
+        let Some(bytes_per_second) = self.bytes_per_second else { return };
+        let time = Duration::from_secs_f64(bytes as f64 / bytes_per_second.max(1) as f64);
         let since = now.checked_sub(LATE_MAX).map_or(self.free_at, |earliest| self.free_at.max(earliest));
-        self.free_at = since + self.time_of(bytes);
-    }
-
-    fn time_of(&self, bytes: usize) -> Duration {
-        let time_s = |bytes_per_second: u64| bytes as f64 / bytes_per_second.max(1) as f64;
-        self.bytes_per_second.map_or(Duration::ZERO, |limit| Duration::from_secs_f64(time_s(limit)))
+        self.free_at = since + time;
     }
 }
 
@@ -135,9 +127,7 @@ mod tests {
             for (block, late_ms) in blocks {
                 now += pace.wait(now).map_or(Duration::ZERO, |wait| wait + Duration::from_millis(late_ms));
                 prop_assert!(pace.wait(now).is_none());
-                let turn = pace.turn(131_072, now);
-                last = block.min(turn.bytes);
-                pace.gives_back(turn.bytes - last);
+                last = pace.turn(block, now).bytes;
                 bytes += last;
             }
             let allowed = (now - begin + LATE_MAX).as_secs_f64() * limit as f64;

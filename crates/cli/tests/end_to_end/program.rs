@@ -106,13 +106,18 @@ impl Running {
     }
 
     #[track_caller]
-    pub(crate) fn wait(mut self) -> Output {
-        let end = Instant::now() + DEADLINE;
+    pub(crate) fn wait(self) -> Output {
+        self.wait_for(DEADLINE)
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_for(mut self, at_most: Duration) -> Output {
+        let end = Instant::now() + at_most;
         let status = loop {
             match self.child.try_wait().unwrap() {
                 Some(status) => break status,
                 None if Instant::now() < end => thread::sleep(Duration::from_millis(5)),
-                None => panic!("{} did not end within {DEADLINE:?}", self.what),
+                None => panic!("{} did not end within {at_most:?}", self.what),
             }
         };
         let text = |from: &Receiver<String>| {

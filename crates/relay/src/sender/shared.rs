@@ -13,7 +13,7 @@ use super::unsent::UNSENT_BYTES_MIN;
 use crate::block::Block;
 use crate::error::RelayError;
 use crate::figures::{Counters, PackingTime};
-use crate::frame::{BLOCK_BYTES_MAX, Frame};
+use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES};
 use crate::pace::{Pace, Turn};
 use crate::pack::Trier;
 use crate::page_cache::{PageCache, TakenSlot};
@@ -139,7 +139,8 @@ pub(super) struct Past {
 /// What [`Shared::next`] gives a stream's writer.
 #[derive(Debug)]
 pub(super) enum Next {
-    Block(Frame, Outgoing),
+    /// What goes, and the turn of its first part.
+    Block(Frame, Outgoing, Turn),
     End,
     Closed,
 }
@@ -260,14 +261,21 @@ impl Shared {
         self.ready.iter().for_each(Condvar::notify_all);
     }
 
-    /// Waits until the limit lets a stream send, and takes what it may send of so many bytes: with its turn, or all streams
-    /// that wait would have the same one. None once all is over.
+    /// Waits until the limit lets a stream send.
+    pub(super) fn wait_pace(&self, stream: usize) {
+        drop(self.paced(stream, self.inner()));
+    }
+
+    /// The same, and takes what it may send of so many bytes: with its turn, or all streams that wait would have the same
+    /// one. None once all is over.
     pub(super) fn take_turn(&self, stream: usize, bytes: usize) -> Option<Turn> {
-        let mut inner = self.inner();
+        let mut inner = self.paced(stream, self.inner());
+        (!inner.is_closed).then(|| inner.pace.turn(bytes, Instant::now()))
+    }
+
+    fn paced<'a>(&'a self, stream: usize, mut inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
         let mut waits = false;
-        while !inner.is_closed {
-            let now = Instant::now();
-            let Some(wait) = inner.pace.wait(now) else { return Some(inner.pace.turn(bytes, now)) };
+        while let Some(wait) = inner.pace.wait(Instant::now()).filter(|_| !inner.is_closed) {
             if !waits {
                 waits = true;
                 inner.set_waits_for_wire(stream, true);
@@ -275,12 +283,7 @@ impl Shared {
             }
             (inner, _) = self.ready[stream].wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
         }
-        None
-    }
-
-    /// So much of a turn was not needed.
-    pub(super) fn give_back(&self, bytes: usize) {
-        self.inner().pace.gives_back(bytes);
+        inner
     }
 
     /// Waits for room in a stream, and gives a block to be filled; none once all is over.
@@ -348,19 +351,23 @@ impl Shared {
         let patience = Duration::from_micros(self.patience_us.load(Ordering::Relaxed));
         let waited = self.ready[stream].wait_timeout_while(inner, patience, is_awaited);
         (inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        // Another stream may have had the turn meanwhile.
+        inner = self.paced(stream, inner);
+        inner.set_waits_for_wire(stream, false);
         if inner.is_closed {
             return Next::Closed;
         }
         inner.is_starved |= inner.streams.is_wanted(stream) && inner.streams.front(stream) == Front::Waiting;
         inner.streams.set_wanted(stream, false);
         let Some(mut block) = inner.streams.pop(stream) else { return Next::End };
+        let turn = inner.pace.turn(HEADER_BYTES + block.bytes().len(), Instant::now());
         let frame = block.frame();
         if let Some(change) = block.take_change() {
             inner.page_cache.change(change);
         }
         drop(inner);
         self.room[stream].notify_one();
-        Next::Block(frame, block)
+        Next::Block(frame, block, turn)
     }
 
     /// A block has been sent; what held it may be filled again.
@@ -532,7 +539,7 @@ mod tests {
             thread::spawn(move || shared.take_work().map(|order| order.work.raw[0]))
         };
         hold_up(&shared, [7, 8]);
-        let Next::Block(_, block) = shared.next(0, true) else { panic!("there is a block") };
+        let Next::Block(_, block, _) = shared.next(0, true) else { panic!("there is a block") };
         assert!(matches!(&block.content, Content::Raw(raw) if raw[0] == 7));
         shared.waits_for_wire(0);
         shared.allow(1);
@@ -562,7 +569,7 @@ mod tests {
         shared.cannot_yield(order, "not permitted");
         shared.allow(2);
         for expected in [7, 8] {
-            let Next::Block(_, block) = shared.next(0, true) else { panic!("there is a block") };
+            let Next::Block(_, block, _) = shared.next(0, true) else { panic!("there is a block") };
             assert!(matches!(&block.content, Content::Raw(raw) if raw[0] == expected));
         }
         shared.push(0, Block::from(&[9][..]));
@@ -687,7 +694,7 @@ mod tests {
             push(shared);
             shared.set_limit(Some(1_000_000));
             shared.take_turn(0, 20_000);
-            shared.take_turn(0, 20_000);
+            shared.wait_pace(0);
         });
         is_packed_after("a wire that wants it", &|shared| {
             push(shared);
@@ -719,7 +726,8 @@ mod tests {
                         shared.waits_for_wire(stream);
                     }
                     let next = shared.next(stream, true);
-                    overtaken += usize::from(!matches!(next, Next::Block(_, block) if !block.is_overtaken));
+                    overtaken +=
+                        usize::from(!matches!(next, Next::Block(_, block, _) if !block.is_overtaken));
                 }
             }
             shared.ended();

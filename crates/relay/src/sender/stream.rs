@@ -16,7 +16,7 @@ use super::shared::{Next, Shared};
 use crate::block::Block;
 use crate::error::RelayError;
 use crate::figures::{Counters, PastCodec};
-use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES};
+use crate::frame::Frame;
 use crate::multifd::Walker;
 use crate::pace::{PacedSocket, Turn};
 use crate::queue::{Content, Outgoing, Packed};
@@ -101,10 +101,9 @@ fn write(shared: &Shared, stream: usize, program: &UnixStream) -> Result<(), Rel
             unsent_bytes = limit;
         }
         wait_for_wire(shared, stream, wire.socket()).map_err(RelayError::wire)?;
-        // Only then is it chosen what goes, which may be less.
-        let Some(turn) = shared.take_turn(stream, HEADER_BYTES + BLOCK_BYTES_MAX) else { return Ok(()) };
+        shared.wait_pace(stream);
         match shared.next(stream, mem::take(&mut is_first)) {
-            Next::Block(frame, block) => {
+            Next::Block(frame, block, turn) => {
                 let wire_bytes = send(shared, stream, &mut wire, &mut paced, turn, frame, &block)?;
                 count(&shared.counters, &block, wire_bytes);
                 shared.sent(block);
@@ -140,7 +139,6 @@ fn send(
 ) -> Result<usize, RelayError> {
     let header = frame.encode();
     let mut left = block.bytes();
-    shared.give_back(first.bytes.saturating_sub(header.len() + left.len()));
     let mut turn = Turn { bytes: first.bytes.saturating_sub(header.len()), ..first };
     let (mut header, mut wire_bytes) = (&header[..], 0);
     loop {
