@@ -3,7 +3,7 @@
 CARGO ?= cargo
 TARGET_DIRECTORY := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: demo test test-whole test-libvirt deb test-deb test-storage chaos soak fuzz fuzz-api style bench setup guest
+.PHONY: demo test test-whole test-libvirt test-emulated deb test-deb test-storage chaos soak fuzz fuzz-api style bench setup guest emulated
 
 demo: setup guest
 	$(CARGO) build --release --package drainpipe-cli
@@ -13,14 +13,14 @@ demo: setup guest
 # Each mechanism once; 20 minutes on two cores are the aim. Labs need root; the tests are built without, and run by way of
 # scripts/as-root. With --all-targets nobody looks for tests in the documentation, of which there are none: it would take
 # 20 s.
-test: setup guest
+test: setup guest emulated
 	released="$$(CARGO="$(CARGO)" scripts/released)" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
 		DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" DRAINPIPE_TEST_LIBVIRT="$$(scripts/libvirt)" \
 		DRAINPIPE_TEST_RELEASED="$$released" $(CARGO) test --workspace --all-targets --no-fail-fast
 
 # The end-to-end tests in full: also the same faults at the other end, by other means and options, and with the
 # distribution's QEMU throughout. Half an hour or more.
-test-whole: setup guest
+test-whole: setup guest emulated
 	released="$$(CARGO="$(CARGO)" scripts/released)" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
 		DRAINPIPE_TEST_WHOLE=1 DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" DRAINPIPE_TEST_LIBVIRT="$$(scripts/libvirt)" \
 		DRAINPIPE_TEST_RELEASED="$$released" \
@@ -33,6 +33,11 @@ LIBVIRT_DAEMON ?=
 test-libvirt: setup guest
 	DRAINPIPE_TEST_WITH_LIBVIRT="$(or $(LIBVIRT_DAEMON),1)" CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
 		DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" $(CARGO) test --package drainpipe-cli --test end_to_end
+
+# Those that need a kernel of their own: labs of emulated machines.
+test-emulated: setup guest emulated
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" \
+		$(CARGO) test --package drainpipe-cli --test end_to_end -- emulated::
 
 # A Debian package of this version: target/deb/drainpipe_VERSION_amd64.deb.
 deb: setup
@@ -125,3 +130,6 @@ setup:
 
 guest: setup
 	scripts/guest
+
+emulated: setup
+	scripts/emulated

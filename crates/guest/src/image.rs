@@ -18,7 +18,7 @@ mod modules;
 pub const MODULES_FOLDER: &str = "modules";
 
 /// The drivers that the guest needs on the machine types `q35` and `pc`.
-const MODULES: [&str; 3] = ["virtio_pci", "virtio_net", DISK_MODULE];
+pub const GUEST_MODULES: [&str; 3] = ["virtio_pci", "virtio_net", DISK_MODULE];
 
 /// The driver of disks. Guests without any do without it: loading it would take time.
 pub const DISK_MODULE: &str = "virtio_blk";
@@ -56,14 +56,20 @@ pub enum ImageError {
 }
 
 /// Writes the initramfs for the kernel whose modules are under `modules_folder` (as
-/// `/lib/modules/6.1.0-56-cloud-amd64`) to `output`, all or nothing. The same input gives the
+/// `/lib/modules/6.1.0-56-cloud-amd64`) to `output`, all or nothing: the program as the first process, and these modules
+/// with all that they need. The same input gives the
 /// same bytes.
 ///
 /// It is not compressed: it is small, and unpacking costs a guest under TCG more than reading.
-pub fn build_image(modules_folder: &Path, program: &Path, output: &Path) -> Result<(), ImageError> {
+pub fn build_image(
+    modules_folder: &Path,
+    module_names: &[&str],
+    program: &Path,
+    output: &Path,
+) -> Result<(), ImageError> {
     let program_bytes =
         fs::read(program).map_err(|source| ImageError::Program { path: program.to_owned(), source })?;
-    let modules = modules::in_load_order(modules_folder, &MODULES)?;
+    let modules = modules::in_load_order(modules_folder, module_names)?;
     let mut archive = Archive::new();
     archive.folder("dev");
     // The kernel opens it for PID 1 before anything is mounted.
@@ -126,7 +132,7 @@ mod tests {
         let images = folder.path().join("images");
         fs::create_dir(&images).unwrap();
         let build = |name: &str| {
-            build_image(&modules, &program, &images.join(name)).unwrap();
+            build_image(&modules, &GUEST_MODULES, &program, &images.join(name)).unwrap();
             fs::read(images.join(name)).unwrap()
         };
         assert_eq!(build("one"), build("two"));
@@ -148,11 +154,11 @@ mod tests {
     fn what_is_missing_is_named_and_nothing_is_written() {
         let folder = tempfile::tempdir().unwrap();
         let output = folder.path().join("image");
-        let refused = build_image(folder.path(), &folder.path().join("program"), &output);
+        let refused = build_image(folder.path(), &GUEST_MODULES, &folder.path().join("program"), &output);
         assert!(refused.unwrap_err().to_string().contains("program"));
         let program = folder.path().join("program");
         fs::write(&program, b"program").unwrap();
-        let refused = build_image(folder.path(), &program, &output).unwrap_err();
+        let refused = build_image(folder.path(), &GUEST_MODULES, &program, &output).unwrap_err();
         assert!(refused.to_string().contains("virtio_pci"), "{refused}");
         assert!(!output.exists());
     }

@@ -140,7 +140,7 @@ async fn kvm(qmp: &QmpClient, deadline: Duration) -> Result<Kvm, QmpError> {
 
 /// `/dev/kvm` alone does not tell: nested in some hypervisors it is there, but ordinary kernels do
 /// not boot under it. Where the CPU shows its virtualisation, they do.
-fn host_lacks_kvm() -> Option<String> {
+pub fn host_lacks_kvm() -> Option<String> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     if !has_virtualisation(&cpuinfo) {
         return Some("the CPU shows neither vmx nor svm in /proc/cpuinfo".into());

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use drainpipe_machine::client::ExecError;
 use thiserror::Error;
 
 use crate::spec::SpecError;
@@ -118,6 +119,42 @@ pub enum Error {
         host: String,
         /// How long we waited for it.
         waited: Duration,
+    },
+    /// What emulated machines boot is not there.
+    #[error("cannot find {}: {source}; `scripts/emulated` makes what emulated machines boot", .path.display())]
+    BootFiles {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A machine did not boot.
+    #[error("the machine of host {host} did not boot: {why}; last it said:\n{said}")]
+    MachineNotStarted {
+        /// The host's name.
+        host: String,
+        /// What was waited for.
+        why: String,
+        /// The last lines of its QEMU, and of its console.
+        said: String,
+    },
+    /// A program could not be run in a machine, or was lost with it.
+    #[error("the machine of host {host}: {source}; its console is in {}", .console.display())]
+    Machine {
+        /// The host's name.
+        host: String,
+        /// What happened.
+        source: ExecError,
+        /// The file.
+        console: PathBuf,
+    },
+    /// A machine has no such program.
+    #[error("on host {host}: {why}")]
+    NotRun {
+        /// The host's name.
+        host: String,
+        /// What the machine says.
+        why: String,
     },
     /// The operating system refused.
     #[error("cannot {action} {}: {source}", .path.display())]

@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::thread;
 
+use drainpipe_machine::client::Streams;
 use rustix::process::{Pid, geteuid};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::Serialize;
 
 use crate::cpus::cpu_of;
+use crate::emulated;
 use crate::enter;
 use crate::error::Error;
 use crate::fault::{Fault, drops};
@@ -20,7 +22,7 @@ use crate::libvirt;
 use crate::link_local;
 use crate::names::lab_and_node;
 use crate::processes::{self, NamespaceId};
-use crate::spec::{LabSpec, LinkAddresses, check_lab_name};
+use crate::spec::{LabSpec, LinkAddresses, SpecError, check_lab_name};
 use crate::state::{self, LabLock, namespace_file};
 use crate::status::{self, LabStatus, ProcessStatus};
 use crate::tools;
@@ -62,6 +64,7 @@ impl Lab {
         if spec.libvirt {
             libvirt::check_installed(&spec)?;
         }
+        spec.machines.as_ref().map_or(Ok(()), emulated::check_boot_files)?;
         spec.hosts.iter().try_for_each(|host| cpu_of(&spec, host).map(drop))?;
         let lock = LabLock::acquire(&spec.name)?;
         if state::read_record(&spec.name)?.is_some() {
@@ -144,10 +147,17 @@ impl Lab {
     /// A command that runs `program` in the namespace of `node` (a host, or
     /// [`CLIENT`](crate::CLIENT)), with the `/sys` of that namespace, and the machine's control groups in it.
     pub fn command(&self, node: &str, program: impl AsRef<OsStr>) -> Result<Command, Error> {
+        self.check_no_machine(node)?;
         let mut words = enter::words(&self.spec, node)?.into_iter();
         let mut command = Command::new(words.next().expect("the way in has a first word"));
         command.args(words).arg(program);
         Ok(command)
+    }
+
+    /// Runs a program in the machine of `host`, in an emulated lab, to its end: its exit code, or 128 and the number of the
+    /// signal that ended it. If the caller ends first, so does the program.
+    pub fn exec(&self, host: &str, words: Vec<String>, streams: Streams<'_>) -> Result<i32, Error> {
+        emulated::exec(&self.spec, host, words, streams)
     }
 
     /// Starts a daemon in the namespace of `node`: in a session of its own, so that it outlives
@@ -155,6 +165,7 @@ impl Lab {
     ///
     /// Returns once it is in the namespace, from where [`Lab::down`] will end it.
     pub fn spawn<A: AsRef<OsStr>>(&self, node: &str, arguments: &[A], log: &Path) -> Result<Child, Error> {
+        self.check_no_machine(node)?;
         let entering = enter::words(&self.spec, node)?;
         let lock = self.lock()?;
         enter::spawn(&self.spec.namespace(node), &entering, arguments, log, &lock)
@@ -197,7 +208,22 @@ impl Lab {
         }
         let batches = fault.changes(&self.spec)?;
         let lock = self.lock()?;
-        batches.iter().try_for_each(|batch| batch.run(&lock))
+        batches.iter().try_for_each(|batch| batch.run(&lock))?;
+        match (&self.spec.machines, fault) {
+            (Some(_), Fault::LinkDown { link, .. } | Fault::LinkUp { link, .. } | Fault::Heal { link, .. }) => {
+                emulated::follow_carriers(&self.spec, link)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// In the namespace of a machine there is nothing that a program could be run for.
+    fn check_no_machine(&self, node: &str) -> Result<(), SpecError> {
+        if !self.spec.is_machine(node) {
+            return Ok(());
+        }
+        let instead = "run programs in it with `drainpipe lab exec`";
+        Err(SpecError::IsMachine { lab: self.spec.name.clone(), host: node.to_owned(), instead })
     }
 
     /// Keeps the lab from being removed meanwhile; fails if it has been already.
@@ -222,7 +248,9 @@ fn check_machine() -> Result<(), Error> {
 fn make(spec: &LabSpec, lock: &LabLock) -> Result<(), Error> {
     lock.create_directories(spec.nodes())?;
     topology::build(spec).iter().try_for_each(|batch| batch.run(lock))?;
-    if spec.link_addresses == LinkAddresses::LinkLocal {
+    if let Some(machines) = &spec.machines {
+        emulated::start_all(spec, machines, lock)?;
+    } else if spec.link_addresses == LinkAddresses::LinkLocal {
         link_local::wait(spec)?;
     }
     let [receive, _] = drops(spec, &spec.hosts[0], &spec.link_names()[0])?;

@@ -1,4 +1,4 @@
-//! Test hosts on one machine: network namespaces, shaped links, faults.
+//! Test hosts on one machine: network namespaces or emulated machines, shaped links, faults.
 //!
 //! ```text
 //!                 client (mgmt .1, guests .1)
@@ -24,6 +24,7 @@
 mod addresses;
 mod control_groups;
 mod cpus;
+mod emulated;
 mod enter;
 mod error;
 mod fault;
@@ -45,5 +46,6 @@ pub use fault::{Direction, Fault, FaultParseError};
 pub use lab::{Lab, LabSummary, Removal};
 pub use libvirt::DaemonChange;
 pub use names::{CLIENT, GUEST_BRIDGE, MANAGEMENT_INTERFACE};
-pub use spec::{DEFAULT_MTU_BYTES, LabSpec, LinkAddresses, LinkSpec, SpecError};
+pub use drainpipe_machine::client::Streams;
+pub use spec::{DEFAULT_MTU_BYTES, LabSpec, LinkAddresses, LinkSpec, MachineSpec, SpecError};
 pub use status::{HostStatus, LabStatus, LibvirtStatus, LinkState, LinkStatus, NodeStatus, ProcessStatus};

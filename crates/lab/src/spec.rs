@@ -20,6 +20,10 @@ const MIN_MTU_BYTES: u32 = 1280;
 /// veth's own maximum.
 const MAX_MTU_BYTES: u32 = 65_535;
 const MAX_RATE_MBPS: u64 = 100_000;
+/// Below this the kernel, the overlay and an agent are short of memory.
+const MIN_MACHINE_MIB: u32 = 512;
+/// Slots of the machine's root bus that its other devices leave, but for two: see [`crate::emulated`].
+pub(crate) const MAX_MACHINE_LINKS: usize = 12;
 const MAX_LAB_NAME_CHARS: usize = 32;
 const MAX_HOST_NAME_CHARS: usize = 10;
 
@@ -53,6 +57,25 @@ pub struct LabSpec {
     /// directory that it was unpacked to. None is the distribution's `libvirtd`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub libvirt_daemon: Option<PathBuf>,
+    /// What the hosts are emulated by. None: they are this machine's own namespaces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machines: Option<MachineSpec>,
+}
+
+/// How the machines of an emulated lab are made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineSpec {
+    /// The QEMU that they run in: a name in PATH, or an absolute path.
+    pub qemu: PathBuf,
+    /// The directory with `vmlinux`, `initramfs.img` and `additions/`, as `scripts/emulated` makes it; an absolute path.
+    pub boot_files: PathBuf,
+    /// The memory of each, in MiB. What is written to its root is in it too.
+    pub memory_mib: u32,
+    /// The CPUs of each.
+    pub cpus: u8,
+    /// Whether they have this machine's KVM.
+    pub kvm: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
@@ -134,6 +157,34 @@ pub enum SpecError {
         /// The MTU asked for.
         mtu_bytes: u32,
     },
+    /// More links than a machine has slots for.
+    #[error("emulated machines have 1 to {MAX_MACHINE_LINKS} links, not {0}")]
+    MachineLinkCount(usize),
+    /// Too little or too much memory for a machine.
+    #[error("an emulated machine has {MIN_MACHINE_MIB} MiB of memory or more, not {0}")]
+    MachineMemory(u32),
+    /// A machine without a CPU.
+    #[error("an emulated machine has 1 CPU or more")]
+    MachineCpus,
+    /// libvirt's daemons of a lab share this machine's kernel.
+    #[error("an emulated lab has no libvirt of the lab's: start one in its machines")]
+    MachineLibvirt,
+    /// What is asked of a host is another thing on an emulated machine.
+    #[error("host {host} of lab {lab} is an emulated machine: {instead}")]
+    IsMachine {
+        /// The lab's name.
+        lab: String,
+        /// The host's name.
+        host: String,
+        /// What does it there.
+        instead: &'static str,
+    },
+    /// The lab's hosts are not emulated.
+    #[error("the hosts of lab {lab} are not emulated: make a lab with `drainpipe lab up --emulated`")]
+    NoMachine {
+        /// The lab's name.
+        lab: String,
+    },
     /// There is no CPU for each host.
     #[error("{hosts} hosts with a CPU of their own need as many CPUs, and this program may use {cpus}")]
     Cpus {
@@ -194,6 +245,7 @@ impl LabSpec {
             libvirt: false,
             libvirt_qemu: None,
             libvirt_daemon: None,
+            machines: None,
         }
     }
 
@@ -218,7 +270,24 @@ impl LabSpec {
             check_rate(link, spec.rate_mbps)?;
             check_mtu(link, spec.mtu_bytes)?;
         }
-        Ok(())
+        self.machines.as_ref().map_or(Ok(()), |machines| self.check_machines(machines))
+    }
+
+    fn check_machines(&self, machines: &MachineSpec) -> Result<(), SpecError> {
+        match machines {
+            _ if self.libvirt => Err(SpecError::MachineLibvirt),
+            _ if self.links.len() > MAX_MACHINE_LINKS => Err(SpecError::MachineLinkCount(self.links.len())),
+            MachineSpec { memory_mib: ..MIN_MACHINE_MIB, .. } => {
+                Err(SpecError::MachineMemory(machines.memory_mib))
+            }
+            MachineSpec { cpus: 0, .. } => Err(SpecError::MachineCpus),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether `node` is an emulated machine; the client never is.
+    pub fn is_machine(&self, node: &str) -> bool {
+        self.machines.is_some() && node != CLIENT
     }
 
     /// The links' interface names, the same on every host: `e0`, `e1`, …
@@ -327,6 +396,7 @@ mod tests {
             libvirt: false,
             libvirt_qemu: None,
             libvirt_daemon: None,
+            machines: None,
         }
     }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
+use crate::emulated;
 use crate::error::Error;
 use crate::fault::{Direction, Dropped, Fault, drops};
 use crate::libvirt;
@@ -44,6 +45,9 @@ pub struct HostStatus {
     /// Its libvirt; absent where labs have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub libvirt: Option<LibvirtStatus>,
+    /// Where its machine's console is written, in an emulated lab.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub console: Option<PathBuf>,
 }
 
 /// The libvirt of a host as it is now.
@@ -217,7 +221,15 @@ fn read_host(spec: &LabSpec, host: &str, dropping: &HashMap<String, Dropped>) ->
         links.push(link);
     }
     let libvirt = spec.libvirt.then(|| read_libvirt(spec, host)).transpose()?;
-    Ok(HostStatus { management_address: spec.management_address(host)?, node, links, libvirt })
+    let console = spec.machines.as_ref().map(|_| emulated::console(&spec.name, host));
+    Ok(HostStatus { management_address: spec.management_address(host)?, node, links, libvirt, console })
+}
+
+/// Of the links of a host, by name.
+pub(crate) fn link_states(spec: &LabSpec, host: &str) -> Result<HashMap<String, LinkState>, Error> {
+    let interfaces: Vec<Interface> =
+        query(&spec.namespace(host), "ip", &["-statistics", "link", "show"])?;
+    Ok(interfaces.into_iter().map(|interface| (interface.ifname.clone(), interface.state())).collect())
 }
 
 fn read_libvirt(spec: &LabSpec, host: &str) -> Result<LibvirtStatus, Error> {

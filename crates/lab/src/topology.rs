@@ -7,9 +7,12 @@ use crate::addresses::{
     link_network, management_address,
 };
 use crate::names::{self, CLIENT, GUEST_BRIDGE, GUEST_UPLINK, MANAGEMENT_INTERFACE, SWITCH, switch_port};
-use crate::spec::{LabSpec, LinkAddresses};
+use crate::spec::{DEFAULT_MTU_BYTES, LabSpec, LinkAddresses};
 use crate::tbf;
 use crate::tools::{Batch, Program};
+
+/// Of the addresses 01-80-C2-00-00-00 to -0F, a bit each; see `group_fwd_mask` in ip-link(8).
+const ALL_BUT_PAUSE: u16 = 0xfffd;
 
 /// One end of a link: the namespace and the interface in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,6 +98,18 @@ fn make_switch(spec: &LabSpec) -> Batch {
 }
 
 fn make_host(spec: &LabSpec, host: usize) -> Batch {
+    let mut lines = Vec::new();
+    if is_direct(spec) && host == 0 {
+        let peer = spec.namespace(&spec.hosts[1]);
+        let links = spec.link_names().into_iter();
+        lines.extend(links.map(|name| format!("link add {name} type veth peer name {name} netns {peer}")));
+    }
+    lines.extend(if spec.machines.is_some() { patch_panel(spec) } else { configure_host(spec, host) });
+    Batch::new(Program::Ip, &spec.namespace(&spec.hosts[host]), lines)
+}
+
+/// What makes interfaces that are there the ones of a host.
+pub(crate) fn configure_host(spec: &LabSpec, host: usize) -> Vec<String> {
     let mut lines = vec!["link set lo up".to_owned()];
     lines.extend(bridge(GUEST_BRIDGE));
     lines.push(format!("link set {GUEST_UPLINK} master {GUEST_BRIDGE} up"));
@@ -103,10 +118,6 @@ fn make_host(spec: &LabSpec, host: usize) -> Batch {
     lines.push(format!("link set {MANAGEMENT_INTERFACE} up"));
     for (link, settings) in spec.links.iter().enumerate() {
         let name = names::link(link);
-        if is_direct(spec) && host == 0 {
-            let peer = spec.namespace(&spec.hosts[1]);
-            lines.push(format!("link add {name} type veth peer name {name} netns {peer}"));
-        }
         if spec.link_addresses == LinkAddresses::Ipv4 {
             lines.push(format!("link set {name} addrgenmode none"));
         }
@@ -115,7 +126,38 @@ fn make_host(spec: &LabSpec, host: usize) -> Batch {
         }
         lines.push(format!("link set {name} mtu {} up", settings.mtu_bytes));
     }
-    Batch::new(Program::Ip, &spec.namespace(&spec.hosts[host]), lines)
+    lines
+}
+
+/// The interfaces of a machine, in the order of its cards: each is a cable in the machine's namespace.
+pub(crate) fn cables(spec: &LabSpec) -> Vec<String> {
+    let first = [MANAGEMENT_INTERFACE, GUEST_UPLINK].map(str::to_owned);
+    first.into_iter().chain(spec.link_names()).collect()
+}
+
+/// The tap at which a card of a machine is plugged in.
+pub(crate) fn tap(cable: &str) -> String {
+    format!("{cable}-tap")
+}
+
+/// A machine's namespace joins each cable to a tap and does nothing else: it has no addresses, and passes on whatever
+/// comes, also what a bridge keeps to itself by IEEE 802.1D, such as LACP; all but pause frames, which Linux does not let
+/// through.
+fn patch_panel(spec: &LabSpec) -> Vec<String> {
+    let mtu = |cable: &str| spec.link_index(cable).map_or(DEFAULT_MTU_BYTES, |link| spec.links[link].mtu_bytes);
+    let patch = |cable: String| {
+        let (tap, joined, mtu_bytes) = (tap(&cable), format!("{cable}-br"), mtu(&cable));
+        let mut lines = vec![format!("tuntap add dev {tap} mode tap")];
+        lines.extend(bridge(&joined));
+        lines.push(format!("link set {joined} addrgenmode none mtu {mtu_bytes}"));
+        for port in [&cable, &tap] {
+            lines.push(format!("link set {port} addrgenmode none mtu {mtu_bytes}"));
+            lines.push(format!("link set {port} master {joined} up"));
+            lines.push(format!("link set {port} type bridge_slave group_fwd_mask {ALL_BUT_PAUSE}"));
+        }
+        lines
+    };
+    cables(spec).into_iter().flat_map(patch).collect()
 }
 
 fn make_client(spec: &LabSpec) -> Batch {
@@ -193,6 +235,7 @@ mod tests {
             libvirt: false,
             libvirt_qemu: None,
             libvirt_daemon: None,
+            machines: None,
         }
     }
 

@@ -22,7 +22,8 @@ pub(crate) enum LabCommand {
         name: Option<String>,
     },
     /// Run a program on a lab's host or on its client
-    #[command(after_help = "Example:\n  drainpipe lab exec lab a -- ip address")]
+    #[command(after_help = "Examples:\n  drainpipe lab exec lab a -- ip address\n  \
+        drainpipe lab exec real a -- modprobe rdma_rxe     in an emulated lab")]
     Exec {
         /// The lab
         name: String,
@@ -76,6 +77,7 @@ Examples:
   drainpipe lab up                                  hosts a and b, two links of 1 Gb/s
   drainpipe lab up big --hosts a,b,c --link 5000 --link 1000:9000
   drainpipe lab up virt --libvirt --no-agents       hosts with a libvirt each, for virsh
+  drainpipe lab up real --emulated --no-agents      hosts with a kernel each: RDMA, bonding, netem
   eval \"$(drainpipe lab env lab)\"                   then `drainpipe hosts` asks the lab";
 
 const FAULT_EXAMPLES: &str = "\
@@ -127,7 +129,25 @@ pub(crate) struct LabUpArguments {
     /// of its own; `lab status` says where it is reached
     #[arg(long, value_name = "DAEMON", num_args = 0..=1, require_equals = true, default_missing_value = "libvirtd")]
     pub(crate) libvirt: Option<PathBuf>,
-    /// The hypervisor, also of the libvirts
+    #[command(flatten)]
+    pub(crate) machines: MachineArguments,
+    /// The hypervisor, also of the libvirts, and of the machines and in them
     #[arg(long, default_value = "qemu-system-x86_64", value_name = "FILE")]
     pub(crate) qemu: PathBuf,
+}
+
+/// What hosts are, if they are emulated.
+#[derive(Debug, Args)]
+pub(crate) struct MachineArguments {
+    /// Make each host a machine with a kernel of its own, emulated by QEMU, of what `scripts/emulated` has put into this
+    /// directory [default: target/emulated]
+    #[arg(long, value_name = "DIRECTORY", num_args = 0..=1, require_equals = true,
+        default_missing_value = "target/emulated", conflicts_with = "libvirt")]
+    pub(crate) emulated: Option<PathBuf>,
+    /// The memory of each machine; what is written to its disk is in it too
+    #[arg(long, value_name = "MIB", default_value_t = 1024, requires = "emulated")]
+    pub(crate) machine_memory_mib: u32,
+    /// The CPUs of each machine
+    #[arg(long, value_name = "COUNT", default_value_t = 2, requires = "emulated")]
+    pub(crate) machine_cpus: u8,
 }

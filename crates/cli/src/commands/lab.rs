@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use drainpipe_agent::api_types::HostView;
 use drainpipe_agent::client::ApiClient;
-use drainpipe_agent::config::DEFAULT_PORT;
+use drainpipe_agent::config::{DEFAULT_PORT, DEFAULT_SOCKET};
 use drainpipe_engine::format;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor_qemu::{Launcher, QemuUser};
@@ -20,6 +20,8 @@ use tokio::time::{Instant, sleep};
 use crate::arguments::{LabCommand, LabUpArguments, LinkArguments};
 use crate::exit::Exit;
 use crate::output;
+
+mod emulated;
 
 /// How long an agent may take to answer for the first time; it runs QEMU once to ask what it can do.
 const AGENT_DEADLINE: Duration = Duration::from_secs(30);
@@ -63,7 +65,9 @@ pub(crate) async fn run(command: LabCommand, json: bool) -> Result<Exit, Problem
 
 fn problem(error: Error) -> Problem {
     match error {
-        Error::Spec(_) | Error::NoSuchLab { .. } => Problem::bad_input(error),
+        Error::Spec(_) | Error::NoSuchLab { .. } | Error::BootFiles { .. } | Error::NotRun { .. } => {
+            Problem::bad_input(error)
+        }
         Error::AlreadyUp { .. } | Error::NotRoot => Problem::refused(error),
         error => Problem::failed(error),
     }
@@ -80,6 +84,7 @@ pub(crate) fn spec_of(name: &str, hosts: &[String], links: &LinkArguments) -> Re
         libvirt: false,
         libvirt_qemu: None,
         libvirt_daemon: None,
+        machines: None,
     })
 }
 
@@ -87,7 +92,9 @@ async fn up(arguments: &LabUpArguments) -> Result<Exit, Problem> {
     let spec = spec_of(&arguments.name, &arguments.hosts, &arguments.links)?;
     let libvirt_qemu = if arguments.libvirt.is_some() { unpacked("--qemu", &arguments.qemu)? } else { None };
     let libvirt_daemon = arguments.libvirt.as_deref().map(libvirt_daemon).transpose()?.flatten();
-    let spec = LabSpec { libvirt: arguments.libvirt.is_some(), libvirt_qemu, libvirt_daemon, ..spec };
+    let machines = emulated::machines(arguments)?;
+    let spec =
+        LabSpec { libvirt: arguments.libvirt.is_some(), libvirt_qemu, libvirt_daemon, machines, ..spec };
     let lab = Lab::up(spec).map_err(problem)?;
     let settings =
         AgentSettings { qemu: &arguments.qemu, trust: arguments.links.trust(), page_cache_mib: None };
@@ -97,12 +104,14 @@ async fn up(arguments: &LabUpArguments) -> Result<Exit, Problem> {
         Lab::down(&arguments.name).map_err(Problem::failed)?;
         return Err(problem);
     }
-    let hosts = arguments.hosts.join(" and ");
-    output::print(&format!(
-        "lab {0} is up: hosts {hosts}, {1} links\n  eval \"$(drainpipe lab env {0})\"   to ask its first host\n",
-        arguments.name,
-        arguments.links.links.len()
-    ))?;
+    let LabUpArguments { name, hosts, links, .. } = arguments;
+    let next = if lab.spec().machines.is_some() {
+        format!("drainpipe lab exec {name} {} -- bash   to run a program in its first host", hosts[0])
+    } else {
+        format!("eval \"$(drainpipe lab env {name})\"   to ask its first host")
+    };
+    let (hosts, links) = (hosts.join(" and "), links.links.len());
+    output::print(&format!("lab {name} is up: hosts {hosts}, {links} links\n  {next}\n"))?;
     Ok(Exit::Done)
 }
 
@@ -154,6 +163,7 @@ fn start_agent(
     settings: AgentSettings<'_>,
 ) -> Result<(), Problem> {
     let directory = lab.node_dir(host).map_err(problem)?;
+    let places = Places::of(lab.spec(), host, &directory);
     let options = IssueOptions {
         out: Some(directory.join("pki")),
         overwrite: true,
@@ -161,17 +171,49 @@ fn start_agent(
     };
     authority::issue_host(authority_directory, host, &options).map_err(Problem::failed)?;
     let config = directory.join("agent.toml");
-    super::bench::write(&config, &agent_config(lab.spec(), host, &directory, settings)?)?;
+    super::bench::write(&config, &agent_config(lab.spec(), host, &directory, &places, settings)?)?;
     run_agent(lab, host, &config)
 }
 
 fn run_agent(lab: &Lab, host: &str, config: &Path) -> Result<(), Problem> {
-    let program = std::env::current_exe()
-        .map_err(|error| Problem::failed(format!("cannot find this program's own file: {error}")))?;
-    let arguments = [program.as_os_str(), "agent".as_ref(), "--config".as_ref(), config.as_os_str()];
+    let arguments = [&own_program()?, Path::new("agent"), Path::new("--config"), config];
     let log = config.with_file_name("agent.log");
+    if lab.spec().is_machine(host) {
+        return emulated::spawn(lab, host, &arguments, &log);
+    }
     lab.spawn(host, &arguments, &log).map_err(problem)?;
     Ok(())
+}
+
+fn own_program() -> Result<PathBuf, Problem> {
+    std::env::current_exe()
+        .map_err(|error| Problem::failed(format!("cannot find this program's own file: {error}")))
+}
+
+/// Where an agent of a lab has what it makes.
+struct Places {
+    socket: PathBuf,
+    state: PathBuf,
+    runtime: PathBuf,
+}
+
+impl Places {
+    fn of(spec: &LabSpec, host: &str, directory: &Path) -> Self {
+        if spec.is_machine(host) {
+            // In the machine itself: its directory of the lab is another machine's file system, where neither sockets nor
+            // databases work. And where its programs look.
+            return Self {
+                socket: DEFAULT_SOCKET.into(),
+                state: "/var/lib/drainpipe".into(),
+                runtime: "/run/drainpipe".into(),
+            };
+        }
+        Self {
+            socket: directory.join("agent.sock"),
+            state: directory.join("state"),
+            runtime: directory.join("run"),
+        }
+    }
 }
 
 /// As the agents of a lab start QEMU.
@@ -186,6 +228,7 @@ fn agent_config(
     spec: &LabSpec,
     host: &str,
     directory: &Path,
+    places: &Places,
     settings: AgentSettings<'_>,
 ) -> Result<String, Problem> {
     let address = |name: &str| spec.management_address(name).map_err(Problem::failed);
@@ -212,9 +255,10 @@ fn agent_config(
         "enabled = false\n".into()
     };
     let directory = directory.display();
+    let [socket, state, runtime] = [&places.socket, &places.state, &places.runtime].map(|path| path.display());
     let mut text = format!(
-        "name = \"{host}\"\n{trusted}listen = \"{own}:{DEFAULT_PORT}\"\nsocket = \"{directory}/agent.sock\"\n\
-         state_directory = \"{directory}/state\"\nruntime_directory = \"{directory}/run\"\n\
+        "name = \"{host}\"\n{trusted}listen = \"{own}:{DEFAULT_PORT}\"\nsocket = \"{socket}\"\n\
+         state_directory = \"{state}\"\nruntime_directory = \"{runtime}\"\n\
          {migration_address}probe_every_s = 0\n\n\
          [tls]\ncertificate = \"{directory}/pki/host.pem\"\nkey = \"{directory}/pki/host.key\"\n\
          authority = \"{directory}/pki/ca.pem\"\n\n[qemu]\nbinary = \"{}\"\nuser = \"{}\"\n\n\
@@ -242,6 +286,9 @@ pub(crate) fn agent_socket(lab: &Lab, host: &str) -> Result<PathBuf, Problem> {
 }
 
 async fn wait_for_agent(lab: &Lab, host: &str) -> Result<(), Problem> {
+    if lab.spec().is_machine(host) {
+        return emulated::wait_for_agent(lab, host, &own_program()?).await;
+    }
     let socket = agent_socket(lab, host)?;
     let client = ApiClient::over_socket(&socket)?;
     let end = Instant::now() + AGENT_DEADLINE;
@@ -321,6 +368,9 @@ fn tell_status(status: &LabStatus) -> Result<(), Problem> {
 
 fn exec(name: &str, node: &str, program: &[String]) -> Result<Exit, Problem> {
     let lab = Lab::open(name).map_err(problem)?;
+    if lab.spec().is_machine(node) {
+        return emulated::exec(&lab, node, program);
+    }
     let (first, rest) = program.split_first().expect("clap requires a program");
     let status = lab
         .command(node, first)
@@ -342,6 +392,11 @@ fn fault(name: &str, words: &[String]) -> Result<Exit, Problem> {
 fn env(name: &str) -> Result<Exit, Problem> {
     let lab = Lab::open(name).map_err(problem)?;
     let first = lab.spec().hosts.first().expect("a lab has two hosts or more");
+    if lab.spec().is_machine(first) {
+        return Err(Problem::refused(format!(
+            "the agents of lab {name} are reached in its machines: drainpipe lab exec {name} {first} -- drainpipe hosts"
+        )));
+    }
     let client = client_namespace(&lab)?;
     output::print(&format!(
         "export DRAINPIPE_AGENT={}\nexport DRAINPIPE_CLIENT_NAMESPACE={}\n",

@@ -28,6 +28,7 @@ mod drain_faults;
 mod drain_losses;
 mod drain_meetings;
 mod drained_disks;
+mod emulated;
 mod encrypted;
 mod flooded;
 mod guest;
@@ -223,6 +224,13 @@ fn main() -> ExitCode {
     for (name, test) in with_labs_alone() {
         let run: fn(fn()) = if has_any_qemu(&name) { backend::with_newer_qemu } else { |test: fn()| test() };
         trials.push(trial(name, move || run(test), missing.clone()));
+    }
+    let no_machines = missing.clone().or_else(emulated::missing);
+    if let (None, Some(absent), false) = (&missing, &no_machines, arguments.list) {
+        eprintln!("SKIPPED, those with emulated machines: {absent}");
+    }
+    for (name, test) in emulated::TESTS {
+        trials.push(trial(format!("emulated::{name}"), *test, no_machines.clone()));
     }
     let killed = short_of_memory::the_kernel_kills_the_targets_qemu;
     let no_groups = missing.clone().or_else(short_of_memory::missing);
