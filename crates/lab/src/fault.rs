@@ -200,7 +200,8 @@ impl Fault {
             Self::LinkDown { host, link } => interface_change(spec, host, link, "down"),
             Self::LinkUp { host, link } => interface_change(spec, host, link, "up"),
             Self::Mtu { host, .. } if spec.is_machine(host) => {
-                let instead = "set its MTU in it, as with `drainpipe lab exec LAB HOST -- ip link set e0 mtu 9000`";
+                let instead =
+                    "set its MTU in it, as with `drainpipe lab exec LAB HOST -- ip link set e0 mtu 9000`";
                 Err(SpecError::IsMachine { lab: spec.name.clone(), host: host.clone(), instead })
             }
             Self::Mtu { host, link, mtu_bytes } => {

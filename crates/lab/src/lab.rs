@@ -210,9 +210,10 @@ impl Lab {
         let lock = self.lock()?;
         batches.iter().try_for_each(|batch| batch.run(&lock))?;
         match (&self.spec.machines, fault) {
-            (Some(_), Fault::LinkDown { link, .. } | Fault::LinkUp { link, .. } | Fault::Heal { link, .. }) => {
-                emulated::follow_carriers(&self.spec, link)
-            }
+            (
+                Some(_),
+                Fault::LinkDown { link, .. } | Fault::LinkUp { link, .. } | Fault::Heal { link, .. },
+            ) => emulated::follow_carriers(&self.spec, link),
             _ => Ok(()),
         }
     }

@@ -41,11 +41,11 @@ mod tools;
 mod topology;
 
 pub use addresses::{GUEST_NETWORK, MANAGEMENT_NETWORK, client_guest_address, client_management_address};
+pub use drainpipe_machine::client::Streams;
 pub use error::Error;
 pub use fault::{Direction, Fault, FaultParseError};
 pub use lab::{Lab, LabSummary, Removal};
 pub use libvirt::DaemonChange;
 pub use names::{CLIENT, GUEST_BRIDGE, MANAGEMENT_INTERFACE};
-pub use drainpipe_machine::client::Streams;
 pub use spec::{DEFAULT_MTU_BYTES, LabSpec, LinkAddresses, LinkSpec, MachineSpec, SpecError};
 pub use status::{HostStatus, LabStatus, LibvirtStatus, LinkState, LinkStatus, NodeStatus, ProcessStatus};

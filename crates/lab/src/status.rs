@@ -227,8 +227,7 @@ fn read_host(spec: &LabSpec, host: &str, dropping: &HashMap<String, Dropped>) ->
 
 /// Of the links of a host, by name.
 pub(crate) fn link_states(spec: &LabSpec, host: &str) -> Result<HashMap<String, LinkState>, Error> {
-    let interfaces: Vec<Interface> =
-        query(&spec.namespace(host), "ip", &["-statistics", "link", "show"])?;
+    let interfaces: Vec<Interface> = query(&spec.namespace(host), "ip", &["-statistics", "link", "show"])?;
     Ok(interfaces.into_iter().map(|interface| (interface.ifname.clone(), interface.state())).collect())
 }
 

@@ -144,7 +144,8 @@ pub(crate) fn tap(cable: &str) -> String {
 /// comes, also what a bridge keeps to itself by IEEE 802.1D, such as LACP; all but pause frames, which Linux does not let
 /// through.
 fn patch_panel(spec: &LabSpec) -> Vec<String> {
-    let mtu = |cable: &str| spec.link_index(cable).map_or(DEFAULT_MTU_BYTES, |link| spec.links[link].mtu_bytes);
+    let mtu =
+        |cable: &str| spec.link_index(cable).map_or(DEFAULT_MTU_BYTES, |link| spec.links[link].mtu_bytes);
     let patch = |cable: String| {
         let (tap, joined, mtu_bytes) = (tap(&cable), format!("{cable}-br"), mtu(&cable));
         let mut lines = vec![format!("tuntap add dev {tap} mode tap")];

@@ -170,7 +170,12 @@ fn follow(
 }
 
 /// Chunk by chunk: the next one once the last is taken. Ends with its input, or with the run.
-fn send_input(mut input: Box<dyn Read + Send>, mut socket: &UnixStream, session: Session, taken: &Receiver<()>) {
+fn send_input(
+    mut input: Box<dyn Read + Send>,
+    mut socket: &UnixStream,
+    session: Session,
+    taken: &Receiver<()>,
+) {
     let mut bytes = vec![0; CHUNK_BYTES];
     // Input that cannot be read is at its end.
     while let Ok(read @ 1..) = input.read(&mut bytes) {

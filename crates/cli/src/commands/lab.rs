@@ -255,7 +255,8 @@ fn agent_config(
         "enabled = false\n".into()
     };
     let directory = directory.display();
-    let [socket, state, runtime] = [&places.socket, &places.state, &places.runtime].map(|path| path.display());
+    let [socket, state, runtime] =
+        [&places.socket, &places.state, &places.runtime].map(|path| path.display());
     let mut text = format!(
         "name = \"{host}\"\n{trusted}listen = \"{own}:{DEFAULT_PORT}\"\nsocket = \"{socket}\"\n\
          state_directory = \"{state}\"\nruntime_directory = \"{runtime}\"\n\

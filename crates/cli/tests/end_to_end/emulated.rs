@@ -7,8 +7,9 @@ use std::process::Stdio;
 use rustix::process::Signal;
 
 use crate::Test;
+use crate::guest::Guest;
 use crate::lab_cli::assert_nothing_is_left;
-use crate::program::{BAD_INPUT, Output, REFUSED, Running, command, drainpipe};
+use crate::program::{BAD_INPUT, DRAINPIPE, Output, REFUSED, Running, command, drainpipe};
 use crate::support::{TestLab, eventually, unique_name};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -16,6 +17,10 @@ pub(crate) const TESTS: &[Test] = &[
     ("links_have_rdma_teams_losses_and_carriers", links_have_rdma_teams_losses_and_carriers),
     ("an_up_that_is_killed_leaves_what_down_removes", an_up_that_is_killed_leaves_what_down_removes),
 ];
+
+/// `make test-emulated` has them too.
+pub(crate) const WHOLE_TESTS: &[Test] =
+    &[("a_vm_moves_between_machines_and_is_intact", a_vm_moves_between_machines_and_is_intact)];
 
 /// What this machine lacks to emulate others.
 pub(crate) fn missing() -> Option<String> {
@@ -33,7 +38,9 @@ fn emulated() -> String {
 
 fn lab() -> TestLab {
     let machines = ["--machine-memory-mib", "768", "--no-agents"];
-    TestLab::up(&[&[emulated().as_str(), "--link", "unlimited", "--link", "unlimited"], &machines[..]].concat())
+    TestLab::up(
+        &[&[emulated().as_str(), "--link", "unlimited", "--link", "unlimited"], &machines[..]].concat(),
+    )
 }
 
 /// In a shell of host `host`: what it prints. It must end well.
@@ -140,15 +147,35 @@ fn assert_a_team_survives_a_cable(lab: &TestLab) {
     eventually("the other one carries on", || {
         lab.exec("a", &["ping", "-c", "1", "-W", "1", "10.99.0.2"]).code == 0
     });
-    lab.fault("heal b e1");
 }
 
 #[track_caller]
 fn assert_losses_are_seen(lab: &TestLab) {
     shell(lab, "a", "tc qdisc add dev team0 root netem loss 50%");
-    let Output { stdout, .. } = lab.exec("a", &["ping", "-q", "-c", "60", "-i", "0.02", "-W", "1", "10.99.0.2"]);
+    let Output { stdout, .. } =
+        lab.exec("a", &["ping", "-q", "-c", "60", "-i", "0.02", "-W", "1", "10.99.0.2"]);
     let lost = stdout.split(", ").find_map(|part| part.split_once("% packet")?.0.parse::<f64>().ok());
     assert!(lost.is_some_and(|percent| (10.0..90.0).contains(&percent)), "{stdout}");
+}
+
+/// By KVM in the machines, which no other test without KVM has.
+fn a_vm_moves_between_machines_and_is_intact() {
+    let machines = ["--machine-memory-mib", "1536", "--link", "1000", "--link", "1000"];
+    let lab = TestLab::up(&[&[emulated().as_str()], &machines[..]].concat());
+    let guest = Guest::new("nested", lab.guest_address(), lab.namespace("client"));
+    let specification =
+        guest.specification(160, "").replace("accelerator = \"tcg\"", "accelerator = \"kvm\"");
+    let file = lab.directory("a").join("nested.toml");
+    std::fs::write(&file, specification).unwrap();
+    let ask = |host: &str, words: &[&str]| lab.exec(host, &[&[DRAINPIPE], words].concat()).done();
+    ask("a", &["vm", "create", file.to_str().unwrap()]);
+    ask("a", &["vm", "start", "nested"]);
+    guest.wait_until_ready();
+    for (from, to, option) in [("a", "b", "multichannel"), ("b", "a", "tcp")] {
+        let told = ask(from, &["migrate", "nested", to, "--option", option]);
+        assert!(told.contains(&format!("nested runs on {to}")) && told.contains(option), "{told}");
+        guest.assert_intact();
+    }
 }
 
 fn an_up_that_is_killed_leaves_what_down_removes() {

@@ -5,8 +5,7 @@ use std::process::ExitCode;
 
 use drainpipe_guest::image::{GUEST_MODULES, build_image, build_kernel};
 
-const USAGE: &str =
-    "usage: drainpipe-guest-image MODULES_FOLDER PROGRAM INITRAMFS BZIMAGE VMLINUX [MODULE...]\n\
+const USAGE: &str = "usage: drainpipe-guest-image MODULES_FOLDER PROGRAM INITRAMFS BZIMAGE VMLINUX [MODULE...]\n\
     MODULES_FOLDER  of an unpacked kernel, as lib/modules/6.1.0-56-cloud-amd64\n\
     PROGRAM         the first process, such as drainpipe-guest, linked statically\n\
     INITRAMFS       where to write it\n\

@@ -29,7 +29,12 @@ const UNLIMITED_MBPS: u64 = 10_000;
 const CARD_PREFIX: &str = "52:54:00:77";
 
 /// The program and its arguments for the machine of host number `host`.
-pub(super) fn arguments(spec: &LabSpec, machines: &MachineSpec, host: usize, directory: &Path) -> Vec<String> {
+pub(super) fn arguments(
+    spec: &LabSpec,
+    machines: &MachineSpec,
+    host: usize,
+    directory: &Path,
+) -> Vec<String> {
     let mut words = vec![machines.qemu.display().to_string()];
     words.extend(hardware(spec, machines, host));
     words.extend(boot(spec, machines, host));
@@ -47,7 +52,7 @@ fn option(name: &str, value: impl Into<String>) -> [String; 2] {
 /// `max` has SVM also without KVM, so that VMs in a machine may have KVM.
 fn hardware(spec: &LabSpec, machines: &MachineSpec, host: usize) -> Vec<String> {
     let accelerator = if machines.kvm { "kvm" } else { "tcg" };
-    let mut words = option("-name", format!("machine={}-{}", spec.name, spec.hosts[host])).to_vec();
+    let mut words = option("-name", format!("machine-{}-{}", spec.name, spec.hosts[host])).to_vec();
     words.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(str::to_owned));
     words.extend(option("-display", "none"));
     words.extend(option("-machine", format!("q35,accel={accelerator}")));
@@ -66,12 +71,8 @@ fn boot(spec: &LabSpec, machines: &MachineSpec, host: usize) -> Vec<String> {
         shared.display()
     );
     let file = |name: &str| machines.boot_files.join(name).display().to_string();
-    [
-        option("-kernel", file(KERNEL)),
-        option("-initrd", file(INITRAMFS)),
-        option("-append", command_line),
-    ]
-    .concat()
+    [option("-kernel", file(KERNEL)), option("-initrd", file(INITRAMFS)), option("-append", command_line)]
+        .concat()
 }
 
 fn console(directory: &Path) -> Vec<String> {

@@ -40,8 +40,7 @@ pub(crate) fn serve() -> PortsError {
         Ok(ports) => ports,
         Err(error) => return error,
     };
-    let mut servers: Vec<_> =
-        ports.into_iter().map(|port| thread::spawn(move || serve_port(port))).collect();
+    let mut servers: Vec<_> = ports.into_iter().map(|port| thread::spawn(move || serve_port(port))).collect();
     // None ends by itself.
     if let Some(first) = servers.pop() {
         drop(first.join());
