@@ -101,8 +101,8 @@ fn make_host(spec: &LabSpec, host: usize) -> Batch {
     let mut lines = Vec::new();
     if is_direct(spec) && host == 0 {
         let peer = spec.namespace(&spec.hosts[1]);
-        let links = spec.link_names().into_iter();
-        lines.extend(links.map(|name| format!("link add {name} type veth peer name {name} netns {peer}")));
+        let pairs = spec.link_names().into_iter();
+        lines.extend(pairs.map(|name| format!("link add {name} type veth peer name {name} netns {peer}")));
     }
     lines.extend(if spec.machines.is_some() { patch_panel(spec) } else { configure_host(spec, host) });
     Batch::new(Program::Ip, &spec.namespace(&spec.hosts[host]), lines)
@@ -219,7 +219,7 @@ fn address(interface: &str, address: Ipv4Addr, prefix_length: u8) -> String {
 mod tests {
     use super::*;
     use crate::addresses::{MAX_HOSTS, MAX_LINKS};
-    use crate::spec::LinkSpec;
+    use crate::spec::{LinkSpec, MachineSpec};
 
     /// IFNAMSIZ without its terminating zero.
     const MAX_INTERFACE_NAME_CHARS: usize = 15;
@@ -258,6 +258,26 @@ mod tests {
             for batch in build(&spec).iter().filter(|batch| batch.namespace.is_none()) {
                 assert!(batch.lines.iter().all(|line| line.starts_with("netns ")));
             }
+        }
+    }
+
+    #[test]
+    fn the_namespace_of_a_machine_speaks_with_nobody_and_holds_nothing_back() {
+        let machines = MachineSpec {
+            qemu: "qemu".into(),
+            boot_files: "/files".into(),
+            memory_mib: 1024,
+            cpus: 1,
+            kvm: false,
+        };
+        let jumbo = LinkSpec { mtu_bytes: 9000, ..LinkSpec::default() };
+        let spec = LabSpec { machines: Some(machines), ..LabSpec::of_two_hosts("x", vec![jumbo]) };
+        let Batch { lines, .. } = make_host(&spec, 1);
+        assert!(!lines.iter().any(|line| line.starts_with("address ")), "{lines:#?}");
+        for port in ["mgmt", "uplink", "e0", "mgmt-tap", "uplink-tap", "e0-tap"] {
+            let mtu = if port.starts_with("e0") { 9000 } else { 1500 };
+            assert!(lines.contains(&format!("link set {port} addrgenmode none mtu {mtu}")), "{lines:#?}");
+            assert!(lines.contains(&format!("link set {port} type bridge_slave group_fwd_mask 65533")));
         }
     }
 

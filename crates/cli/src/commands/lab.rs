@@ -364,7 +364,15 @@ fn tell_status(status: &LabStatus) -> Result<(), Problem> {
         Some(vec![host.node.name.clone(), pid, libvirt.socket.display().to_string()])
     });
     let libvirts: Vec<_> = libvirts.collect();
-    if libvirts.is_empty() { Ok(()) } else { output::table(&["host", "libvirt", "socket"], libvirts) }
+    if !libvirts.is_empty() {
+        output::table(&["host", "libvirt", "socket"], libvirts)?;
+    }
+    let consoles = status
+        .hosts
+        .iter()
+        .filter_map(|host| Some(vec![host.node.name.clone(), host.console.as_ref()?.display().to_string()]));
+    let consoles: Vec<_> = consoles.collect();
+    if consoles.is_empty() { Ok(()) } else { output::table(&["host", "machine's console"], consoles) }
 }
 
 fn exec(name: &str, node: &str, program: &[String]) -> Result<Exit, Problem> {

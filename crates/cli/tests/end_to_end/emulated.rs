@@ -113,7 +113,7 @@ fn assert_carriers_follow_cables(lab: &TestLab) {
     lab.fault("link-down a e0");
     assert_eq!(carriers(), ["0\n", "0\n"]);
     let status = drainpipe(&["lab", "status", lab.name()]).done();
-    assert!(status.contains("link-down a e0"), "{status}");
+    assert!(status.contains("link-down a e0") && status.contains("b/machine/console.log"), "{status}");
     lab.fault("link-up a e0");
     assert_eq!(carriers(), ["1\n", "1\n"]);
 }

@@ -89,7 +89,7 @@ fn make_root() -> Result<(), BootError> {
     mount_at("overlay", "/root", MountFlags::empty(), Some(OVERLAY))
 }
 
-/// As switch_root(8) does it, but for what it removes: the initramfs is small.
+/// As `switch_root(8)` does it, but for what it removes: the initramfs is small.
 fn enter_root() -> Result<(), BootError> {
     chdir("/root").map_err(BootError::Root)?;
     mount_move(".", "/").map_err(BootError::Root)?;

@@ -92,7 +92,7 @@ fn serve_port(mut port: File) {
             thread::sleep(IDLE_POLL);
         }
         for frame in decoder.push(&bytes[..read]) {
-            match (Message::decode(&frame), &run) {
+            match (Message::decode(&frame), &mut run) {
                 // Whoever was there before has gone, and we have not seen it.
                 (Some((session, Message::Open(request))), _) => {
                     drop(run.take());

@@ -28,7 +28,7 @@ const TERM_POLL: Duration = Duration::from_millis(10);
 /// A program that runs. When this is dropped, it is ended.
 pub(crate) struct Run {
     /// `None` once it has no more input.
-    input: Mutex<Option<SyncSender<Vec<u8>>>>,
+    input: Option<SyncSender<Vec<u8>>>,
     line: Arc<Line>,
     group: Pid,
     has_ended: Arc<AtomicBool>,
@@ -79,26 +79,25 @@ impl Run {
         ];
         let ended = (Arc::clone(&line), Arc::clone(&has_ended));
         thread::spawn(move || {
-            let status = child.wait();
+            let code = child.wait().map_or(-1, code);
             ended.1.store(true, Ordering::Release);
             pumps.into_iter().flatten().for_each(|pump| drop(pump.join()));
-            ended.0.say(&Message::Ended(code(status)));
+            ended.0.say(&Message::Ended(code));
         });
-        Self { input: Mutex::new(Some(input)), line, group, has_ended }
+        Self { input: Some(input), line, group, has_ended }
     }
 
     /// Never waits: a user sends no more than one chunk that is not taken.
-    pub(crate) fn hear(&self, message: Message) {
-        let mut input = self.input.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    pub(crate) fn hear(&mut self, message: Message) {
         match message {
             Message::Input(bytes) => {
-                let sent = input.as_ref().map(|input| input.try_send(bytes));
+                let sent = self.input.as_ref().map(|input| input.try_send(bytes));
                 if !matches!(sent, Some(Ok(()))) {
                     // The program reads no more; that is no fault of its user's.
                     self.line.say(&Message::InputTaken);
                 }
             }
-            Message::InputEnd => *input = None,
+            Message::InputEnd => self.input = None,
             _ => {}
         }
     }
@@ -166,8 +165,7 @@ fn pump<F: Read + AsFd + Send + 'static>(
 }
 
 /// As a shell says it.
-fn code(status: io::Result<ExitStatus>) -> i32 {
-    let Ok(status) = status else { return -1 };
+fn code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
