@@ -16,11 +16,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("programs_run_in_machines_as_anywhere", programs_run_in_machines_as_anywhere),
     ("links_have_rdma_teams_losses_and_carriers", links_have_rdma_teams_losses_and_carriers),
     ("an_up_that_is_killed_leaves_what_down_removes", an_up_that_is_killed_leaves_what_down_removes),
+    ("a_vm_moves_between_machines_and_is_intact", a_vm_moves_between_machines_and_is_intact),
 ];
-
-/// `make test-emulated` has them too.
-pub(crate) const WHOLE_TESTS: &[Test] =
-    &[("a_vm_moves_between_machines_and_is_intact", a_vm_moves_between_machines_and_is_intact)];
 
 /// What this machine lacks to emulate others.
 pub(crate) fn missing() -> Option<String> {

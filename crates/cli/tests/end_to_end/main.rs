@@ -229,7 +229,7 @@ fn main() -> ExitCode {
     if let (None, Some(absent), false) = (&missing, &no_machines, arguments.list) {
         eprintln!("SKIPPED, those with emulated machines: {absent}");
     }
-    for (name, test) in emulated::TESTS.iter().chain(whole::or_none(emulated::WHOLE_TESTS)) {
+    for (name, test) in emulated::TESTS {
         trials.push(trial(format!("emulated::{name}"), *test, no_machines.clone()));
     }
     let killed = short_of_memory::the_kernel_kills_the_targets_qemu;

@@ -17,6 +17,10 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ),
     ("bad_luck::the_agents_lose_each_other", "path_loss::all_links_are_silent_for_longer_than_the_bound"),
     ("bad_luck::the_source_agent_freezes", "path_loss::the_target_agent_stands_still_for_a_while"),
+    (
+        "bad_luck::the_target_host_is_lost_after_the_hand_over",
+        "drain_faults::a_target_is_cut_off_after_a_hand_over",
+    ),
     ("device_disks::a_cancelled_copy_to_a_block_device_goes_on", A_CANCELLED_COPY),
     ("drain::a_target_becomes_full", "drain::a_target_that_takes_no_more_is_replaced"),
     ("drain::a_targets_agent_is_killed", "drain_losses::a_target_is_rebooted"),
@@ -37,6 +41,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
         "drain_meetings::two_hosts_are_emptied_into_each_other",
     ),
     ("drained_disks::a_drain_with_disks_is_carried_on_after_a_crash", A_DRAINED_HOSTS_AGENT),
+    ("emulated::a_vm_moves_between_machines_and_is_intact", "options::tcp_multichannel_and_direct"),
     (
         "guest_network::what_is_loaded_goes_where_the_vm_does_not_come",
         "guest_network::a_live_connection_passes_the_targets_firewall",
@@ -115,10 +120,18 @@ const LEFT_OUT: &[(&str, &str)] = &[
         "post_copy::a_path_that_falls_silent_is_left_for_another",
         "post_copy::a_connection_that_breaks_is_made_anew",
     ),
+    (
+        "post_copy::a_qemu_that_ends_meanwhile_is_the_end_of_the_vm_and_is_told",
+        "lost::a_qemu_dies_and_that_is_told",
+    ),
     ("post_copy::a_target_whose_agent_stands_still_at_the_switchover_gets_the_vm_later", POST_COPYS_AGENTS),
     ("post_copy::agents_that_are_killed_meanwhile_where_they_encrypt", POST_COPYS_AGENTS),
     ("post_copy::an_agent_that_is_killed_as_the_vm_is_told_to_run_there", POST_COPYS_AGENTS),
     ("shared_paths::an_agent_is_started_anew_while_one_vm_comes_and_one_goes", TWO_VMS_COME),
+    (
+        "shared_paths::one_of_two_is_cancelled_and_a_link_falls_silent_as_they_pass_each_other",
+        "shared_paths::two_vms_go_and_their_agent_is_killed_or_a_link_falls_silent",
+    ),
     ("shared_paths::the_target_agent_is_started_anew_in_flight", TWO_VMS_COME),
     ("switch_over_faults::a_journal_is_full_when_a_vm_comes_or_in_flight", A_FULL_DISK),
     ("writing_guests::a_link_is_cut", WRITES),

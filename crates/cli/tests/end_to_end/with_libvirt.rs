@@ -13,8 +13,7 @@ use crate::{Named, no_other_qemu, trial, with_labs_alone, writing_guests};
 const ALL: &str = "DRAINPIPE_TEST_WITH_LIBVIRT";
 
 /// In every run of all tests.
-const IN_EVERY_RUN: [&str; 3] = [
-    "bad_luck::a_link_that_is_silent_from_the_start_is_left_out",
+const IN_EVERY_RUN: [&str; 2] = [
     "bad_luck::an_agent_is_killed_and_its_program_replaced_while_its_vm_runs",
     "writing_guests::their_disks_move_whole",
 ];
