@@ -368,6 +368,10 @@ pub struct PlanView {
     /// The same for copies of its disks; absent where these have no limit of their own.
     #[serde(default)]
     pub storage_limit_mbps: Option<u64>,
+    /// Whether what it writes to disks that are copied is held back near the end: its hypervisor cannot have these writes wait
+    /// for the target.
+    #[serde(default)]
+    pub holds_writes: bool,
     /// What is wrong, or would keep it from going; not what needs a trial of the paths.
     #[serde(default)]
     pub findings: Vec<Finding>,

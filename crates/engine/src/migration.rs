@@ -28,6 +28,9 @@
 //!  turn ─ begin ─ copy disks ─ 6,7 copy memory ─ 8 paused ─ end the copies ─ switch over ─ …
 //! ```
 //!
+//! Where the hypervisor cannot have the guest's writes wait for the target, they are held back instead, as far as is necessary
+//! for the copies to keep up: in the place of *synchronise*, and before the pause. What is left then goes in the pause.
+//!
 //! With post-copy, the VM runs on the target before its memory is there:
 //!
 //! ```text
@@ -76,7 +79,7 @@ use crate::problem::Problem;
 use crate::progress::{ProgressMeter, Transferred};
 use crate::result::{Event as LogLine, Outcome, PathTurn, SourceVm};
 use crate::step::Step;
-use crate::storage::DiskMeter;
+use crate::storage::{DiskMeter, HeldWrites};
 use crate::throttle::Throttle;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -126,6 +129,7 @@ pub struct Migration {
     meter: ProgressMeter,
     disk_meter: DiskMeter,
     disk_copies: DiskCopies,
+    held_writes: HeldWrites,
     plan: Option<Plan>,
     error: Option<Problem>,
     cancel_requested: bool,
@@ -194,6 +198,7 @@ impl Migration {
             meter: ProgressMeter::default(),
             disk_meter: DiskMeter::default(),
             disk_copies: DiskCopies::default(),
+            held_writes: HeldWrites::default(),
             plan: None,
             error: None,
             cancel_requested: false,
@@ -250,10 +255,12 @@ impl Migration {
                 self.consider_throttle(now_ms, Some(&transferred));
                 self.meter.record_paths(now_ms, arrivals);
                 self.is_ending = self.meter.left_ms().is_some_and(|left_ms| left_ms <= ENDING_MS);
+                self.consider_holding_writes(now_ms);
                 self.check_limits(now_ms).or_else(|| self.consider_post_copy(now_ms, &transferred))
             }
             Event::DiskProgress(states) => {
                 self.disk_meter.record(now_ms, &states);
+                self.record_held_writes(now_ms);
                 self.check_limits(now_ms).or_else(|| self.consider_disks(now_ms))
             }
             Event::Tick => {
@@ -263,6 +270,7 @@ impl Migration {
             Event::CancelRequested => self.request_cancel(now_ms),
             Event::Done
             | Event::DisksGoAlong
+            | Event::WritesHeldBack
             | Event::Established(_)
             | Event::Connected(_)
             | Event::SourceSays(_)
@@ -313,6 +321,7 @@ impl Migration {
             (Phase::AwaitingTurn { .. }, _) => Some(self.released(now_ms)),
             (Phase::StartingDiskCopies, Event::DisksGoAlong) => Some(self.disks_go_along()),
             (Phase::StartingDiskCopies, _) => self.disk_copies_started(now_ms),
+            (Phase::SynchronisingDisks, Event::WritesHeldBack) => self.writes_held_back(now_ms),
             (Phase::SynchronisingDisks, _) => self.disks_mirrored(now_ms),
             (Phase::EndingDiskCopies, _) => Some(self.disk_copies_ended(now_ms)),
             (Phase::StartingTransfer, _) => self.transfer_started(now_ms),

@@ -7,7 +7,8 @@
 //! step 5       the target's hypervisor lets the source's write to it
 //! before 6     the copy begins; the guest runs on
 //! then         all is there, or the guest writes as fast as it is copied: from now on a write is on both disks before the
-//!              guest hears that it is done, so that what is left becomes less
+//!              guest hears that it is done, so that what is left becomes less; or, where the hypervisor cannot do that,
+//!              the guest's writes are held back until what is left stays little
 //! 6, 7         memory
 //! 8            the guest is paused; the copy is ended, and the target lets nobody write any more
 //! the commit   hand-over recorded
@@ -16,6 +17,7 @@
 //! So no byte of a disk is ever written by two hosts: the copy is over on both sides before the hand-over is recorded.
 
 mod device;
+mod held;
 mod kept;
 mod meter;
 mod moving;
@@ -28,6 +30,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use self::device::{DiskDevice, UnfitDevice};
+pub use self::held::WriteLimit;
+pub(crate) use self::held::{Copied, HeldWrites};
 pub use self::kept::{FileRoom, KeptPart, NotKept};
 pub use self::meter::DiskMeter;
 pub use self::moving::{FoundMove, Settlement, settle};
@@ -161,6 +165,9 @@ pub struct DiskProgress {
     /// Whether each write of the guest waits until it is on the target too.
     #[serde(default)]
     pub writes_wait: bool,
+    /// Whether the guest's writes are held back, so that the copy keeps up with them.
+    #[serde(default)]
+    pub writes_held: bool,
     /// Over the last two seconds.
     pub rate_gbps: f64,
     /// Until all is there, at this rate; absent while nothing is known.

@@ -21,14 +21,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use drainpipe_hypervisor::spec::{Disk, DiskFormat};
-use drainpipe_hypervisor::{DiskCopies, DiskMoves, MoveName, MoveState, VmError, export_name};
+use drainpipe_hypervisor::{DiskCopies, DiskMoves, MoveName, MoveState, VmError, VmErrorKind, export_name};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tracing::warn;
 
 use crate::command_line::disk_nodes;
-use crate::disks::{HELD_BYTES_PER_S, Job, UNLIMITED, all_jobs, execute, node_of, until, wait};
+use crate::disks::{
+    HELD_BYTES_PER_S, Job, SYNCHRONISES_SINCE, UNLIMITED, all_jobs, execute, node_of, until, wait,
+};
 use crate::handed::open_disk;
 use crate::qmp::QmpError;
 use crate::vmm::Vmm;
@@ -73,7 +75,19 @@ fn file_name(node: &str) -> String {
 #[async_trait]
 impl DiskMoves for Vmm {
     fn check(&self) -> Result<(), VmError> {
-        DiskCopies::check(self, &[])
+        if !self.holds_writes() {
+            return Ok(());
+        }
+        Err(VmError::new(
+            VmErrorKind::Refused,
+            format!(
+                "the VM runs in QEMU {}, and a disk is moved on its host by QEMU {}.{} or newer only: install that, and start \
+                 the VM anew",
+                self.version(),
+                SYNCHRONISES_SINCE.major,
+                SYNCHRONISES_SINCE.minor
+            ),
+        ))
     }
 
     async fn begin(&self, name: MoveName<'_>, to: &Disk, deadline: Duration) -> Result<(), VmError> {

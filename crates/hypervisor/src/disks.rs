@@ -24,12 +24,25 @@
 //!                                            close
 //! ```
 //!
+//! Or it cannot have the guest's writes wait ([`DiskCopies::holds_writes`]). Then they are held back as far as is necessary for the
+//! copies to keep up:
+//!
+//! ```text
+//!   start
+//!   states: ready, or the guest writes as fast
+//!   hold_writes ─── from time to time
+//!   states: little is left at any moment
+//!   (the guest is paused)
+//!   end ─────────── the last of it
+//!                                            close
+//! ```
+//!
 //! Until the end, `abandon` on the source leaves the guest with its own disks, whatever has become of the others.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
-use drainpipe_engine::storage::{DiskCopy, DiskImage};
+use drainpipe_engine::storage::{DiskCopy, DiskImage, WriteLimit};
 
 use crate::error::VmError;
 use crate::transport::Address;
@@ -105,14 +118,37 @@ pub trait DiskCopies: Send + Sync {
     async fn states(&self, deadline: Duration) -> Result<Vec<CopyState>, VmError>;
 
     /// From now on a write is on both disks before the guest hears that it is done, and what is left to copy only becomes
-    /// less. Returns at once; [`Self::states`] tell when nothing is left. May be repeated.
+    /// less. Returns at once; [`Self::states`] tell when nothing is left. May be repeated. Not where [`Self::holds_writes`].
     async fn synchronise(&self, deadline: Duration) -> Result<(), VmError>;
+
+    /// Whether no write of the guest can wait for the target, and [`Self::hold_writes`] is there instead.
+    fn holds_writes(&self) -> bool {
+        false
+    }
+
+    /// From now on the guest writes no more than this to these disks, and reads as ever; a limit from before is no more. Fails
+    /// where one of them has limits that somebody else has set.
+    async fn hold_writes(
+        &self,
+        disks: &[usize],
+        limit: WriteLimit,
+        deadline: Duration,
+    ) -> Result<(), VmError> {
+        let _without_limits = (disks, limit, deadline);
+        Err(VmError::failed("the VM's process cannot hold back what its guest writes"))
+    }
+
+    /// Lets the guest write as it likes, if it was held back, and waits for no copy. May be repeated.
+    async fn let_writes_go(&self, deadline: Duration) -> Result<(), VmError> {
+        let _nothing_is_held = deadline;
+        Ok(())
+    }
 
     /// The guest is paused: waits until all that it wrote is there and durable, and ends the copies of these disks. Fails
     /// where one of them is not copied, or has failed.
     async fn end(&self, disks: &[usize], deadline: Duration) -> Result<(), VmError>;
 
-    /// Ends the copies as they are, if there are any. May be repeated. Whoever took them has closed their connections, lest
+    /// Ends the copies as they are, if there are any, and lets the guest write as it likes. May be repeated. Whoever took them has closed their connections, lest
     /// the process wait for what is on its way.
     async fn abandon(&self, deadline: Duration) -> Result<(), VmError>;
 }

@@ -71,9 +71,11 @@ impl Source {
     }
 
     /// Whether the VM runs. One that does not answer may be mute for seconds while it does, and could not be told
-    /// anything now. Its throttle is lifted then: nobody sees any more whether it still serves its purpose.
+    /// anything now. Its throttle is lifted then, and what it writes is not held back: nobody sees any more whether that still
+    /// serves its purpose.
     pub(super) async fn look(&self) -> bool {
-        let runs = match self.attach(QMP_DEADLINE).await {
+        let attached = self.attach(QMP_DEADLINE).await;
+        let runs = match &attached {
             Ok(vmm) => match vmm.run_state(QMP_DEADLINE).await {
                 Ok(state) => state == RunState::Running,
                 Err(error) => error.is_mute(),
@@ -82,6 +84,9 @@ impl Source {
         };
         if runs {
             self.lift_throttle();
+            if let Ok(vmm) = attached {
+                let_writes_go(&*vmm).await;
+            }
         }
         runs
     }
@@ -142,6 +147,7 @@ impl Source {
             Ok(vmm) => vmm,
         };
         self.cut_disk_copies();
+        let_writes_go(&*vmm).await;
         if let Some(Err(error)) =
             self.peer.zip(vmm.connections()).map(|(peer, of_vm)| of_vm.discard_unsent(peer))
         {
@@ -207,6 +213,17 @@ impl Source {
             cut_relay(&self.told.held);
         }
         true
+    }
+}
+
+/// Nobody sees any more whether it serves a purpose that what the VM writes is held back.
+async fn let_writes_go(vmm: &dyn Machine) {
+    let let_go = match vmm.disk_copies() {
+        Some(copies) => copies.let_writes_go(QMP_DEADLINE).await,
+        None => Ok(()),
+    };
+    if let Err(error) = let_go {
+        eprintln!("guard: the VM's writes stay held back until its agent is started anew: {error}");
     }
 }
 

@@ -5,7 +5,7 @@ use drainpipe_engine::convergence::{self, Leaving};
 use drainpipe_engine::plan::{Plan, Request};
 use drainpipe_engine::prediction;
 use drainpipe_engine::problem::Problem;
-use drainpipe_hypervisor::Machine;
+use drainpipe_hypervisor::{DiskCopies, Machine};
 
 use super::meeting::{Meeting, asked_for, informed, meet, zero_share};
 use super::{Outgoing, disks};
@@ -30,6 +30,8 @@ pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Re
     let asked = Request { zero_share, ..asked };
     let predicted_total_ms = prediction::total_ms(&source, &target.facts, &plan, &asked, memory_bytes);
     let limits = source.limits_to(&target.facts);
+    let copies = vmm.as_ref().and_then(|vmm| vmm.disk_copies()).filter(|_| !plan.disks.is_empty());
+    let holds_writes = copies.is_some_and(DiskCopies::holds_writes);
     let findings = match vmm {
         Some(vmm) => {
             let outpaced = outpaced(outgoing, request, &*vmm, memory_bytes, &plan).await;
@@ -47,6 +49,7 @@ pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Re
         predicted_total_ms: predicted_total_ms.map(result::tenth),
         bandwidth_limit_mbps: limits.all_mbps,
         storage_limit_mbps: limits.storage_mbps,
+        holds_writes,
         findings,
     })
 }

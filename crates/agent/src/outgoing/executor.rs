@@ -2,6 +2,7 @@
 
 mod disks;
 mod ending;
+mod held_writes;
 mod hooks;
 mod limiting;
 mod post_copy;
@@ -29,6 +30,7 @@ use tokio::sync::{broadcast, mpsc};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
+use self::held_writes::HeldWrites;
 use self::hooks::DowntimeLimit;
 use self::post_copy::PostCopy;
 use self::preparing::Agreed;
@@ -52,6 +54,7 @@ use crate::path_watch::News;
 use crate::relay::OutgoingRelay;
 use crate::result;
 use crate::source_state::settled_source_state;
+use crate::throttles;
 use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE, qemu_has_ended};
 
 /// How often the transfer is looked at.
@@ -75,6 +78,7 @@ pub(super) struct Executor {
     disk_pace: DiskPace,
     // While they are copied.
     disk_throttle: Option<Throttle>,
+    held_writes: HeldWrites,
     told_limit_mbps: Option<u64>,
     started_at: Timestamp,
     began: Instant,
@@ -132,6 +136,7 @@ impl Executor {
             disks: None,
             disk_pace: DiskPace::default(),
             disk_throttle: None,
+            held_writes: HeldWrites::default(),
             told_limit_mbps: None,
             started_at,
             began: Instant::now(),
@@ -224,6 +229,11 @@ impl Executor {
                 // Asks for nothing to be done.
                 migration.handle(self.now_ms(), Event::Found(finding));
             }
+            if next.is_none()
+                && let Some(states) = self.held_writes.states.take()
+            {
+                next = migration.handle(self.now_ms(), Event::DiskProgress(states));
+            }
             while let Ok(news) = self.news.try_recv() {
                 // Asks for nothing to be done.
                 let told = match news {
@@ -240,6 +250,8 @@ impl Executor {
                 // Asks for nothing to be done.
                 migration.handle(self.now_ms(), throttled);
             }
+            self.follow_write_limit(migration.write_limit()).await;
+            self.downtime_limit.awaits_disks = migration.holds_pause(self.now_ms());
             let compression = self.relay.as_ref().and_then(OutgoingRelay::progress);
             let progress = Progress { compression, ..migration.progress(self.now_ms()) };
             self.running.progress.send_replace(progress);
@@ -278,7 +290,7 @@ impl Executor {
             Action::ConnectHosts => return self.connect_hosts().await,
             Action::AwaitTurn => return self.await_turn().await,
             Action::StartDiskCopies => return self.start_disk_copies().await,
-            Action::SynchroniseDisks => self.synchronise_disks().await?,
+            Action::SynchroniseDisks => return self.synchronise_disks().await,
             Action::EndDiskCopies => self.end_disk_copies().await?,
             Action::StartTransfer => self.start_transfer().await?,
             Action::BeginPostCopy => return self.begin_post_copy().await,
@@ -392,6 +404,10 @@ impl Executor {
             self.outgoing.vms.forget(&result.vm);
         } else if let Ok(vmm) = self.vmm() {
             self.forget_leaving_disks();
+            if self.held_writes.is_begun {
+                // Beside: if it was not done already, its QEMU does not answer.
+                tokio::spawn(throttles::let_writes_go(Arc::clone(vmm)));
+            }
             vmm.stay().await;
             Beside::note_departure(&self.claimed.definition, vmm.directory(), None);
         }

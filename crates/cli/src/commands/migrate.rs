@@ -84,6 +84,8 @@ async fn dry_run(fleet: &Fleet, request: &MigrateRequest, json: bool) -> Result<
     Ok(if refused { Exit::Refused } else { Exit::Done })
 }
 
+const HELD_WRITES: &str = "writes   to them are held back near the end: the VM's QEMU cannot have them wait for the target (8.2 and newer do)";
+
 fn describe_plan(view: &PlanView) -> String {
     use std::fmt::Write;
     let plan = &view.plan;
@@ -113,6 +115,7 @@ fn describe_plan(view: &PlanView) -> String {
         }))
         .chain(plan.is_compressed().then(|| "packed   as far as that is faster".into()))
         .chain(plan.disks.iter().map(copied))
+        .chain(view.holds_writes.then(|| HELD_WRITES.into()))
         .chain([encrypted(&plan.encryption)])
         .chain(limited(view))
         .chain(view.predicted_total_ms.map(|ms| format!("takes    some {}", format::estimate(ms))));

@@ -105,6 +105,7 @@ mod tests {
             total_bytes: 4 << 30,
             is_ready: false,
             writes_wait: false,
+            writes_held: false,
             rate_gbps: 0.0,
             eta_ms: None,
         };

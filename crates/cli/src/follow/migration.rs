@@ -143,7 +143,8 @@ fn describe(progress: &Progress) -> String {
     let packing = describe_packing(progress.compression);
     // What matters most comes first: a narrow terminal shows no more.
     let rate = format::rate(progress.rate_gbps);
-    format!("{step}{left}: {sent} sent, {rate}{limit}{packing}{throttle}{out}")
+    let held = writes_held(&progress.disks);
+    format!("{step}{left}: {sent} sent, {rate}{limit}{packing}{throttle}{held}{out}")
 }
 
 /// Where disks go, before the memory.
@@ -158,9 +159,16 @@ fn describe_disks(disks: &[DiskProgress]) -> Option<String> {
         format!("{} {share:.0} %{}", disk.disk, left.unwrap_or_default())
     });
     let rate_gbps = disks.iter().map(|disk| disk.rate_gbps).sum();
-    let is_awaited = disks.iter().any(|disk| disk.writes_wait);
-    let waits = if is_awaited { "; the VM's writes wait for the target" } else { "" };
+    let waits = if disks.iter().any(|disk| disk.writes_wait) {
+        "; the VM's writes wait for the target"
+    } else {
+        writes_held(disks)
+    };
     Some(format!("disks: {}; {}{waits}", each.collect::<Vec<_>>().join(", "), format::rate(rate_gbps)))
+}
+
+fn writes_held(disks: &[DiskProgress]) -> &'static str {
+    if disks.iter().any(|disk| disk.writes_held) { "; the VM's writes are held back" } else { "" }
 }
 
 /// What compression does, if there is any, to be put behind something else.

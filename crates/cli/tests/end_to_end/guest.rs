@@ -31,7 +31,7 @@ pub(crate) const UNFILLED_MIB: u64 = 112;
 pub(crate) const MACHINE: &str = "pc-q35-7.2";
 
 /// Since 8.1 multifd's channels do not wait for each other; only newer QEMUs have it.
-const NEWER_MACHINE: &str = "pc-q35-8.2";
+pub(crate) const NEWER_MACHINE: &str = "pc-q35-8.2";
 
 /// What the memory holds.
 pub(crate) const MIX: &str = "random:60,text:30,zero:10";

@@ -33,6 +33,7 @@ mod encrypted;
 mod flooded;
 mod guest;
 mod guest_network;
+mod held_writes;
 mod huge_pages;
 mod idle_paths;
 mod interrupted_copies;
@@ -142,7 +143,7 @@ const MODULES: &[(&str, &[Test])] = &[
     ("check_vms", check_vms::TESTS),
     ("completion", completion::TESTS),
     ("confined", confined::TESTS),
-    ("copied_disks", copied_disks::TESTS),
+    ("held_writes", held_writes::TESTS),
     ("moved_disks", moved_disks::TESTS),
     ("drain", drain::TESTS),
     ("drain_cli", drain_cli::TESTS),
@@ -347,6 +348,10 @@ fn measures(filter: &str) -> bool {
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_WRITERS") {
         measure_writers::run(repeats, filter);
+        return true;
+    }
+    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_HELD_WRITERS") {
+        measure_writers::run_held(repeats, filter);
         return true;
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DRAIN") {

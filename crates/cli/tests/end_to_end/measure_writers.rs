@@ -1,7 +1,8 @@
 //! Not a test: measures how VMs that write their disks arrive with these, for `bench/`.
 //!
 //! `DRAINPIPE_MEASURE_WRITERS=1 cargo test -p drainpipe-cli --test end_to_end` prints a table; with `-- MBPS`, of links with
-//! that rate only.
+//! that rate only. `DRAINPIPE_MEASURE_HELD_WRITERS=1` does so in the distribution's own QEMU, whose writes cannot wait, and has each
+//! VM move once without its disks, too.
 
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,52 @@ fn measure(mbps: &str, writes_per_s: u32) {
         written / took_s,
         after.longest_write_ms,
     );
+}
+
+/// Half of what links of 40 Mb/s carry, as a copy counts it, are 76 writes.
+const HELD_ROWS: [(&str, u32); 5] = [("40", 0), ("40", 76), ("40", 200), ("40", 1000), ("500", 200)];
+
+pub(crate) fn run_held(repeats: usize, word: &str) {
+    println!(
+        "| links, Mb/s | writes/s | outcome | whole, s | disks, s | pause, ms | without disks | written meanwhile/s | \
+         longest write, ms |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    for (mbps, writes_per_s) in HELD_ROWS.into_iter().filter(|(mbps, _)| word.is_empty() || *mbps == word) {
+        (0..repeats).for_each(|_| measure_held(mbps, writes_per_s));
+    }
+}
+
+fn measure_held(mbps: &str, writes_per_s: u32) {
+    let without = Writing::begin_in_any_qemu();
+    without.apart.set_links(mbps);
+    without.write(writes_per_s);
+    let shared: MigrationResult =
+        result_of(&without.apart.lab.start(&["migrate", "web", "b", "--json"]).wait());
+    drop(without);
+    let writing = Writing::begin_in_any_qemu();
+    writing.apart.set_links(mbps);
+    writing.write(writes_per_s);
+    let (before, began) = (writing.written(), Instant::now());
+    let result: MigrationResult = result_of(&begin(&writing).wait());
+    let took_s = began.elapsed().as_secs_f64();
+    let after = writing.written();
+    let written = (after.acknowledged_writes - before.acknowledged_writes) as f64;
+    writing.assert_intact();
+    let pause = |result: &MigrationResult| {
+        result.downtime_ms.map_or("–".into(), |pause_ms| format!("{pause_ms:.0}"))
+    };
+    println!(
+        "| 2 × {mbps} | {writes_per_s} | {:?} | {took_s:.1} | {} | {} | {} | {:.0} | {} |",
+        result.outcome,
+        disks_s(&result),
+        pause(&result),
+        pause(&shared),
+        written / took_s,
+        after.longest_write_ms,
+    );
+    let held = result.events.iter().filter(|event| event.what.contains("held back to"));
+    held.for_each(|event| eprintln!("{:.0} ms: {}", event.ms, event.what));
 }
 
 fn begin(writing: &Writing) -> Running {

@@ -46,6 +46,12 @@ const LEFT_OUT: &[(&str, &str)] = &[
         "guest_network::what_is_loaded_goes_where_the_vm_does_not_come",
         "guest_network::a_live_connection_passes_the_targets_firewall",
     ),
+    ("held_writes::a_vm_that_writes_nothing_moves_with_its_disks", HELD_WRITES),
+    ("held_writes::agent_and_guard_die", "held_writes::the_agent_dies"),
+    ("held_writes::it_is_cancelled", A_CANCELLED_COPY),
+    ("held_writes::the_agent_dies_once_all_is_there", "held_writes::the_agent_dies"),
+    ("held_writes::the_targets_agent_dies", "held_writes::the_agent_dies"),
+    ("held_writes::the_targets_qemu_dies", "held_writes::the_agent_dies"),
     (
         "idle_paths::a_link_local_path_that_is_not_found_any_more_is_told",
         "idle_paths::a_dead_path_is_told_and_so_is_its_return",
@@ -156,6 +162,7 @@ const A_LOST_JOURNAL: &str =
 const A_MUTE_QEMU: &str = "mute_qemu::for_its_target_is_killed_or_as_it_is_told_to_run";
 const AGENTS_OF_A_DOMAIN: &str = "libvirt_kills::agents_are_killed_at_the_hand_over_of_a_domain";
 const AN_AGENT_OF_DISKS: &str = "writing_guests::the_agent_dies_once_all_is_there";
+const HELD_WRITES: &str = "held_writes::a_vm_that_writes_much_moves_with_its_disks";
 const LIBVIRT_ENDS: &str = "newer_libvirt::libvirt_ends_at_the_hand_over";
 const POST_COPYS_AGENTS: &str = "post_copy::agents_that_are_killed_meanwhile";
 const TWO_VMS_COME: &str = "shared_paths::an_agent_is_started_anew_while_two_vms_come";

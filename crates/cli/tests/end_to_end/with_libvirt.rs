@@ -33,6 +33,7 @@ const NOT_THE_SAME: &[(&str, &str)] = &[
     ("check_vms", "`libvirt_fit` has what is found of domains"),
     ("completion", "it completes what `drainpipe vm` takes"),
     ("confined", "libvirt confines its QEMUs, as its configuration says"),
+    ("held_writes", "of a domain nothing is held back"),
     ("lab_cli", "it is about labs"),
     ("link_addresses::agents_are_started_anew_in_flight", ENDS_WITH_ITS_AGENT),
     ("lost", "how a QEMU of libvirt's has ended, its host does not learn"),

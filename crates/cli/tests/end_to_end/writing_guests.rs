@@ -15,7 +15,7 @@ use crate::backend::Backend;
 use crate::copied_disks::{Apart, disk_names, lab};
 use crate::guest::Guest;
 use crate::program::Running;
-use crate::support::eventually;
+use crate::support::{TestLab, eventually};
 
 /// Where there is a newer QEMU.
 pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
@@ -86,6 +86,14 @@ impl Writing {
         Self::of(Apart::under_two_paths_with(lab(), [&contents[0], &contents[1]]))
     }
 
+    /// In the distribution's own QEMU.
+    #[track_caller]
+    pub(crate) fn begin_in_any_qemu() -> Self {
+        let contents = [0, 1].map(|disk| new_disk(disk, DISK_MIB));
+        let apart = Apart::under_two_paths_with(TestLab::fast(), [&contents[0], &contents[1]]);
+        Self::of(apart.on_any_machine())
+    }
+
     /// With little room on `b`.
     #[track_caller]
     fn begin_for_small_target() -> Self {
@@ -104,7 +112,7 @@ impl Writing {
 
     /// Begins to move it. Back when a part of its disks is there.
     #[track_caller]
-    fn copy(&self) -> Running {
+    pub(crate) fn copy(&self) -> Running {
         self.apart.set_links(SLOW_MBPS);
         let migrating = self.apart.begin(COPIED_MIB);
         self.apart.set_links(SLOWER_MBPS);
@@ -113,13 +121,14 @@ impl Writing {
 
     /// Begins to move it. Back when its writes wait for the target, and some of its disks is still to be copied, or little.
     #[track_caller]
-    fn copy_until_writes_wait(&self) -> Running {
+    pub(crate) fn copy_until_writes_wait(&self) -> Running {
         self.apart.set_links(SLOW_MBPS);
         let migrating = self.apart.begin(COPIED_MIB);
-        eventually("writes wait", || {
+        eventually("writes wait, or are held back", || {
             let views = self.apart.lab.migrations("a");
             let progress = views.first().and_then(|view| view.progress.as_ref());
-            progress.is_some_and(|progress| progress.disks.iter().any(|disk| disk.writes_wait))
+            let mut disks = progress.iter().flat_map(|progress| &progress.disks);
+            disks.any(|disk| disk.writes_wait || disk.writes_held)
         });
         self.apart.set_links(SLOWER_MBPS);
         migrating
@@ -127,7 +136,7 @@ impl Writing {
 
     /// Begins to move it. Back when all of its disks is there, and memory follows.
     #[track_caller]
-    fn copy_all(&self) -> Running {
+    pub(crate) fn copy_all(&self) -> Running {
         self.apart.set_links(SLOW_MBPS);
         let migrating = self.apart.begin(COPIED_MIB);
         self.apart.wait_for_memory();
@@ -182,7 +191,7 @@ impl Writing {
     /// Fails the test unless one copy of it runs, writes on, and has lost nothing; moves, and has lost nothing on the way;
     /// and its disks are whole, seen from outside too.
     #[track_caller]
-    fn assert_nothing_lost(&self) {
+    pub(crate) fn assert_nothing_lost(&self) {
         let host = self.settled();
         self.wait_for_writes();
         self.assert_intact();
@@ -238,19 +247,27 @@ impl Writing {
     }
 
     #[track_caller]
-    fn kill_target(&self) {
+    pub(crate) fn kill_agent_and_guard(&self) {
+        for guard in self.apart.lab.pids("a", &[" guard --migration "]) {
+            kill_process(guard, Signal::KILL).unwrap();
+        }
+        self.kill_agent("a");
+    }
+
+    #[track_caller]
+    pub(crate) fn kill_target(&self) {
         kill_process(self.apart.lab.qemu_pid("b", "web").unwrap(), Signal::KILL).unwrap();
     }
 
     #[track_caller]
-    fn cancel(&self) {
+    pub(crate) fn cancel(&self) {
         let id = self.apart.lab.migrations("a").remove(0).id;
         self.apart.lab.drainpipe(&["cancel", &id]).done();
     }
 
     /// Fails the test unless this is how the migration ended.
     #[track_caller]
-    fn assert_ended(&self, migrating: Running, outcome: Outcome) {
+    pub(crate) fn assert_ended(&self, migrating: Running, outcome: Outcome) {
         let output = migrating.wait();
         let result = self.apart.last_result();
         assert_eq!(result.outcome, outcome, "{result:#?}\n{output:#?}");
@@ -300,10 +317,7 @@ fn the_agent_dies_once_all_is_there() {
 fn agent_and_guard_die() {
     let writing = Writing::begin();
     let migrating = writing.copy_all();
-    for guard in writing.apart.lab.pids("a", &[" guard --migration "]) {
-        kill_process(guard, Signal::KILL).unwrap();
-    }
-    writing.kill_agent("a");
+    writing.kill_agent_and_guard();
     writing.assert_ended(migrating, Outcome::Failed);
     writing.assert_nothing_lost();
 }

@@ -1,14 +1,23 @@
 //! The disks that are copied: before the memory, while the VM runs; and over before the hand-over is recorded.
 
 use super::{Action, Migration, Phase};
-use crate::storage::allowance_ms;
+use crate::format;
+use crate::storage::{DiskProgress, HeldWrites, WriteLimit, allowance_ms};
 
 const ALONG_OUTPACED: &str = "the VM writes to its disks about as fast as they are copied, and its writes cannot be made to wait \
                               for the target: have it write less meanwhile (`virsh blkdeviotune` limits a domain's disk); \
                               what was copied is kept for the next attempt";
 
-const OUTPACED: &str = "the VM writes to its disks about as fast as they are copied: from now on each of its writes waits for \
-    the target, so that what is left becomes less";
+/// So long before the end of a round the pause may follow.
+const PAUSE_NEAR_MS: f64 = 2_000.0;
+
+const OUTPACED: &str = "the VM writes to its disks about as fast as they are copied";
+
+const WRITES_WAIT: &str =
+    "from now on each of the VM's writes waits for the target, so that what is left becomes less";
+
+const WRITES_HELD: &str = "from now on the VM's writes are held back as far as is necessary for the copies to keep up: its QEMU \
+                           cannot have them wait for the target";
 
 /// How far the copies of the VM's disks are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,6 +32,8 @@ pub(super) enum DiskCopies {
         /// Whether it was told that this may never come to an end.
         is_outpaced: bool,
     },
+    /// The same, and the VM's writes are held back as far as is necessary, since they cannot be made to wait.
+    Held,
     /// Nobody does any more.
     Over,
 }
@@ -30,7 +41,7 @@ pub(super) enum DiskCopies {
 impl DiskCopies {
     /// Whether the source may write to the target's disks.
     pub(super) fn may_write(self) -> bool {
-        matches!(self, Self::UnderWay | Self::Along { .. })
+        matches!(self, Self::UnderWay | Self::Along { .. } | Self::Held)
     }
 }
 
@@ -88,6 +99,9 @@ impl Migration {
             Phase::CopyingDisks if self.disk_meter.are_outpaced() => {
                 Some(self.synchronise_disks(now_ms, OUTPACED))
             }
+            Phase::MirroringDisks if self.disk_copies == DiskCopies::Held => {
+                self.held_writes.keep_up(now_ms).then(|| self.disks_keep_up(now_ms))
+            }
             Phase::MirroringDisks if self.disk_meter.are_synchronised() => {
                 Some(self.disks_synchronised(now_ms))
             }
@@ -110,9 +124,90 @@ impl Migration {
     }
 
     pub(super) fn disks_mirrored(&mut self, now_ms: f64) -> Option<Action> {
+        if !self.disk_meter.are_ready() {
+            self.note(now_ms, WRITES_WAIT);
+        }
+        self.mirror_disks(now_ms)
+    }
+
+    fn mirror_disks(&mut self, now_ms: f64) -> Option<Action> {
         self.phase = Phase::MirroringDisks;
         self.disk_meter.mirrored(now_ms);
         self.cancel_requested.then(|| self.undo())
+    }
+
+    pub(super) fn writes_held_back(&mut self, now_ms: f64) -> Option<Action> {
+        self.disk_copies = DiskCopies::Held;
+        self.note(now_ms, WRITES_HELD);
+        if !self.disk_meter.are_ready() {
+            self.begin_holding_writes(now_ms);
+        }
+        self.mirror_disks(now_ms)
+    }
+
+    fn disks_keep_up(&mut self, now_ms: f64) -> Action {
+        self.timings.disks_ready_ms = Some(now_ms);
+        self.note(now_ms, "the copies of the disks keep up with what the VM writes");
+        self.start_transfer()
+    }
+
+    /// How far the VM's writes to its disks are to be held back from now on. Whoever carries the actions out sees to it before
+    /// the next one. Nothing where they are not, or not any more: who ends the copies lets them go.
+    pub fn write_limit(&self) -> Option<WriteLimit> {
+        let are_copied = matches!(
+            self.phase,
+            Phase::MirroringDisks | Phase::StartingTransfer | Phase::Copying | Phase::EndingDiskCopies
+        );
+        self.held_writes.limit().filter(|_| self.disk_copies == DiskCopies::Held && are_copied)
+    }
+
+    /// Whether the VM is not to be paused yet: what is left of its disks might be much.
+    pub fn holds_pause(&self, now_ms: f64) -> bool {
+        let is_copying = self.disk_copies == DiskCopies::Held && self.phase == Phase::Copying;
+        is_copying && !self.held_writes.let_pause(now_ms)
+    }
+
+    pub(super) fn record_held_writes(&mut self, now_ms: f64) {
+        if self.disk_copies == DiskCopies::Held {
+            let copied = self.disk_meter.copied();
+            self.change_held_writes(now_ms, |held| held.record(now_ms, copied));
+        }
+    }
+
+    /// Memory has come further.
+    pub(super) fn consider_holding_writes(&mut self, now_ms: f64) {
+        let is_near =
+            self.meter.rounds() > 1 || self.meter.left_ms().is_some_and(|left_ms| left_ms <= PAUSE_NEAR_MS);
+        if self.disk_copies == DiskCopies::Held && self.phase == Phase::Copying && is_near {
+            self.begin_holding_writes(now_ms);
+        }
+    }
+
+    fn begin_holding_writes(&mut self, now_ms: f64) {
+        let most = self.disk_meter.most_bytes_per_s();
+        self.change_held_writes(now_ms, |held| held.begin(most));
+    }
+
+    fn change_held_writes(&mut self, now_ms: f64, change: impl FnOnce(&mut HeldWrites)) {
+        let before = self.held_writes.limit();
+        change(&mut self.held_writes);
+        if let Some(limit) = self.held_writes.limit().filter(|limit| Some(*limit) != before) {
+            let WriteLimit { bytes_per_s, writes_per_s } = limit;
+            let rate = format::bytes(bytes_per_s as f64);
+            self.note(
+                now_ms,
+                format!("the VM's writes are held back to {writes_per_s} and {rate} each second, so that the copies keep up"),
+            );
+        }
+    }
+
+    /// Progress for people.
+    pub(super) fn disk_progress(&self) -> Vec<DiskProgress> {
+        let is_held = self.disk_copies == DiskCopies::Held;
+        let writes_wait = self.disk_meter.are_mirrored() && !is_held;
+        let writes_held = self.write_limit().is_some();
+        let each = self.disk_meter.progress().into_iter();
+        each.map(|disk| DiskProgress { writes_wait, writes_held, ..disk }).collect()
     }
 
     fn disks_synchronised(&mut self, now_ms: f64) -> Action {
@@ -158,6 +253,9 @@ impl Migration {
         let silent_ms = self.disk_meter.silent_ms(now_ms);
         let what = match self.phase {
             Phase::CopyingDisks => "nothing of the disks was copied",
+            Phase::MirroringDisks if self.disk_copies == DiskCopies::Held => {
+                "what is left of the disks to copy does not stay little, though the VM's writes are held back,"
+            }
             Phase::MirroringDisks => "what is left of the disks to copy has not become less",
             _ => return None,
         };
@@ -176,6 +274,7 @@ mod tests {
     use super::*;
     use crate::migration::{Event, Stage};
     use crate::problem::Problem;
+    use crate::progress::Transferred;
     use crate::result::Outcome;
     use crate::storage::{DiskName, DiskState};
 
@@ -345,6 +444,76 @@ mod tests {
         assert_eq!(migration.handle(10_100.0, synchronised()), Some(Action::StartTransfer));
         assert_eq!(migration.timings().disks_ready_ms, Some(10_100.0));
         assert!(migration.log().iter().any(|line| line.what.contains("waits for the target")));
+    }
+
+    /// The same, of a hypervisor that cannot have its writes wait.
+    fn held_back() -> Migration {
+        let mut migration = copying_disks();
+        assert_eq!(migration.handle(2_000.0, rewritten(0)), None);
+        assert_eq!(migration.handle(2_900.0, rewritten(1)), Some(Action::SynchroniseDisks));
+        assert_eq!(migration.write_limit(), None);
+        assert_eq!(migration.handle(3_000.0, Event::WritesHeldBack), None);
+        migration
+    }
+
+    #[test]
+    fn writes_that_cannot_wait_are_held_back_until_the_copies_keep_up_and_before_the_pause() {
+        let mut migration = held_back();
+        let first = migration.write_limit().expect("it has written as fast as is copied");
+        assert!(
+            migration.progress(3_000.0).disks[0].writes_held
+                && !migration.progress(3_000.0).disks[0].writes_wait
+        );
+        for tenth in 1..=4_u32 {
+            assert_eq!(migration.handle(3_000.0 + 100.0 * f64::from(tenth), left(0)), None);
+        }
+        assert_eq!(migration.handle(3_600.0, left(0)), Some(Action::StartTransfer));
+        assert_eq!(migration.handle(3_700.0, Event::Done), None);
+        assert_eq!(migration.handle(3_800.0, left(0)), None);
+        assert!(!migration.holds_pause(3_800.0));
+        let behind =
+            |copied_bytes| at(DiskState { copied_bytes, total_bytes: copied_bytes + 900_000, ..begun() });
+        for second in 4..7_u32 {
+            migration.handle(1_000.0 * f64::from(second), behind(u64::from(second) * 10_000_000));
+        }
+        assert!(migration.holds_pause(6_000.0));
+        assert!(migration.write_limit().unwrap().bytes_per_s <= first.bytes_per_s);
+        let paused = migration.handle(7_000.0, Event::Paused);
+        let actions = rest(&mut migration, paused);
+        assert_eq!(actions, FROM_THE_PAUSE_ON);
+        assert_eq!(migration.write_limit(), None);
+    }
+
+    #[test]
+    fn a_vm_that_writes_little_is_held_back_near_its_pause_only() {
+        let mut migration = copying_disks();
+        assert_eq!(migration.handle(3_000.0, disk(100, true)), Some(Action::SynchroniseDisks));
+        assert_eq!(migration.handle(3_050.0, Event::WritesHeldBack), None);
+        for tenth in 1..=6_u32 {
+            migration.handle(3_000.0 + 100.0 * f64::from(tenth), disk(100, true));
+        }
+        assert_eq!((migration.stage(), migration.write_limit()), (Stage::Sending, None));
+        assert_eq!(migration.handle(3_700.0, Event::Done), None);
+        assert!(migration.holds_pause(3_700.0));
+        let second_round = Transferred { rounds: 2, ..Transferred::default() };
+        migration.handle(3_800.0, Event::Progress(second_round, vec![]));
+        migration.handle(3_850.0, disk(100, true));
+        assert!(migration.write_limit().is_some() && !migration.holds_pause(3_900.0));
+    }
+
+    #[test]
+    fn writes_that_are_held_back_in_vain_are_not_for_long() {
+        let mut migration = held_back();
+        let behind =
+            |copied_bytes| at(DiskState { copied_bytes, total_bytes: copied_bytes + 900_000, ..begun() });
+        for second in 4..64_u32 {
+            assert_eq!(migration.handle(1_000.0 * f64::from(second), behind(second.into())), None);
+        }
+        assert_eq!(migration.handle(64_000.0, behind(64)), Some(Action::StopTransfer));
+        let error = migration.error().unwrap().to_string();
+        assert!(error.contains("does not stay little"), "{error}");
+        assert_eq!(migration.write_limit(), None, "whoever stops the copies has let them go");
+        assert_eq!(held_back().handle(4_000.0, Event::CancelRequested), Some(Action::StopTransfer));
     }
 
     #[test]

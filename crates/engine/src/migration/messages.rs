@@ -62,7 +62,7 @@ pub enum Action {
     StartDiskCopies,
     /// All of each disk is there, or the VM writes as fast as they are copied: from now on a write of the VM is on both
     /// disks before the VM hears that it is done. Answered by [`Event::Done`] at once; by [`Event::DiskProgress`] once all
-    /// is there and stays so.
+    /// is there and stays so. Or answered by [`Event::WritesHeldBack`].
     SynchroniseDisks,
     /// Begin to send. Answered by [`Event::Done`] at once, later by events of the transfer.
     StartTransfer,
@@ -118,6 +118,9 @@ pub enum Event {
     /// [`Action::StartDiskCopies`] is done, and the transfer copies the disks by itself, before memory: nothing is copied
     /// until it is begun.
     DisksGoAlong,
+    /// [`Action::SynchroniseDisks`] is done, and the hypervisor cannot have the VM's writes wait for the target: they are held
+    /// back as [`Migration::write_limit`](super::Migration::write_limit) says.
+    WritesHeldBack,
     /// [`Action::EstablishHosts`] is done, with this plan.
     Established(Plan),
     /// [`Action::ConnectHosts`] is done, with what is left of the plan.

@@ -205,7 +205,7 @@ impl Migration {
         };
         Progress {
             limit_mbps: self.limit_mbps,
-            disks: self.disk_meter.progress(),
+            disks: self.disk_progress(),
             outpaced: self.outpaced(),
             throttle_percent: self.throttle_percent,
             paths_out: self.paths_out.iter().cloned().collect(),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::passes::Passes;
-use super::{DiskName, DiskProgress, DiskState};
+use super::{Copied, DiskName, DiskProgress, DiskState};
 
 /// A rate is that of so long a time.
 const WINDOW_MS: f64 = 2_000.0;
@@ -13,8 +13,9 @@ const WINDOW_MS: f64 = 2_000.0;
 pub struct DiskMeter {
     disks: BTreeMap<DiskName, OfDisk>,
     last_growth_ms: Option<f64>,
-    // Since each write goes to both disks.
+    // Since each write goes to both disks, or is held back where that is necessary.
     nearing: Option<Nearing>,
+    most_bytes_per_s: f64,
 }
 
 /// That what is left becomes less. What was gone through is no sign of it: it grows with what the guest writes, too.
@@ -41,13 +42,15 @@ impl DiskMeter {
             }
         }
         self.last_growth_ms.get_or_insert(now_ms);
+        self.most_bytes_per_s = self.most_bytes_per_s.max(self.bytes_per_s());
         let left_bytes = self.left_bytes();
         if let Some(nearing) = self.nearing.as_mut().filter(|nearing| left_bytes < nearing.least_left_bytes) {
             *nearing = Nearing { least_left_bytes: left_bytes, last_ms: now_ms };
         }
     }
 
-    /// Each write of the guest goes to both disks from now on, so that what is left can only become less.
+    /// Each write of the guest goes to both disks from now on, or is held back where that is necessary, so that what is left
+    /// becomes less.
     pub fn mirrored(&mut self, now_ms: f64) {
         self.nearing = Some(Nearing { least_left_bytes: u64::MAX, last_ms: now_ms });
     }
@@ -79,6 +82,22 @@ impl DiskMeter {
         !self.disks.is_empty() && self.disks.values().all(|meter| meter.ready_ms.is_some())
     }
 
+    /// How far all of them are together.
+    pub(crate) fn copied(&self) -> Copied {
+        let (copied_bytes, left_bytes) = (self.copied_bytes(), self.left_bytes());
+        Copied { copied_bytes, left_bytes, are_ready: self.are_ready() }
+    }
+
+    /// What was gone through of all each second, at its best.
+    pub(crate) fn most_bytes_per_s(&self) -> f64 {
+        self.most_bytes_per_s
+    }
+
+    fn bytes_per_s(&self) -> f64 {
+        let each = self.disks.values().filter_map(|meter| meter.per_ms(|state| state.copied_bytes as f64));
+        each.sum::<f64>() * 1e3
+    }
+
     /// What was gone through of all.
     pub fn copied_bytes(&self) -> u64 {
         self.disks.values().filter_map(OfDisk::last).map(|state| state.copied_bytes).sum()
@@ -104,10 +123,14 @@ impl DiskMeter {
         self.disks.get(&disk).and_then(OfDisk::last).map(|state| state.wire_bytes)
     }
 
-    /// Progress for people, disk by disk.
+    /// Progress for people, disk by disk; of writes nothing is said.
     pub fn progress(&self) -> Vec<DiskProgress> {
-        let writes_wait = self.nearing.is_some();
-        self.disks.values().filter_map(|meter| meter.progress(writes_wait)).collect()
+        self.disks.values().filter_map(OfDisk::progress).collect()
+    }
+
+    /// Whether [`Self::mirrored`].
+    pub(crate) fn are_mirrored(&self) -> bool {
+        self.nearing.is_some()
     }
 }
 
@@ -138,7 +161,7 @@ impl OfDisk {
         (end_ms > begin_ms && growth > 0.0).then(|| growth / (end_ms - begin_ms))
     }
 
-    fn progress(&self, writes_wait: bool) -> Option<DiskProgress> {
+    fn progress(&self) -> Option<DiskProgress> {
         let state = self.last()?;
         let DiskState { disk, copied_bytes, total_bytes, is_ready, .. } = state;
         let rate = self.per_ms(|state| state.copied_bytes as f64);
@@ -147,7 +170,17 @@ impl OfDisk {
         let left = state.left_bytes() as f64;
         let eta_ms = if is_ready { Some(0.0) } else { nearing.map(|rate| left / rate) };
         let rate_gbps = rate.unwrap_or(0.0) * 8.0 / 1e6;
-        Some(DiskProgress { disk, copied_bytes, total_bytes, is_ready, writes_wait, rate_gbps, eta_ms })
+        let (writes_wait, writes_held) = (false, false);
+        Some(DiskProgress {
+            disk,
+            copied_bytes,
+            total_bytes,
+            is_ready,
+            writes_wait,
+            writes_held,
+            rate_gbps,
+            eta_ms,
+        })
     }
 }
 

@@ -22,6 +22,13 @@ const GOES_ALONG_ONE_IN: u64 = 4;
 /// writes wait for the target.
 const LOOKS: u64 = 3;
 
+/// What is gone through between two looks.
+const LOOK_BYTES: u64 = 1 << 20;
+
+/// Of so many runs some have a hypervisor that cannot have the VM's writes wait, one that writes fast and one that does not.
+const HOLDS_WRITES_OF: u64 = 24;
+const HOLDS_WRITES: [u64; 2] = [16, 19];
+
 /// The longest that the copies may take to end.
 const ENDED_WITHIN_MS: f64 = 10_000.0;
 
@@ -31,6 +38,8 @@ enum Mirror {
     Copying,
     /// The same, all of it was there, and memory follows. No write of the guest waits.
     Following,
+    /// The same, and what the VM writes may be held back; so many looks are left until all is there.
+    Held(u64),
     /// Each write of the guest goes there, too, and so many looks are left until all is there.
     Nearing(u64),
     /// No write of the guest is done before it is there.
@@ -63,6 +72,11 @@ impl World {
     /// Whether the transfer copies it by itself, before memory.
     fn goes_along(&self) -> bool {
         self.copies_disks() && self.seed % (COPIES_ONE_IN * GOES_ALONG_ONE_IN) == 1
+    }
+
+    /// Whether its hypervisor cannot have the VM's writes wait for the target.
+    fn holds_writes(&self) -> bool {
+        self.copies_disks() && HOLDS_WRITES.contains(&(self.seed % HOLDS_WRITES_OF))
     }
 
     /// The plan, with the disk that is copied.
@@ -98,6 +112,36 @@ impl World {
         if self.disk.mirror == Some(Mirror::Synchronised) && !is_parted {
             self.disk.content = memory;
         }
+        // As the agent does for a VM that stays, once its QEMU answers.
+        if self.source.life == Life::Up && self.source.executor.is_none() {
+            self.let_writes_go();
+        }
+    }
+
+    /// Who does so hears whether QEMU has.
+    pub(crate) fn let_writes_go(&mut self) {
+        if self.answers(Host::Source)
+            && self.planted != Planted::WritesStayHeld
+            && let Some(qemu) = &mut self.source.qemu
+        {
+            qemu.are_writes_held = false;
+        }
+    }
+
+    /// As the engine says now.
+    pub(crate) fn follow_write_limit(&mut self, executor: &Executor) {
+        if executor.holds_writes()
+            && self.answers(Host::Source)
+            && let Some(qemu) = &mut self.source.qemu
+        {
+            qemu.are_writes_held = true;
+            self.saw(Sight::WritesHeld);
+        }
+    }
+
+    /// What the engine hears of them while memory is sent.
+    pub(crate) fn held_progress(&mut self) -> Option<Event> {
+        matches!(self.disk.mirror, Some(Mirror::Held(_))).then(|| self.disk_progress())
     }
 
     pub(crate) fn open_disks(&mut self) {
@@ -159,18 +203,18 @@ impl World {
         if self.now_ms >= self.network.parted_until_ms {
             self.disk_goes_on();
         }
-        let left_bytes = match self.disk.mirror {
+        let left = match self.disk.mirror {
             Some(Mirror::Copying) if self.writes_as_fast() => LOOKS,
             Some(Mirror::Copying) => LOOKS - self.disk.looks.min(LOOKS),
-            Some(Mirror::Nearing(left)) => left,
+            Some(Mirror::Nearing(left) | Mirror::Held(left)) => left,
             Some(Mirror::Following | Mirror::Synchronised) | None => 0,
         };
         let is_mirrored = matches!(self.disk.mirror, Some(Mirror::Synchronised) | None);
         let begun = DiskState::begun(DiskName::at(0).expect("there is a first one"));
         Event::DiskProgress(vec![DiskState {
-            copied_bytes: self.disk.looks,
-            total_bytes: self.disk.looks + left_bytes,
-            is_ready: left_bytes == 0,
+            copied_bytes: self.disk.looks * LOOK_BYTES,
+            total_bytes: (self.disk.looks + left) * LOOK_BYTES,
+            is_ready: left == 0,
             is_synchronised: is_mirrored,
             ..begun
         }])
@@ -194,7 +238,18 @@ impl World {
                 self.saw(Sight::DisksCopied);
             }
             Some(Mirror::Nearing(left)) => self.disk.mirror = Some(Mirror::Nearing(left - 1)),
+            Some(Mirror::Held(left)) => self.disk.mirror = Some(Mirror::Held(self.left_while_held(left))),
             _ => {}
+        }
+    }
+
+    /// At the next look. Who writes leaves something every now and then, also while that is held back.
+    fn left_while_held(&mut self, left: u64) -> u64 {
+        let is_held = self.source.qemu.as_ref().is_some_and(|qemu| qemu.are_writes_held);
+        match self.writes_as_fast() {
+            true if is_held => left.saturating_sub(1).max(u64::from(self.random.chance(25))),
+            true => LOOKS,
+            false => left.saturating_sub(1),
         }
     }
 
@@ -206,6 +261,10 @@ impl World {
         let left = if self.writes_as_fast() { LOOKS } else { 0 };
         if left > 0 {
             self.saw(Sight::DisksOutpaced);
+        }
+        if self.holds_writes() {
+            self.disk.mirror = Some(Mirror::Held(left));
+            return Doing::Happened(Event::WritesHeldBack);
         }
         self.disk.mirror = Some(Mirror::Nearing(left));
         Doing::Happened(Event::Done)
@@ -222,8 +281,17 @@ impl World {
             let event = failed("the copy does not end");
             return Doing::Later { at_ms: self.now_ms + ENDED_WITHIN_MS, event };
         }
-        if self.disk.mirror.take().is_some() {
-            self.disk.content = self.source.qemu.as_ref().map(|qemu| qemu.copy.memory);
+        if let Some(Mirror::Held(left @ 1..)) = self.disk.mirror
+            && self.planted != Planted::HeldCopiesEndEarly
+        {
+            // It goes on until that is there; what happens to it meanwhile, this looks for again.
+            self.disk.mirror = Some(Mirror::Held(left - 1));
+            return Doing::Act(Action::EndDiskCopies);
+        }
+        if let Some(mirror) = self.disk.mirror.take() {
+            let memory = self.source.qemu.as_ref().map(|qemu| qemu.copy.memory);
+            let left = if let Mirror::Held(left) = mirror { left } else { 0 };
+            self.disk.content = memory.map(|memory| memory - left);
         }
         Doing::Rest(Action::EndDiskCopies)
     }
@@ -234,6 +302,7 @@ impl World {
 
     pub(crate) fn abandon_disk_copies(&mut self) {
         self.disk.mirror = None;
+        self.let_writes_go();
     }
 
     /// What holds at any time.

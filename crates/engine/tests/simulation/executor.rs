@@ -170,6 +170,11 @@ impl Executor {
         self.plan.as_ref().is_some_and(|plan| !plan.disks.is_empty())
     }
 
+    /// Whether what the VM writes is to be held back.
+    pub(crate) fn holds_writes(&self) -> bool {
+        self.migration.write_limit().is_some()
+    }
+
     pub(crate) fn last_action(&self) -> Action {
         self.action
     }
@@ -218,8 +223,15 @@ impl World {
         } else {
             None
         };
-        let next = interrupted.or_else(|| executor.migration.handle(now_ms, event));
+        let mut next = interrupted.or_else(|| executor.migration.handle(now_ms, event));
+        if next.is_none()
+            && executor.migration.stage() == Stage::Sending
+            && let Some(event) = self.held_progress()
+        {
+            next = executor.migration.handle(now_ms, event);
+        }
         self.follow_throttle(executor, now_ms);
+        self.follow_write_limit(executor);
         match next {
             Some(Action::Finish) if executor.migration.outcome() == Some(Outcome::InDoubt) => {
                 self.saw(Sight::InDoubt);

@@ -168,6 +168,7 @@ impl World {
         });
         if vm_runs {
             self.source.lift_throttle();
+            self.let_writes_go();
         }
         Event::VmRuns(vm_runs)
     }

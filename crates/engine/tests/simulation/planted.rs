@@ -86,6 +86,10 @@ pub(crate) enum Planted {
     CopiesEndAfterRecord,
     /// It ends them as soon as all is there, while the VM writes.
     CopiesEndEarly,
+    /// Where its writes were held back, it ends them once the VM is paused, and not once what was written is there.
+    HeldCopiesEndEarly,
+    /// What the VM writes is held back once it stays.
+    WritesStayHeld,
     /// The target lets its source write to the disks of a VM that runs.
     DisksLeftOpen,
     /// Encryption is left out where it was asked for.
@@ -124,15 +128,18 @@ impl Planted {
             | Self::RestForgotten
             | Self::ThrottleKept
             | Self::ThrottleLeft
+            | Self::WritesStayHeld
             | Self::GuardWaits
             | Self::StrangerCloses
             | Self::TakesPartBack => &["I3"],
             Self::PrunesUnsettled => &["does not know that the VM runs there", "I1", "I3"],
             Self::ForgottenDiscard => &["I1", "I5"],
             Self::BelievedRecord => &["I3", "I5"],
-            Self::TakesDisksEarly | Self::CopiesEndAfterRecord | Self::CopiesEndEarly | Self::DisksLeftOpen => {
-                &["I2"]
-            }
+            Self::TakesDisksEarly
+            | Self::CopiesEndAfterRecord
+            | Self::CopiesEndEarly
+            | Self::HeldCopiesEndEarly
+            | Self::DisksLeftOpen => &["I2"],
             Self::RunsIncomplete => &["I4"],
             Self::NotLookedAt | Self::EndedIsRunning => &["was seen as"],
             Self::NoDeadline | Self::SettledUnrun | Self::MuteIsReady | Self::StrangerIsSign => &["I5"],

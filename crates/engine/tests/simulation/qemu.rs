@@ -62,6 +62,8 @@ pub(crate) struct SourceQemu {
     pub mute_until_ms: Option<f64>,
     /// Its vCPUs are held back. That needs no answer of it.
     pub is_throttled: bool,
+    /// What the guest writes to its disks is held back.
+    pub are_writes_held: bool,
     /// A migration that fails leaves the VM as it was before QEMU stopped it.
     runs_on: bool,
     unread: Vec<Command>,
@@ -137,6 +139,7 @@ impl SourceQemu {
             is_post_copy: false,
             mute_until_ms: None,
             is_throttled: false,
+            are_writes_held: false,
             runs_on: true,
             unread: vec![],
         }

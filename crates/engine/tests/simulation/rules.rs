@@ -121,6 +121,9 @@ impl World {
         if self.source.qemu.as_ref().is_some_and(|qemu| qemu.is_throttled) {
             return Err("I3: the VM is throttled, and nobody sends it".into());
         }
+        if self.source.qemu.as_ref().is_some_and(|qemu| qemu.are_writes_held) {
+            return Err("I3: what the VM writes is held back, and nobody copies its disks".into());
+        }
         let is_left = self.target.qemu.is_some() && !self.target.has_vm;
         if is_left {
             return Err("an incoming VM is left".into());

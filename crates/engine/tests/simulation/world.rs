@@ -63,6 +63,7 @@ pub(crate) enum Sight {
     DisksCopied,
     DisksOutpaced,
     DisksWentAlong,
+    WritesHeld,
     Forgotten,
     GivenBack,
     GuardActed,
@@ -94,11 +95,12 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 32] = [
+    pub(crate) const ALL: [Self; 33] = [
         Self::Adopted,
         Self::DisksCopied,
         Self::DisksOutpaced,
         Self::DisksWentAlong,
+        Self::WritesHeld,
         Self::Forgotten,
         Self::GivenBack,
         Self::GuardActed,

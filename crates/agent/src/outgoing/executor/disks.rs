@@ -25,11 +25,15 @@ use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 /// How long the end of the copies may take. The VM stands still meanwhile.
 const ENDED_WITHIN: Duration = Duration::from_secs(10);
 
+/// The same where the guest's writes do not wait for the target, so that they are held back: longer than it takes them to go by
+/// far.
+const HELD_ENDED_WITHIN: Duration = Duration::from_secs(3);
+
 /// So long before all of the disks is there, memory may follow in a moment.
 const NEARLY_THERE_MS: f64 = 2_000.0;
 
 impl Executor {
-    fn copied_disks(&self) -> Vec<usize> {
+    pub(super) fn copied_disks(&self) -> Vec<usize> {
         let disks = self.agreed.plan.iter().flat_map(|plan| &plan.disks);
         disks.map(|disk| disk.disk.index()).collect()
     }
@@ -158,10 +162,15 @@ impl Executor {
     }
 
     /// That a copy has failed, if one has.
-    pub(super) async fn look_at_disks(&self) -> Option<Event> {
+    pub(super) async fn look_at_disks(&mut self) -> Option<Event> {
+        let states = self.disk_states().await;
+        let is_alone = self.copies_disks_alone();
         let sender = self.disks.as_ref()?;
-        let failed = match self.disk_states().await {
-            Ok(_) => sender.problem()?,
+        let failed = match states {
+            Ok(states) => {
+                self.held_writes.states = states.filter(|_| self.held_writes.is_begun && !is_alone);
+                sender.problem().or_else(|| self.held_writes.problem.take())?
+            }
             Err(problem) => sender.problem().unwrap_or(problem),
         };
         Some(Event::TransferFailed(self.vmm().err().unwrap_or(failed)))
@@ -193,19 +202,26 @@ impl Executor {
         each.map(Some).ok_or_else(|| Problem::failed("the copy of a disk has ended by itself"))
     }
 
-    pub(super) async fn synchronise_disks(&mut self) -> Result<(), Problem> {
-        // From now on the guest's writes wait for this agent.
+    pub(super) async fn synchronise_disks(&mut self) -> Result<Event, Problem> {
+        // From now on the guest's writes wait for this agent, or are held back by it.
         self.guard = Some(self.post_guard().await?);
-        self.disk_pace.is(DiskPhase::Mirrored);
         self.end_comparing()?;
-        self.disk_copies()?.synchronise(QEMU_DEADLINE).await.map_err(qemu_failed)
+        if self.disk_copies()?.holds_writes() {
+            self.held_writes.is_begun = true;
+            return Ok(Event::WritesHeldBack);
+        }
+        self.disk_pace.is(DiskPhase::Mirrored);
+        self.disk_copies()?.synchronise(QEMU_DEADLINE).await.map_err(qemu_failed)?;
+        Ok(Event::Done)
     }
 
     pub(super) async fn end_disk_copies(&mut self) -> Result<(), Problem> {
         // The VM stands still: what is left of its writes is little, and waits for no limit.
         self.disk_throttle = None;
         let disks = self.copied_disks();
-        self.disk_copies()?.end(&disks, ENDED_WITHIN).await.map_err(qemu_failed)?;
+        let within = if self.held_writes.is_begun { HELD_ENDED_WITHIN } else { ENDED_WITHIN };
+        let ended = self.disk_copies()?.end(&disks, within).await.map_err(qemu_failed);
+        ended.map_err(|problem| self.tell_of_held(problem))?;
         // Where memory followed by itself, so fast that nobody has seen it.
         self.end_comparing()?;
         if let Some(sender) = self.disks.take() {

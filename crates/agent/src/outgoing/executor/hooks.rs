@@ -10,7 +10,7 @@ use crate::hooks::{self, Moment};
 use crate::journal::HookDue;
 
 /// With it the hypervisor pauses the VM only when nothing is left to send, which is rare while the guest works.
-const HELD_DOWNTIME_LIMIT_MS: u64 = 0;
+pub(super) const HELD_DOWNTIME_LIMIT_MS: u64 = 0;
 
 /// The hook is told so long before the VM would be paused: it may take as long as that at no cost.
 const TOLD_BEFORE_MS: f64 = 2_000.0;
@@ -50,13 +50,22 @@ impl BeforePause {
 pub(super) struct DowntimeLimit {
     pub(super) ms: u64,
     pub(super) hook: BeforePause,
-    /// Rounds until that had ended.
+    /// What is left of the VM's disks might be much.
+    pub(super) awaits_disks: bool,
+    /// Rounds until these had ended.
     pub(super) rounds_held: u64,
 }
 
 impl Default for DowntimeLimit {
     fn default() -> Self {
-        Self { ms: downtime_limit_ms(0), hook: BeforePause::default(), rounds_held: 0 }
+        Self { ms: downtime_limit_ms(0), hook: BeforePause::default(), awaits_disks: false, rounds_held: 0 }
+    }
+}
+
+impl DowntimeLimit {
+    /// Whether the VM is not to be paused yet.
+    pub(super) fn holds(&self) -> bool {
+        self.awaits_disks || self.hook.holds()
     }
 }
 
@@ -65,6 +74,8 @@ impl Executor {
     pub(super) fn first_downtime_limit_ms(&mut self) -> u64 {
         if self.outgoing.host.config.hooks.before_pause.is_some() {
             self.downtime_limit.hook = BeforePause::ToBegin;
+        }
+        if self.downtime_limit.hook.holds() || self.held_writes.is_begun {
             self.downtime_limit.ms = HELD_DOWNTIME_LIMIT_MS;
         }
         self.downtime_limit.ms

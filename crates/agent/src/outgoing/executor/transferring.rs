@@ -20,9 +20,10 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::ending::guard_acted;
+use super::hooks::HELD_DOWNTIME_LIMIT_MS;
 use super::{Executor, LOOK_EVERY, qemu_failed};
 use crate::api_types::Endpoint;
-use crate::bandwidth::{FirstShare, Sending, Valve};
+use crate::bandwidth::{DiskPhase, FirstShare, Sending, Valve};
 use crate::disk_streams::DiskSender;
 use crate::guard::Guard;
 use crate::link_socket::on_link;
@@ -48,6 +49,10 @@ const ABORT_LOOK_EVERY: Duration = Duration::from_millis(10);
 impl Executor {
     pub(super) async fn start_transfer(&mut self) -> Result<(), Problem> {
         let downtime_limit_ms = self.first_downtime_limit_ms();
+        if self.held_writes.is_begun {
+            // From now on no more of its disks goes than it writes.
+            self.disk_pace.is(DiskPhase::Mirrored);
+        }
         // Where disks are copied it stands already.
         let guard = match self.guard.take() {
             Some(guard) => guard,
@@ -362,16 +367,17 @@ impl Executor {
             rounds: ram.rounds,
             passed_bytes: ram.transferred_bytes,
             // What is sent meanwhile is what gets dirty, however little that is: the VM is not throttled for it.
-            dirty_bytes_per_s: if self.downtime_limit.hook.holds() { 0 } else { dirty_bytes_per_s },
+            dirty_bytes_per_s: if self.downtime_limit.holds() { 0 } else { dirty_bytes_per_s },
         }
     }
 
     async fn follow_downtime_limit(&mut self, rounds: u64) {
-        if self.downtime_limit.hook.holds() {
+        let limit = if self.downtime_limit.holds() {
             self.downtime_limit.rounds_held = rounds;
-            return;
-        }
-        let limit = downtime_limit_ms(rounds.saturating_sub(self.downtime_limit.rounds_held));
+            HELD_DOWNTIME_LIMIT_MS
+        } else {
+            downtime_limit_ms(rounds.saturating_sub(self.downtime_limit.rounds_held))
+        };
         if limit == self.downtime_limit.ms {
             return;
         }

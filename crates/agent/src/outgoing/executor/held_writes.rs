@@ -1,0 +1,57 @@
+//! The VM's writes are held back as the engine says, where they cannot wait for the target.
+
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::storage::{DiskState, WriteLimit};
+use tracing::warn;
+
+use super::{Executor, qemu_failed};
+use crate::vms::QMP_DEADLINE;
+
+/// How they are held back now.
+#[derive(Debug, Default)]
+pub(super) struct HeldWrites {
+    /// Whether they are, as far as is necessary.
+    pub(super) is_begun: bool,
+    limit: Option<WriteLimit>,
+    /// Why they are not as they should be.
+    pub(super) problem: Option<Problem>,
+    /// How far the copies were when they were looked at last, while memory is sent; none that the engine knows already.
+    pub(super) states: Option<Vec<DiskState>>,
+}
+
+impl Executor {
+    /// Not again and again: QEMU forgets each time what it has let pass just now. A guard that has taken this agent for dead has
+    /// let them go; then the copies fall behind, and the engine says so.
+    pub(super) async fn follow_write_limit(&mut self, limit: Option<WriteLimit>) {
+        let Some(limit) = limit.filter(|limit| Some(*limit) != self.held_writes.limit) else { return };
+        match self.hold_writes(limit).await {
+            Ok(true) => self.held_writes.limit = Some(limit),
+            // QEMU is too busy to answer: at the next look.
+            Ok(false) => {}
+            Err(problem) => {
+                warn!(vm = self.running.vm, %problem, "its writes are not held back as they should be");
+                self.held_writes.limit = Some(limit);
+                self.held_writes.problem = Some(problem);
+            }
+        }
+    }
+
+    async fn hold_writes(&self, limit: WriteLimit) -> Result<bool, Problem> {
+        match self.disk_copies()?.hold_writes(&self.copied_disks(), limit, QMP_DEADLINE).await {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_mute() => Ok(false),
+            Err(error) => Err(qemu_failed(error)),
+        }
+    }
+
+    /// What helps where a copy has not ended in the pause.
+    pub(super) fn tell_of_held(&self, problem: Problem) -> Problem {
+        if !self.held_writes.is_begun {
+            return problem;
+        }
+        problem.context(
+            "what the VM wrote last was not on the target soon enough after its pause; have it write less meanwhile, or boot it \
+             in QEMU 8.2 or newer, where writes wait for the target",
+        )
+    }
+}
