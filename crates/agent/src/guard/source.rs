@@ -147,7 +147,6 @@ impl Source {
             Ok(vmm) => vmm,
         };
         self.cut_disk_copies();
-        let_writes_go(&*vmm).await;
         if let Some(Err(error)) =
             self.peer.zip(vmm.connections()).map(|(peer, of_vm)| of_vm.discard_unsent(peer))
         {
@@ -173,6 +172,8 @@ impl Source {
     pub(super) async fn run(&mut self) -> Result<Event, Problem> {
         let vmm = self.attached.take().ok_or_else(|| Problem::failed("its QEMU was not taken hold of"))?;
         vmm.run(QMP_DEADLINE).await.map_err(Problem::failed)?;
+        // Only now: the VM waits for nothing that is less urgent.
+        let_writes_go(&*vmm).await;
         Ok(Event::Done)
     }
 

@@ -26,14 +26,14 @@ const BEHIND_MS_MAX: f64 = 300.0;
 /// So long it must have kept up.
 const STEADY_MS: f64 = 500.0;
 
-/// It is judged over such a time at least.
+/// One that does not is judged over such a time.
 const JUDGED_OVER_MS: f64 = 1_000.0;
 
 /// Of a VM whose copy has been too fast to be measured.
 const COPIED_BYTES_PER_S_MIN: f64 = 2_000_000.0;
 
 /// No VM is held back further: it would answer nobody.
-const DIRTY_BYTES_PER_S_MIN: f64 = 262_144.0;
+const DIRTY_BYTES_PER_S_MIN: f64 = 524_288.0;
 
 /// The decision for one migration.
 #[derive(Debug, Clone, Default)]
@@ -86,21 +86,27 @@ impl HeldWrites {
     pub(crate) fn begin(&mut self, copied_bytes_per_s: f64) {
         if self.dirty_bytes_per_s_max.is_none() {
             self.hold_to(copied_bytes_per_s.max(COPIED_BYTES_PER_S_MIN));
+            // What was before says nothing of that.
+            self.judged = None;
         }
     }
 
     /// Takes a reading. Readings come in the order of time.
     pub(crate) fn record(&mut self, now_ms: f64, copied: Copied) {
         self.look_behind(now_ms, copied);
-        let since = *self.judged.get_or_insert(Judged { at_ms: now_ms, copied });
+        let now = Judged { at_ms: now_ms, copied };
+        if self.keep_up(now_ms) {
+            self.judged = Some(now);
+        }
+        let since = *self.judged.get_or_insert(now);
         let passed_ms = now_ms - since.at_ms;
         if passed_ms < JUDGED_OVER_MS {
             return;
         }
-        self.judged = Some(Judged { at_ms: now_ms, copied });
+        self.judged = Some(now);
         let gone_through = copied.copied_bytes.saturating_sub(since.copied.copied_bytes) as f64;
         let less = since.copied.left_bytes as f64 - copied.left_bytes as f64;
-        if self.steady_since_ms.is_none() && less < gone_through / 2.0 {
+        if less < gone_through / 2.0 {
             self.hold_to(gone_through * 1e3 / passed_ms);
         }
     }
@@ -230,7 +236,7 @@ mod tests {
             held.record(f64::from(second) * 1e3, behind);
             limits.push(held.limit().map(|limit| limit.bytes_per_s));
         }
-        let halves = [2_500_000, 1_250_000, 625_000, 312_500, 156_250].map(Some);
+        let halves = [2_500_000, 1_250_000, 625_000, 312_500, 262_144].map(Some);
         assert_eq!(limits, [&[None], &halves[..]].concat());
     }
 

@@ -300,8 +300,13 @@ impl World {
         self.order(executor, Action::EndDiskCopies, Order::CloseDisks)
     }
 
-    pub(crate) fn abandon_disk_copies(&mut self) {
+    /// As a guard does: the VM's writes are let go once it runs.
+    pub(crate) fn cut_disk_copies(&mut self) {
         self.disk.mirror = None;
+    }
+
+    pub(crate) fn abandon_disk_copies(&mut self) {
+        self.cut_disk_copies();
         self.let_writes_go();
     }
 

@@ -135,12 +135,13 @@ impl World {
                 self.guard_forbids(guard.migration)
             }
             Action::StopTransfer => {
-                self.abandon_disk_copies();
+                self.cut_disk_copies();
                 return self.command_beside_agent(guard, Command::Cancel);
             }
             Action::ResumeOnSource => {
                 let event = self.command_beside_agent(guard, Command::LetRun)?;
                 if event == Event::Done {
+                    self.let_writes_go();
                     self.saw(Sight::GuardActed);
                 }
                 event
