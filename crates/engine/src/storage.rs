@@ -31,7 +31,7 @@ use utoipa::ToSchema;
 
 pub use self::device::{DiskDevice, UnfitDevice};
 pub use self::held::WriteLimit;
-pub(crate) use self::held::{Copied, HeldWrites};
+pub(crate) use self::held::{HeldWrites, Reading};
 pub use self::kept::{FileRoom, KeptPart, NotKept};
 pub use self::meter::DiskMeter;
 pub use self::moving::{FoundMove, Settlement, settle};

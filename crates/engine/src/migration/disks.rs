@@ -169,8 +169,8 @@ impl Migration {
 
     pub(super) fn record_held_writes(&mut self, now_ms: f64) {
         if self.disk_copies == DiskCopies::Held {
-            let copied = self.disk_meter.copied();
-            self.change_held_writes(now_ms, |held| held.record(now_ms, copied));
+            let reading = self.disk_meter.reading();
+            self.change_held_writes(now_ms, |held| held.record(now_ms, reading));
         }
     }
 

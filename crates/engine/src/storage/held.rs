@@ -47,7 +47,7 @@ pub(crate) struct HeldWrites {
 
 /// How far the copies of all disks are.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Copied {
+pub(crate) struct Reading {
     pub(crate) copied_bytes: u64,
     pub(crate) left_bytes: u64,
     /// Whether all of each was there once.
@@ -58,7 +58,7 @@ pub(crate) struct Copied {
 #[derive(Debug, Clone, Copy)]
 struct Judged {
     at_ms: f64,
-    copied: Copied,
+    reading: Reading,
 }
 
 impl HeldWrites {
@@ -92,9 +92,9 @@ impl HeldWrites {
     }
 
     /// Takes a reading. Readings come in the order of time.
-    pub(crate) fn record(&mut self, now_ms: f64, copied: Copied) {
-        self.look_behind(now_ms, copied);
-        let now = Judged { at_ms: now_ms, copied };
+    pub(crate) fn record(&mut self, now_ms: f64, reading: Reading) {
+        self.look_behind(now_ms, reading);
+        let now = Judged { at_ms: now_ms, reading };
         if self.keep_up(now_ms) {
             self.judged = Some(now);
         }
@@ -104,15 +104,15 @@ impl HeldWrites {
             return;
         }
         self.judged = Some(now);
-        let gone_through = copied.copied_bytes.saturating_sub(since.copied.copied_bytes) as f64;
-        let less = since.copied.left_bytes as f64 - copied.left_bytes as f64;
+        let gone_through = reading.copied_bytes.saturating_sub(since.reading.copied_bytes) as f64;
+        let less = since.reading.left_bytes as f64 - reading.left_bytes as f64;
         if less < gone_through / 2.0 {
             self.hold_to(gone_through * 1e3 / passed_ms);
         }
     }
 
-    fn look_behind(&mut self, now_ms: f64, copied: Copied) {
-        if copied.are_ready && copied.left_bytes <= CAUGHT_UP_BYTES {
+    fn look_behind(&mut self, now_ms: f64, reading: Reading) {
+        if reading.are_ready && reading.left_bytes <= CAUGHT_UP_BYTES {
             self.caught_up_ms = Some(now_ms);
             self.steady_since_ms.get_or_insert(now_ms);
         } else if self.caught_up_ms.is_none_or(|at_ms| now_ms - at_ms > BEHIND_MS_MAX) {
@@ -197,7 +197,7 @@ mod tests {
             let left = if self.now_ms < self.rests_until_ms { 0.0 } else { self.left };
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "they are small")]
             let [copied_bytes, left_bytes] = [self.copied as u64, left as u64];
-            self.held.record(self.now_ms, Copied { copied_bytes, left_bytes, are_ready: self.is_ready });
+            self.held.record(self.now_ms, Reading { copied_bytes, left_bytes, are_ready: self.is_ready });
         }
 
         /// Until it keeps up, for so long at most; how long it took, in s.
@@ -232,7 +232,7 @@ mod tests {
         let mut limits = vec![];
         for second in 0..6_u32 {
             let copied_bytes = u64::from(second) * 10_000_000;
-            let behind = Copied { copied_bytes, left_bytes: 50_000_000, are_ready: false };
+            let behind = Reading { copied_bytes, left_bytes: 50_000_000, are_ready: false };
             held.record(f64::from(second) * 1e3, behind);
             limits.push(held.limit().map(|limit| limit.bytes_per_s));
         }
@@ -245,9 +245,9 @@ mod tests {
         let mut held = HeldWrites::default();
         for second in 0..20_u64 {
             let (copied_bytes, left_bytes) = (second * 10_000_000, 200_000_000 - second * 6_000_000);
-            held.record(second as f64 * 1e3, Copied { copied_bytes, left_bytes, are_ready: false });
+            held.record(second as f64 * 1e3, Reading { copied_bytes, left_bytes, are_ready: false });
         }
-        let stopped = Copied { copied_bytes: 190_000_000, left_bytes: 86_000_000, are_ready: false };
+        let stopped = Reading { copied_bytes: 190_000_000, left_bytes: 86_000_000, are_ready: false };
         (20..90_u32).for_each(|second| held.record(f64::from(second) * 1e3, stopped));
         assert_eq!(held.limit(), None);
     }
@@ -296,7 +296,7 @@ mod tests {
             for (passed_ms, copied, left_bytes) in readings {
                 now_ms += f64::from(passed_ms);
                 copied_bytes += copied;
-                held.record(now_ms, Copied { copied_bytes, left_bytes, are_ready: left_bytes % 2 == 0 });
+                held.record(now_ms, Reading { copied_bytes, left_bytes, are_ready: left_bytes % 2 == 0 });
                 let limit = held.limit().map_or(u64::MAX, |limit| limit.bytes_per_s);
                 prop_assert!(limit <= last);
                 last = limit;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::passes::Passes;
-use super::{Copied, DiskName, DiskProgress, DiskState};
+use super::{DiskName, DiskProgress, DiskState, Reading};
 
 /// A rate is that of so long a time.
 const WINDOW_MS: f64 = 2_000.0;
@@ -83,9 +83,9 @@ impl DiskMeter {
     }
 
     /// How far all of them are together.
-    pub(crate) fn copied(&self) -> Copied {
+    pub(crate) fn reading(&self) -> Reading {
         let (copied_bytes, left_bytes) = (self.copied_bytes(), self.left_bytes());
-        Copied { copied_bytes, left_bytes, are_ready: self.are_ready() }
+        Reading { copied_bytes, left_bytes, are_ready: self.are_ready() }
     }
 
     /// What was gone through of all each second, at its best.

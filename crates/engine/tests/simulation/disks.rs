@@ -10,6 +10,7 @@ use drainpipe_engine::storage::{CopyReason, DiskCopy, DiskImage, DiskName, DiskS
 use crate::executor::{Doing, Executor, failed};
 use crate::network::Order;
 use crate::planted::Planted;
+use crate::qemu::Writes;
 use crate::world::{Host, Life, Sight, World};
 
 /// One of so many runs has a disk that is copied.
@@ -124,7 +125,7 @@ impl World {
             && self.planted != Planted::WritesStayHeld
             && let Some(qemu) = &mut self.source.qemu
         {
-            qemu.are_writes_held = false;
+            qemu.writes = Writes::Free;
         }
     }
 
@@ -134,7 +135,7 @@ impl World {
             && self.answers(Host::Source)
             && let Some(qemu) = &mut self.source.qemu
         {
-            qemu.are_writes_held = true;
+            qemu.writes = Writes::Held;
             self.saw(Sight::WritesHeld);
         }
     }
@@ -245,7 +246,7 @@ impl World {
 
     /// At the next look. Who writes leaves something every now and then, also while that is held back.
     fn left_while_held(&mut self, left: u64) -> u64 {
-        let is_held = self.source.qemu.as_ref().is_some_and(|qemu| qemu.are_writes_held);
+        let is_held = self.source.qemu.as_ref().is_some_and(|qemu| qemu.writes == Writes::Held);
         match self.writes_as_fast() {
             true if is_held => left.saturating_sub(1).max(u64::from(self.random.chance(25))),
             true => LOOKS,

@@ -52,6 +52,14 @@ pub(crate) enum Command {
     LetRun,
 }
 
+/// What a guest may write to its disks.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Writes {
+    Free,
+    /// They are held back.
+    Held,
+}
+
 #[derive(Debug)]
 pub(crate) struct SourceQemu {
     pub copy: Copy,
@@ -62,8 +70,7 @@ pub(crate) struct SourceQemu {
     pub mute_until_ms: Option<f64>,
     /// Its vCPUs are held back. That needs no answer of it.
     pub is_throttled: bool,
-    /// What the guest writes to its disks is held back.
-    pub are_writes_held: bool,
+    pub writes: Writes,
     /// A migration that fails leaves the VM as it was before QEMU stopped it.
     runs_on: bool,
     unread: Vec<Command>,
@@ -139,7 +146,7 @@ impl SourceQemu {
             is_post_copy: false,
             mute_until_ms: None,
             is_throttled: false,
-            are_writes_held: false,
+            writes: Writes::Free,
             runs_on: true,
             unread: vec![],
         }

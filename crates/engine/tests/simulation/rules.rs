@@ -4,6 +4,7 @@ use drainpipe_engine::migration::target::IncomingState as State;
 use drainpipe_engine::result::{Outcome, SourceVm};
 
 use crate::operator::ATTEMPTS;
+use crate::qemu::Writes;
 use crate::world::{Host, World};
 
 /// How often letting the VM run on the source is tried. Who is mute for that long keeps it from running.
@@ -121,7 +122,7 @@ impl World {
         if self.source.qemu.as_ref().is_some_and(|qemu| qemu.is_throttled) {
             return Err("I3: the VM is throttled, and nobody sends it".into());
         }
-        if self.source.qemu.as_ref().is_some_and(|qemu| qemu.are_writes_held) {
+        if self.source.qemu.as_ref().is_some_and(|qemu| qemu.writes == Writes::Held) {
             return Err("I3: what the VM writes is held back, and nobody copies its disks".into());
         }
         let is_left = self.target.qemu.is_some() && !self.target.has_vm;
