@@ -58,6 +58,8 @@ fn programs_run_in_machines_as_anywhere() {
     lab.exec("a", &["no-such-program"]).refused(BAD_INPUT, &["on host a", "no-such-program"]);
     lab.exec("c", &["true"]).refused(BAD_INPUT, &["no host \"c\""]);
 
+    shell(&lab, "a", "ls /dev/kvm /dev/net/tun /dev/vhost-net");
+
     assert_input_arrives(&lab, &vec![0; 300_000]);
     shell(&lab, "a", "echo changed >/etc/hostname");
     assert_eq!(shell(&lab, "b", "test \"$(cat /etc/hostname)\" = changed; echo $?"), "1\n");
