@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 use crate::disk_moves::{self, DiskMoves};
 use crate::outgoing::{self, Outgoing};
 use crate::vms::Claim;
-use crate::{cpu_priority, incoming};
+use crate::{cpu_priority, incoming, throttles};
 
 /// How often it is tried, and how many times: a day.
 const TRY_EVERY: Duration = Duration::from_secs(5);
@@ -52,6 +52,7 @@ async fn reach(outgoing: &Arc<Outgoing>, moves: &Arc<DiskMoves>, name: &str) -> 
     let claimed = outgoing.vms.reach(name, claim).await?;
     if let Some(vmm) = &claimed.vmm {
         cpu_priority::end(&**vmm);
+        tokio::spawn(throttles::let_writes_go(Arc::clone(vmm)));
     }
     match (open, disk_move) {
         (Some(open), _) => outgoing::take_up(outgoing, open, claimed),

@@ -79,7 +79,7 @@ use crate::problem::Problem;
 use crate::progress::{ProgressMeter, Transferred};
 use crate::result::{Event as LogLine, Outcome, PathTurn, SourceVm};
 use crate::step::Step;
-use crate::storage::{DiskMeter, HeldWrites};
+use crate::storage::{DiskMeter, HeldWrites, WriteLimit};
 use crate::throttle::Throttle;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -130,6 +130,7 @@ pub struct Migration {
     disk_meter: DiskMeter,
     disk_copies: DiskCopies,
     held_writes: HeldWrites,
+    told_write_limit: Option<WriteLimit>,
     plan: Option<Plan>,
     error: Option<Problem>,
     cancel_requested: bool,
@@ -199,6 +200,7 @@ impl Migration {
             disk_meter: DiskMeter::default(),
             disk_copies: DiskCopies::default(),
             held_writes: HeldWrites::default(),
+            told_write_limit: None,
             plan: None,
             error: None,
             cancel_requested: false,

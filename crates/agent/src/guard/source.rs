@@ -17,6 +17,10 @@ use super::Told;
 use crate::source_state::settled_source_state;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
+/// How often a QEMU whose VM runs again is told to let its writes go, and how soon again.
+const LET_GO_ATTEMPTS: u32 = 10;
+const LET_GO_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
 /// How long QEMU may take for an answer while it has the last bytes of a paused VM to send. After that it is taken to wait
 /// for whoever is to read them.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
@@ -172,8 +176,13 @@ impl Source {
     pub(super) async fn run(&mut self) -> Result<Event, Problem> {
         let vmm = self.attached.take().ok_or_else(|| Problem::failed("its QEMU was not taken hold of"))?;
         vmm.run(QMP_DEADLINE).await.map_err(Problem::failed)?;
-        // Only now: the VM waits for nothing that is less urgent.
-        let_writes_go(&*vmm).await;
+        // Only now: the VM waits for nothing that is less urgent. And nobody looks after it any more.
+        for _ in 0..LET_GO_ATTEMPTS {
+            if let_writes_go(&*vmm).await {
+                break;
+            }
+            tokio::time::sleep(LET_GO_AGAIN_AFTER).await;
+        }
         Ok(Event::Done)
     }
 
@@ -217,15 +226,16 @@ impl Source {
     }
 }
 
-/// Nobody sees any more whether it serves a purpose that what the VM writes is held back.
-async fn let_writes_go(vmm: &dyn Machine) {
+/// Nobody sees any more whether it serves a purpose that what the VM writes is held back. Whether it is not.
+async fn let_writes_go(vmm: &dyn Machine) -> bool {
     let let_go = match vmm.disk_copies() {
         Some(copies) => copies.let_writes_go(QMP_DEADLINE).await,
         None => Ok(()),
     };
-    if let Err(error) = let_go {
-        eprintln!("guard: the VM's writes stay held back until its agent is started anew: {error}");
+    if let Err(error) = &let_go {
+        eprintln!("guard: the VM's writes may stay held back until its agent is started anew: {error}");
     }
+    let_go.is_ok()
 }
 
 /// Has QEMU find its connections to a relay at their end.

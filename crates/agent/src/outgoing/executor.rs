@@ -387,6 +387,13 @@ impl Executor {
         self.guard = None;
         let error = result.error.as_deref();
         info!(migration = result.id, vm = result.vm, outcome = ?result.outcome, error, "over");
+        if let Ok(vmm) = self.vmm()
+            && self.held_writes.is_begun
+            && !left
+        {
+            // Beside: if it was not done already, its QEMU does not answer.
+            tokio::spawn(throttles::let_writes_go(Arc::clone(vmm)));
+        }
         while let Err(error) = self.outgoing.journal.end_migration(&result, left, Timestamp::now()) {
             warn!(%error, migration = result.id, "its result is not recorded yet; tried again soon");
             *self.running.result() = Some(result.clone());
@@ -404,10 +411,6 @@ impl Executor {
             self.outgoing.vms.forget(&result.vm);
         } else if let Ok(vmm) = self.vmm() {
             self.forget_leaving_disks();
-            if self.held_writes.is_begun {
-                // Beside: if it was not done already, its QEMU does not answer.
-                tokio::spawn(throttles::let_writes_go(Arc::clone(vmm)));
-            }
             vmm.stay().await;
             Beside::note_departure(&self.claimed.definition, vmm.directory(), None);
         }

@@ -34,7 +34,7 @@ impl MeasuredGuest<'_> {
         let huge =
             if self.is_in_huge_pages { format!("huge_page_mib = {HUGE_PAGE_MIB}\n") } else { String::new() };
         let specification = huge + &specification;
-        let newer = options::other_qemu().map(|_| Guest::on_newer_machine(&specification));
+        let newer = newer_qemu().map(|_| Guest::on_newer_machine(&specification));
         lab.create(&newer.unwrap_or(specification), &guest.name);
         lab.drainpipe(&["vm", "start", &guest.name]).done();
         guest
@@ -43,11 +43,16 @@ impl MeasuredGuest<'_> {
 
 /// Huge pages for so much memory, each touched.
 pub(crate) fn set_aside(mib: u64) -> Option<SetAside> {
-    // Guests without KVM need a newer QEMU for it.
-    options::other_qemu()?;
+    // Guests without KVM need it for that.
+    newer_qemu()?;
     let set_aside = SetAside::pages(mib / HUGE_PAGE_MIB);
     if set_aside.is_none() {
         eprintln!("without huge pages, of which the kernel has too few");
     }
     set_aside.map(|pages| pages.touched(mib << 20))
+}
+
+/// The QEMU to measure, unless it is the distribution's own.
+fn newer_qemu() -> Option<String> {
+    options::other_qemu().filter(|qemu| qemu != "qemu-system-x86_64")
 }

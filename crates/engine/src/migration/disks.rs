@@ -154,10 +154,8 @@ impl Migration {
     /// How far the VM's writes to its disks are to be held back from now on. Whoever carries the actions out sees to it before
     /// the next one. Nothing where they are not, or not any more: who ends the copies lets them go.
     pub fn write_limit(&self) -> Option<WriteLimit> {
-        let are_copied = matches!(
-            self.phase,
-            Phase::MirroringDisks | Phase::StartingTransfer | Phase::Copying | Phase::EndingDiskCopies
-        );
+        let are_copied =
+            matches!(self.phase, Phase::MirroringDisks | Phase::StartingTransfer | Phase::Copying);
         self.held_writes.limit().filter(|_| self.disk_copies == DiskCopies::Held && are_copied)
     }
 
@@ -169,18 +167,22 @@ impl Migration {
 
     pub(super) fn record_held_writes(&mut self, now_ms: f64) {
         if self.disk_copies == DiskCopies::Held {
+            // While memory takes the links and the pause is far, copies may fall behind.
+            let matters = self.phase != Phase::Copying || self.pause_is_near();
             let reading = self.disk_meter.reading();
-            self.change_held_writes(now_ms, |held| held.record(now_ms, reading));
+            self.change_held_writes(now_ms, |held| held.record(now_ms, reading, matters));
         }
     }
 
     /// Memory has come further.
     pub(super) fn consider_holding_writes(&mut self, now_ms: f64) {
-        let is_near =
-            self.meter.rounds() > 1 || self.meter.left_ms().is_some_and(|left_ms| left_ms <= PAUSE_NEAR_MS);
-        if self.disk_copies == DiskCopies::Held && self.phase == Phase::Copying && is_near {
+        if self.disk_copies == DiskCopies::Held && self.phase == Phase::Copying && self.pause_is_near() {
             self.begin_holding_writes(now_ms);
         }
+    }
+
+    fn pause_is_near(&self) -> bool {
+        self.meter.rounds() > 1 || self.meter.left_ms().is_some_and(|left_ms| left_ms <= PAUSE_NEAR_MS)
     }
 
     fn begin_holding_writes(&mut self, now_ms: f64) {
@@ -189,9 +191,11 @@ impl Migration {
     }
 
     fn change_held_writes(&mut self, now_ms: f64, change: impl FnOnce(&mut HeldWrites)) {
-        let before = self.held_writes.limit();
         change(&mut self.held_writes);
-        if let Some(limit) = self.held_writes.limit().filter(|limit| Some(*limit) != before) {
+        // What rises and falls again was told before.
+        let told = self.told_write_limit.map_or(u64::MAX, |told| told.bytes_per_s);
+        if let Some(limit) = self.held_writes.limit().filter(|limit| limit.bytes_per_s < told) {
+            self.told_write_limit = Some(limit);
             let WriteLimit { bytes_per_s, writes_per_s } = limit;
             let rate = format::bytes(bytes_per_s as f64);
             self.note(
@@ -498,7 +502,11 @@ mod tests {
         let second_round = Transferred { rounds: 2, ..Transferred::default() };
         migration.handle(3_800.0, Event::Progress(second_round, vec![]));
         migration.handle(3_850.0, disk(100, true));
-        assert!(migration.write_limit().is_some() && !migration.holds_pause(3_900.0));
+        assert!(migration.write_limit().is_some() && migration.holds_pause(3_850.0));
+        for tenth in 1..=6_u32 {
+            migration.handle(3_850.0 + 100.0 * f64::from(tenth), disk(100, true));
+        }
+        assert!(!migration.holds_pause(4_500.0));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! A copy that follows a VM goes through what the VM wrote since it was there last, again and again. Each time that nothing
 //! is left it has caught up. If it does so every few looks, the VM's pause suffices for what is left then, however fast the
 //! links are. If it does not, and what is left does not become less by at least half of what is copied either, the VM's
-//! writes are limited to half of what is copied, then to half of that, and so on.
+//! writes are limited so that they make half of what is copied to be copied anew, then half of that, and so on; and to twice as
+//! much again, up to the first limit, while the copy keeps up.
 
 /// Limits of a VM's writes to all disks that are copied, together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +30,9 @@ const STEADY_MS: f64 = 500.0;
 /// One that does not is judged over such a time.
 const JUDGED_OVER_MS: f64 = 1_000.0;
 
+/// What has kept up for so long may be held back less.
+const RISES_AFTER_MS: f64 = 5_000.0;
+
 /// Of a VM whose copy has been too fast to be measured.
 const COPIED_BYTES_PER_S_MIN: f64 = 2_000_000.0;
 
@@ -38,8 +42,11 @@ const DIRTY_BYTES_PER_S_MIN: f64 = 524_288.0;
 /// The decision for one migration.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HeldWrites {
-    /// What the VM may make to be copied anew.
+    /// What the VM may make to be copied anew; and what it might at first.
     dirty_bytes_per_s_max: Option<f64>,
+    first_bytes_per_s_max: f64,
+    /// Since when that is not more than was kept up with.
+    risen_ms: f64,
     judged: Option<Judged>,
     caught_up_ms: Option<f64>,
     steady_since_ms: Option<f64>,
@@ -86,17 +93,21 @@ impl HeldWrites {
     pub(crate) fn begin(&mut self, copied_bytes_per_s: f64) {
         if self.dirty_bytes_per_s_max.is_none() {
             self.hold_to(copied_bytes_per_s.max(COPIED_BYTES_PER_S_MIN));
-            // What was before says nothing of that.
-            self.judged = None;
+            // What was before says nothing of that: what was copied fastest may have been holes.
+            (self.judged, self.steady_since_ms) = (None, None);
         }
     }
 
-    /// Takes a reading. Readings come in the order of time.
-    pub(crate) fn record(&mut self, now_ms: f64, reading: Reading) {
+    /// Takes a reading. Readings come in the order of time. Where it does not matter whether the copy keeps up, nobody is held
+    /// back further.
+    pub(crate) fn record(&mut self, now_ms: f64, reading: Reading, matters: bool) {
         self.look_behind(now_ms, reading);
         let now = Judged { at_ms: now_ms, reading };
         if self.keep_up(now_ms) {
+            self.rise(now_ms);
             self.judged = Some(now);
+        } else {
+            self.risen_ms = now_ms;
         }
         let since = *self.judged.get_or_insert(now);
         let passed_ms = now_ms - since.at_ms;
@@ -104,6 +115,9 @@ impl HeldWrites {
             return;
         }
         self.judged = Some(now);
+        if !matters {
+            return;
+        }
         let gone_through = reading.copied_bytes.saturating_sub(since.reading.copied_bytes) as f64;
         let less = since.reading.left_bytes as f64 - reading.left_bytes as f64;
         if less < gone_through / 2.0 {
@@ -120,10 +134,22 @@ impl HeldWrites {
         }
     }
 
-    /// To half of this, or of what was allowed before.
+    /// To half of what was allowed before, or of this at first: one slow second, as while a link is lost, is no reason for more.
     fn hold_to(&mut self, bytes_per_s: f64) {
-        let before = self.dirty_bytes_per_s_max.unwrap_or(f64::INFINITY);
-        self.dirty_bytes_per_s_max = Some((before.min(bytes_per_s) / 2.0).max(DIRTY_BYTES_PER_S_MIN));
+        let half = self.dirty_bytes_per_s_max.unwrap_or(bytes_per_s) / 2.0;
+        if self.dirty_bytes_per_s_max.is_none() {
+            self.first_bytes_per_s_max = half.max(DIRTY_BYTES_PER_S_MIN);
+        }
+        self.dirty_bytes_per_s_max = Some(half.max(DIRTY_BYTES_PER_S_MIN));
+    }
+
+    fn rise(&mut self, now_ms: f64) {
+        if let Some(most) = self.dirty_bytes_per_s_max.as_mut()
+            && now_ms - self.risen_ms >= RISES_AFTER_MS
+        {
+            *most = (*most * 2.0).min(self.first_bytes_per_s_max);
+            self.risen_ms = now_ms;
+        }
     }
 }
 
@@ -197,7 +223,11 @@ mod tests {
             let left = if self.now_ms < self.rests_until_ms { 0.0 } else { self.left };
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "they are small")]
             let [copied_bytes, left_bytes] = [self.copied as u64, left as u64];
-            self.held.record(self.now_ms, Reading { copied_bytes, left_bytes, are_ready: self.is_ready });
+            self.held.record(
+                self.now_ms,
+                Reading { copied_bytes, left_bytes, are_ready: self.is_ready },
+                true,
+            );
         }
 
         /// Until it keeps up, for so long at most; how long it took, in s.
@@ -222,7 +252,9 @@ mod tests {
             assert_eq!(copying.held.limit(), None, "{writes_per_s}");
             assert!(!copying.held.let_pause(copying.now_ms), "the pause is not near yet");
             copying.held.begin(1e8);
-            assert!(copying.held.let_pause(copying.now_ms), "it was steady all the time");
+            assert!(!copying.held.let_pause(copying.now_ms), "what was before says nothing of that");
+            (0..10).for_each(|_| copying.look());
+            assert!(copying.held.let_pause(copying.now_ms));
         }
     }
 
@@ -233,7 +265,7 @@ mod tests {
         for second in 0..6_u32 {
             let copied_bytes = u64::from(second) * 10_000_000;
             let behind = Reading { copied_bytes, left_bytes: 50_000_000, are_ready: false };
-            held.record(f64::from(second) * 1e3, behind);
+            held.record(f64::from(second) * 1e3, behind, true);
             limits.push(held.limit().map(|limit| limit.bytes_per_s));
         }
         let halves = [2_500_000, 1_250_000, 625_000, 312_500, 262_144].map(Some);
@@ -245,10 +277,10 @@ mod tests {
         let mut held = HeldWrites::default();
         for second in 0..20_u64 {
             let (copied_bytes, left_bytes) = (second * 10_000_000, 200_000_000 - second * 6_000_000);
-            held.record(second as f64 * 1e3, Reading { copied_bytes, left_bytes, are_ready: false });
+            held.record(second as f64 * 1e3, Reading { copied_bytes, left_bytes, are_ready: false }, true);
         }
         let stopped = Reading { copied_bytes: 190_000_000, left_bytes: 86_000_000, are_ready: false };
-        (20..90_u32).for_each(|second| held.record(f64::from(second) * 1e3, stopped));
+        (20..90_u32).for_each(|second| held.record(f64::from(second) * 1e3, stopped, true));
         assert_eq!(held.limit(), None);
     }
 
@@ -257,6 +289,7 @@ mod tests {
         let mut copying = Copying::new(1e7, 0.0, 4096.0, 10.0);
         copying.keeps_up_within(2.0).unwrap();
         copying.held.begin(1e7);
+        copying.keeps_up_within(2.0).unwrap();
         assert!(copying.held.let_pause(copying.now_ms));
         copying.writes_per_s = 100_000.0;
         copying.link_bytes_per_s = 1e6;
@@ -288,18 +321,27 @@ mod tests {
             }
         }
 
-        /// Nothing is ever allowed again that was not.
+        /// Whatever is read: one step at a time, never above the first limit, and less held back only what has kept up for long.
         #[test]
-        fn limits_only_fall(readings in prop::collection::vec((0..2_000_u32, 0..1_000_000_u64, 0..1_000_000_u64), 1..200)) {
+        fn limits_halve_and_rise_again_only_after_long(
+            readings in prop::collection::vec((0..2_000_u32, 0..1_000_000_u64, 0..1_000_000_u64, any::<bool>()), 1..200),
+        ) {
             let (mut held, mut now_ms, mut copied_bytes) = (HeldWrites::default(), 0.0, 0);
-            let mut last = u64::MAX;
-            for (passed_ms, copied, left_bytes) in readings {
+            let (mut last, mut first, mut changed_ms) = (f64::INFINITY, None, 0.0);
+            for (passed_ms, copied, left_bytes, matters) in readings {
                 now_ms += f64::from(passed_ms);
                 copied_bytes += copied;
-                held.record(now_ms, Reading { copied_bytes, left_bytes, are_ready: left_bytes % 2 == 0 });
-                let limit = held.limit().map_or(u64::MAX, |limit| limit.bytes_per_s);
-                prop_assert!(limit <= last);
-                last = limit;
+                let reading = Reading { copied_bytes, left_bytes, are_ready: left_bytes % 2 == 0 };
+                held.record(now_ms, reading, matters);
+                let Some(now) = held.dirty_bytes_per_s_max else { continue };
+                let first = *first.get_or_insert(now);
+                prop_assert!(now <= first && (last.is_infinite() || now >= last / 2.0), "{now} after {last}");
+                if now > last {
+                    prop_assert!(now <= last * 2.0 && now_ms - changed_ms >= RISES_AFTER_MS, "{now} after {last}");
+                }
+                if now.total_cmp(&last).is_ne() {
+                    (last, changed_ms) = (now, now_ms);
+                }
             }
         }
     }

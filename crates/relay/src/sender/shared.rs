@@ -270,6 +270,8 @@ impl Shared {
     /// one. None once all is over.
     pub(super) fn take_turn(&self, stream: usize, bytes: usize) -> Option<Turn> {
         let mut inner = self.paced(stream, self.inner());
+        // What follows the last part may be long in coming.
+        inner.set_waits_for_wire(stream, false);
         (!inner.is_closed).then(|| inner.pace.turn(bytes, Instant::now()))
     }
 

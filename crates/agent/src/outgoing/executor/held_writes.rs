@@ -1,5 +1,7 @@
 //! The VM's writes are held back as the engine says, where they cannot wait for the target.
 
+use std::time::{Duration, Instant};
+
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskState, WriteLimit};
 use tracing::warn;
@@ -7,12 +9,15 @@ use tracing::warn;
 use super::{Executor, qemu_failed};
 use crate::vms::QMP_DEADLINE;
 
+/// How soon QEMU is told the same limit again.
+const HELD_AGAIN_AFTER: Duration = Duration::from_secs(10);
+
 /// How they are held back now.
 #[derive(Debug, Default)]
 pub(super) struct HeldWrites {
     /// Whether they are, as far as is necessary.
     pub(super) is_begun: bool,
-    limit: Option<WriteLimit>,
+    limit: Option<(WriteLimit, Instant)>,
     /// Why they are not as they should be.
     pub(super) problem: Option<Problem>,
     /// How far the copies were when they were looked at last, while memory is sent; none that the engine knows already.
@@ -20,17 +25,22 @@ pub(super) struct HeldWrites {
 }
 
 impl Executor {
-    /// Not again and again: QEMU forgets each time what it has let pass just now. A guard that has taken this agent for dead has
-    /// let them go; then the copies fall behind, and the engine says so.
+    /// Now and then again, for a guard that has taken this agent for dead has let them go; but not often: QEMU forgets each time
+    /// what it has let pass just now.
     pub(super) async fn follow_write_limit(&mut self, limit: Option<WriteLimit>) {
-        let Some(limit) = limit.filter(|limit| Some(*limit) != self.held_writes.limit) else { return };
+        let is_held =
+            |(held, since): (WriteLimit, Instant)| Some(held) == limit && since.elapsed() < HELD_AGAIN_AFTER;
+        if self.held_writes.limit.is_some_and(is_held) {
+            return;
+        }
+        let Some(limit) = limit else { return };
         match self.hold_writes(limit).await {
-            Ok(true) => self.held_writes.limit = Some(limit),
+            Ok(true) => self.held_writes.limit = Some((limit, Instant::now())),
             // QEMU is too busy to answer: at the next look.
             Ok(false) => {}
             Err(problem) => {
                 warn!(vm = self.running.vm, %problem, "its writes are not held back as they should be");
-                self.held_writes.limit = Some(limit);
+                self.held_writes.limit = Some((limit, Instant::now()));
                 self.held_writes.problem = Some(problem);
             }
         }

@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,12 +40,27 @@ pub(crate) fn serve() -> PortsError {
         Ok(ports) => ports,
         Err(error) => return error,
     };
-    let mut servers: Vec<_> = ports.into_iter().map(|port| thread::spawn(move || serve_port(port))).collect();
-    // None ends by itself.
-    if let Some(first) = servers.pop() {
-        drop(first.join());
+    let (ends, ended) = mpsc::channel();
+    for port in ports {
+        let ends = Ends(ends.clone());
+        thread::spawn(move || {
+            let _ends = ends;
+            serve_port(port);
+        });
     }
+    // None ends by itself.
+    let _ = ended.recv();
     PortsError::Lost
+}
+
+/// Says so when a port is served no more, also where its thread has panicked.
+struct Ends(mpsc::Sender<()>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        // Whoever waited has heard of another one.
+        let _ = self.0.send(());
+    }
 }
 
 fn open(name: &str) -> Result<File, PortsError> {
