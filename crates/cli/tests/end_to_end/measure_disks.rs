@@ -11,9 +11,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use drainpipe_engine::result::{MigrationResult, Outcome};
-use drainpipe_guest::block::new_disk;
 
-use crate::guest::Guest;
 use crate::measure_faults::spread;
 use crate::program::Running;
 use crate::scene::result_of;
@@ -21,15 +19,6 @@ use crate::support::{TestLab, eventually, lab_for_measuring, measured_links_mbps
 
 /// Of the VM that moves with the disk.
 const MEMORY_MIB: u64 = 512;
-
-/// Of the disk that a guest writes to.
-const WRITTEN_MIB: usize = 1024;
-
-/// Of each of both links in those rows: half of them is what a guest without KVM can write.
-const WRITTEN_OVER_MBPS: &str = "100";
-
-/// 4 KiB each: half of what both links carry.
-const WRITES_PER_S: u32 = 3000;
 
 /// Of the disk, when a copy is interrupted.
 const INTERRUPTED_AT_PERCENT: u64 = 80;
@@ -39,14 +28,8 @@ const LINKS: f64 = 2.0;
 /// What is measured, so many times.
 type Row = (&'static str, fn(usize));
 
-const ROWS: [Row; 6] = [
-    ("mixed", mixed),
-    ("random", random),
-    ("interrupted", interrupted),
-    ("writer", writer),
-    ("latency", latency),
-    ("drain", drain::measure),
-];
+const ROWS: [Row; 4] =
+    [("mixed", mixed), ("random", random), ("interrupted", interrupted), ("drain", drain::measure)];
 
 /// A lab whose hosts see different directories, with a VM on `a`.
 struct Moved {
@@ -84,17 +67,6 @@ impl Moved {
         self.lab.drainpipe(&["vm", "start", "web"]).done();
     }
 
-    /// Of a guest that writes it.
-    fn boot(&self) -> Guest {
-        let guest = Guest::new("web", self.lab.guest_address(), self.lab.namespace("client"));
-        let specification =
-            Guest::on_newer_machine(&guest.specification(MEMORY_MIB, "drainpipe.disks=1")) + &self.disk();
-        self.lab.create(&specification, "web");
-        self.lab.drainpipe(&["vm", "start", "web"]).done();
-        guest.wait_until_ready();
-        guest
-    }
-
     fn copy(&self) -> Running {
         let place = format!("vda={}", self.path("b").display());
         self.lab.start(&["migrate", "web", "b", "--json", "--disk", &place])
@@ -102,7 +74,7 @@ impl Moved {
 
     /// Moves it, ends it, and compares the two disks.
     fn moved(&self) -> MigrationResult {
-        let result = result_of(&self.copy().wait());
+        let result = result_of(&self.copy().wait_for(stock::PATIENCE));
         assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
         self.lab.drainpipe(&["vm", "stop", "web", "--force", "--agent", &self.lab.agent_socket("b")]).done();
         let kept = fs::read_dir(self.lab.files().join("a")).unwrap().next().unwrap().unwrap().path();
@@ -199,90 +171,4 @@ fn interrupted(repeats: usize) {
         again.push(second.disks[0].wire_bytes.expect("it is counted") as f64 / stored_bytes as f64);
     }
     println!("| random | {} | {} |", spread(reached.into_iter(), 2), spread(again.into_iter(), 3));
-}
-
-/// A guest that writes half of what the links carry moves with its disk; and without, for its pause.
-fn writer(repeats: usize) {
-    println!("| writer at half the links' rate | pause, ms | disk, s | whole, s |");
-    println!("|---|---|---|---|");
-    let mut ways = [("without its disk", vec![]), ("with its disk", vec![])];
-    for _ in 0..repeats {
-        let moved = written();
-        let guest = moved.boot();
-        guest.control().expect("it is ready").write(WRITES_PER_S, stock::PATIENCE).unwrap();
-        ways[0].1.push(moved.lab.migrate("web", "b", &[]));
-        moved.lab.migrate("web", "a", &[]);
-        ways[1].1.push(result_of(&moved.copy().wait()));
-        assert_intact(&guest);
-    }
-    for (way, results) in &ways {
-        let of = |quantity: &dyn Fn(&MigrationResult) -> Option<f64>, digits| {
-            spread(results.iter().filter_map(quantity), digits)
-        };
-        println!(
-            "| {way} | {} | {} | {} |",
-            of(&|result| result.downtime_ms, 0),
-            of(&|result| Some(result.disks.first()?.ready_ms? / 1000.0), 1),
-            of(&|result| Some(result.total_ms / 1000.0), 1)
-        );
-    }
-}
-
-fn written() -> Moved {
-    let moved = Moved::begin(|disk| fs::write(disk, new_disk(0, WRITTEN_MIB)).unwrap());
-    for link in ["e0", "e1"] {
-        moved.lab.fault(&format!("rate {link} {WRITTEN_OVER_MBPS}"));
-    }
-    moved
-}
-
-#[track_caller]
-fn assert_intact(guest: &Guest) {
-    eventually("the guest is reached", || guest.control().is_some());
-    let found = guest.control().expect("it was reached").verify_disks(stock::PATIENCE).unwrap();
-    assert_eq!((found.wrong, found.failed_writes), (0, 0), "{found}");
-}
-
-/// How long a guest's writes take while nothing is copied, and while each of the two ways copies; with a flush each.
-fn latency(repeats: usize) {
-    println!("| while | median write, ms | 99 of 100, ms |");
-    println!("|---|---|---|");
-    let mut ways =
-        [("nothing is copied", vec![]), ("QEMU's mirror copies", vec![]), ("Drainpipe copies", vec![])];
-    for _ in 0..repeats {
-        let moved = written();
-        let guest = moved.boot();
-        let written = || guest.control().expect("it is reached").disks(stock::PATIENCE).unwrap();
-        let begin =
-            || guest.control().expect("it is reached").write(stock::LATENCY_WRITES_PER_S, stock::PATIENCE);
-        begin().unwrap();
-        std::thread::sleep(stock::LATENCY_FOR);
-        ways[0].1.push(written());
-        ways[1].1.push(stock::while_it_copies(&moved, || {
-            begin().unwrap();
-            std::thread::sleep(stock::LATENCY_FOR);
-            written()
-        }));
-        let migrating = moved.copy();
-        eventually("it is copied", || {
-            let views = moved.lab.migrations("a");
-            let progress = views.first().and_then(|view| view.progress.as_ref());
-            progress.is_some_and(|progress| progress.disks.iter().any(|disk| disk.copied_bytes > 0))
-        });
-        begin().unwrap();
-        std::thread::sleep(stock::LATENCY_FOR);
-        ways[2].1.push(written());
-        assert_eq!(result_of(&migrating.wait()).outcome, Outcome::Completed);
-        assert_intact(&guest);
-    }
-    for (way, status) in &ways {
-        let of = |quantity: fn(&drainpipe_guest::protocol::DiskStatus) -> u32| {
-            spread(status.iter().map(|status| f64::from(quantity(status)) / 1000.0), 2)
-        };
-        println!(
-            "| {way} | {} | {} |",
-            of(|status| status.median_write_us),
-            of(|status| status.p99_write_us)
-        );
-    }
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::Instant;
 
+use super::stock::PATIENCE;
 use super::{LINKS, content, disk_mib};
 use crate::measure_faults::spread;
 use crate::support::{lab_for_measuring, measured_links_mbps};
@@ -49,7 +50,7 @@ fn drain() -> (u64, f64) {
         lab.drainpipe(&["vm", "start", &name]).done();
     }
     let began = Instant::now();
-    lab.drainpipe(&["drain", "a", "--copy-storage"]).done();
+    lab.start(&["drain", "a", "--copy-storage", "--yes"]).wait_for(PATIENCE).done();
     let took_s = began.elapsed().as_secs_f64();
     for number in 0..VMS {
         let name = format!("w{number}");

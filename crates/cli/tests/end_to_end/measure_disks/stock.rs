@@ -5,7 +5,6 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_guest::protocol::DiskStatus;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
@@ -15,12 +14,6 @@ use crate::support::eventually;
 
 /// For what a guest without KVM has to read.
 pub(super) const PATIENCE: Duration = Duration::from_mins(10);
-
-/// Few, so that they do not wait for one another.
-pub(super) const LATENCY_WRITES_PER_S: u32 = 50;
-
-/// While something is copied.
-pub(super) const LATENCY_FOR: Duration = Duration::from_secs(15);
 
 const PORT: u16 = 10809;
 
@@ -82,16 +75,6 @@ pub(super) fn mirror(moved: &Moved) -> Copied {
     content::assert_same(&moved.path("a"), &server.file);
     let cpu_of_qemus = after.iter().zip(before).map(|(after, before)| after - before).sum();
     Copied { until_ready, cpu_of_agents: 0.0, cpu_of_qemus }
-}
-
-/// What is seen while it copies.
-pub(super) fn while_it_copies(moved: &Moved, look: impl FnOnce() -> DiskStatus) -> DiskStatus {
-    let _server = Server::start(moved);
-    let (mut monitor, _) = begin(moved);
-    let seen = look();
-    assert!(!is_ready(&mut monitor), "it was copied all the time");
-    end(&mut monitor);
-    seen
 }
 
 fn begin(moved: &Moved) -> (Monitor, Instant) {
