@@ -18,6 +18,14 @@ const WINDOW_MS: f64 = 2_000.0;
 /// Without a byte for this long, a transfer is called stalled.
 const STALLED_AFTER_MS: f64 = 1_000.0;
 
+/// So long before the end of a round the pause may follow.
+const PAUSE_NEAR_MS: f64 = 2_000.0;
+
+/// Whether the VM would be paused soon: after one round through its memory, or with so little time left of it.
+pub fn pause_is_near(rounds: u64, left_ms: Option<f64>) -> bool {
+    rounds > 1 || left_ms.is_some_and(|left_ms| left_ms <= PAUSE_NEAR_MS)
+}
+
 /// What the hypervisor says of a transfer, reduced to what decisions need.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Transferred {

@@ -1,6 +1,5 @@
 //! Writes disks, remembers what was acknowledged, and checks them.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
@@ -20,9 +19,6 @@ pub const WRITERS_PER_DISK: usize = 4;
 
 /// The highest rate that is accepted.
 pub const WRITES_PER_S_MAX: u32 = 100_000;
-
-/// Recent writes, of which it is told how long they took.
-const RECENT_MAX: usize = 4096;
 
 /// Read at once by a check.
 const BLOCKS_READ: usize = 4;
@@ -155,7 +151,6 @@ pub struct Writers {
     acknowledged_writes: AtomicU64,
     failed_writes: AtomicU64,
     longest_write_ms: AtomicU64,
-    recent_us: Mutex<VecDeque<u32>>,
 }
 
 impl Writers {
@@ -169,7 +164,6 @@ impl Writers {
             acknowledged_writes: AtomicU64::new(0),
             failed_writes: AtomicU64::new(0),
             longest_write_ms: AtomicU64::new(0),
-            recent_us: Mutex::new(VecDeque::with_capacity(RECENT_MAX)),
         })
     }
 
@@ -184,13 +178,11 @@ impl Writers {
         Ok(())
     }
 
-    /// All writers together write as often as that, at most; 0 is not at all. What is recent begins anew.
+    /// All writers together write as often as that, at most; 0 is not at all.
     pub fn set(&self, writes_per_s: u32) -> Result<DiskStatus, DiskError> {
         self.pace().writes_per_s = writes_per_s;
         self.changed.notify_all();
-        let status = self.status();
-        self.recent_us().clear();
-        status
+        self.status()
     }
 
     /// What was written so far.
@@ -198,16 +190,11 @@ impl Writers {
         if self.disks.is_empty() {
             return Err(DiskError::None);
         }
-        let mut recent_us: Vec<u32> = self.recent_us().iter().copied().collect();
-        recent_us.sort_unstable();
-        let of_100 = |rank: usize| recent_us.get(recent_us.len() * rank / 100).copied().unwrap_or(0);
         Ok(DiskStatus {
             blocks: self.disks.iter().map(|disk| disk.blocks.len() as u64).sum(),
             acknowledged_writes: self.acknowledged_writes.load(Ordering::Acquire),
             failed_writes: self.failed_writes.load(Ordering::Acquire),
             longest_write_ms: self.longest_write_ms.load(Ordering::Acquire),
-            median_write_us: of_100(50),
-            p99_write_us: of_100(99),
         })
     }
 
@@ -270,21 +257,8 @@ impl Writers {
         count.fetch_add(1, Ordering::Release);
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         self.longest_write_ms.fetch_max(took_ms, Ordering::Release);
-        self.remember(u32::try_from(took.as_micros()).unwrap_or(u32::MAX));
         self.pace().writing -= 1;
         self.changed.notify_all();
-    }
-
-    fn remember(&self, took_us: u32) {
-        let mut recent_us = self.recent_us();
-        if recent_us.len() == RECENT_MAX {
-            recent_us.pop_front();
-        }
-        recent_us.push_back(took_us);
-    }
-
-    fn recent_us(&self) -> MutexGuard<'_, VecDeque<u32>> {
-        self.recent_us.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pace(&self) -> MutexGuard<'_, Pace> {
@@ -326,8 +300,6 @@ mod tests {
             .flat_map(|block| writers.generations(0, block).unwrap().0)
             .sum();
         assert_eq!(u64::from(written), writers.status().unwrap().acknowledged_writes);
-        let status = writers.status().unwrap();
-        assert!(0 < status.median_write_us && status.median_write_us <= status.p99_write_us, "{status}");
         assert!(writers.generations(1, 0).is_err() && writers.generations(0, 513).is_err());
     }
 

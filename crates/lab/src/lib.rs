@@ -46,6 +46,7 @@ pub use error::Error;
 pub use fault::{Direction, Fault, FaultParseError};
 pub use lab::{Lab, LabSummary, Removal};
 pub use libvirt::DaemonChange;
+pub use libvirt::user_files as libvirt_user_files;
 pub use names::{CLIENT, GUEST_BRIDGE, MANAGEMENT_INTERFACE};
 pub use spec::{DEFAULT_MTU_BYTES, LabSpec, LinkAddresses, LinkSpec, MachineSpec, SpecError};
 pub use status::{HostStatus, LabStatus, LibvirtStatus, LinkState, LinkStatus, NodeStatus, ProcessStatus};

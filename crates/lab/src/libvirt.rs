@@ -255,12 +255,20 @@ fn write_files(spec: &LabSpec, own: &Path) -> Result<(), Error> {
     write(&own.join("etc").join(DaemonKind::of(spec)?.name()).with_extension("conf"), &settings)?;
     write(&own.join("etc/qemu.conf"), QEMU_CONF)?;
     write(&own.join("hosts"), &hosts_file(spec)?)?;
-    for (file, line) in [("passwd", QEMU_USER), ("group", QEMU_GROUP)] {
-        let machines = Path::new("/etc").join(file);
-        let text = fs::read_to_string(&machines).map_err(Error::io("read", &machines))?;
-        write(&own.join(file), &with_entry(&text, line))?;
+    for (file, text) in user_files()? {
+        write(&own.join(file), &text)?;
     }
     Ok(())
+}
+
+/// `passwd` and `group` of this machine, with the user and the group that libvirt does not start without.
+pub fn user_files() -> Result<[(&'static str, String); 2], Error> {
+    let with = |file, line| -> Result<(&'static str, String), Error> {
+        let machines = Path::new("/etc").join(file);
+        let text = fs::read_to_string(&machines).map_err(Error::io("read", &machines))?;
+        Ok((file, with_entry(&text, line)))
+    };
+    Ok([with("passwd", QEMU_USER)?, with("group", QEMU_GROUP)?])
 }
 
 /// A file such as `/etc/passwd` with this line, unless it has one of that name.

@@ -28,8 +28,8 @@ const LOCAL: [&str; 3] = ["w1", "w2", "w3"];
 const DISK_MIB: usize = 6;
 
 /// Hosts that see a directory of their own under one path, and another one together.
-struct Site {
-    lab: TestLab,
+pub(crate) struct Site {
+    pub(crate) lab: TestLab,
     directory: PathBuf,
 }
 
@@ -37,20 +37,32 @@ impl Site {
     #[track_caller]
     fn up(hosts: &str) -> Self {
         let qemu = other_qemu().expect("these tests run only where there is one");
-        let lab =
-            TestLab::up(&["--hosts", hosts, "--link", "unlimited", "--link", "unlimited", "--qemu", &qemu]);
+        Self::of(TestLab::up(&[
+            "--hosts",
+            hosts,
+            "--link",
+            "unlimited",
+            "--link",
+            "unlimited",
+            "--qemu",
+            &qemu,
+        ]))
+    }
+
+    #[track_caller]
+    pub(crate) fn of(lab: TestLab) -> Self {
         let site = Self { directory: lab.files().join("disks"), lab };
         fs::create_dir_all(&site.directory).unwrap();
         fs::create_dir_all(site.lab.files().join("shared")).unwrap();
-        for host in hosts.split(',') {
-            fs::create_dir_all(site.own(host)).unwrap();
-            restart_agent_with_mounts(&site.lab, host, &site.mount(host));
+        for host in site.lab.hosts() {
+            fs::create_dir_all(site.own(&host)).unwrap();
+            restart_agent_with_mounts(&site.lab, &host, &site.mount(&host));
         }
         site
     }
 
     /// What a host sees in the directory, from here.
-    fn own(&self, host: &str) -> PathBuf {
+    pub(crate) fn own(&self, host: &str) -> PathBuf {
         self.lab.files().join(format!("on-{host}"))
     }
 
@@ -62,6 +74,12 @@ impl Site {
     #[track_caller]
     fn start_local(&self, name: &str, mib: usize) {
         fs::write(self.own("a").join(format!("{name}.raw")), content(name, mib)).unwrap();
+        self.start_with_own(name);
+    }
+
+    /// A VM on `a` with the disk of its name that is there.
+    #[track_caller]
+    pub(crate) fn start_with_own(&self, name: &str) {
         self.start(name, &self.directory.join(format!("{name}.raw")));
     }
 

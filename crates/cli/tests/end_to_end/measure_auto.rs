@@ -12,19 +12,9 @@ use drainpipe_report::summary::Spread;
 use crate::burner::Burner;
 use crate::guest::Guest;
 use crate::measure_faults::{in_flight, spread};
-use crate::measured_guest::{MeasuredGuest, set_aside};
+use crate::measured_guest::{MeasuredGuest, OS_LIKE, set_aside};
 use crate::scene::result_of;
 use crate::support::{TestLab, eventually, lab_for_measuring};
-
-/// Memory like an operating system's, of which compression makes half.
-const GUEST: MeasuredGuest<'_> = MeasuredGuest {
-    name: "web",
-    memory_mib: 1280,
-    filled_mib: 960,
-    mix: "zero:40,text:30,random:30",
-    kernel_parameters: "",
-    is_in_huge_pages: true,
-};
 
 /// `auto`, and what it may choose.
 const OPTIONS: [&str; 3] = ["auto", "multichannel", "compression"];
@@ -47,9 +37,9 @@ const PLACES: [(&str, Busy); 3] =
     [("quiet", Busy::Never), ("busy from before", Busy::Before), ("busy from in flight on", Busy::InFlight)];
 
 pub(crate) fn run(repeats: usize, word: &str) {
-    let huge_pages = set_aside(2 * GUEST.memory_mib);
+    let huge_pages = set_aside(2 * OS_LIKE.memory_mib);
     let lab = lab_for_measuring();
-    let guest = MeasuredGuest { is_in_huge_pages: huge_pages.is_some(), ..GUEST }.start(&lab);
+    let guest = MeasuredGuest { is_in_huge_pages: huge_pages.is_some(), ..OS_LIKE }.start(&lab);
     guest.wait_until_ready();
     println!("| cores | option | chosen | predicted, s | took, s | of the faster of the two |");
     println!("|---|---|---|---|---|---|");
@@ -71,8 +61,8 @@ fn fly(lab: &TestLab, guest: &Guest, option: &str, busy: Busy) -> MigrationResul
     let burn = || (0..BURNING).map(|_| Burner::start()).collect::<Vec<_>>();
     let mut burning = if busy == Busy::Before { burn() } else { vec![] };
     thread::sleep(SEEN_AFTER);
-    let [source, target] = if lab.qemu_pid("a", GUEST.name).is_some() { ["a", "b"] } else { ["b", "a"] };
-    let migrating = lab.start(&["migrate", GUEST.name, target, "--option", option, "--json"]);
+    let [source, target] = if lab.qemu_pid("a", OS_LIKE.name).is_some() { ["a", "b"] } else { ["b", "a"] };
+    let migrating = lab.start(&["migrate", OS_LIKE.name, target, "--option", option, "--json"]);
     if busy == Busy::InFlight {
         in_flight(lab, source);
         burning = burn();

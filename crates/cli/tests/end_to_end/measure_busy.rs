@@ -12,19 +12,10 @@ use rustix::process::Signal;
 
 use crate::guest::Guest;
 use crate::measure_faults::{in_flight, spread};
-use crate::measured_guest::{MeasuredGuest, set_aside};
+use crate::measured_guest::{MeasuredGuest, OS_LIKE, set_aside};
 use crate::options;
 use crate::scene::result_of;
 use crate::support::{TestLab, eventually};
-
-const GUEST: MeasuredGuest<'_> = MeasuredGuest {
-    name: "web",
-    memory_mib: 1280,
-    filled_mib: 960,
-    mix: "zero:40,text:30,random:30",
-    kernel_parameters: "",
-    is_in_huge_pages: true,
-};
 
 /// How it goes.
 struct Way {
@@ -58,10 +49,10 @@ struct Flight {
 }
 
 pub(crate) fn run(repeats: usize) {
-    let huge_pages = set_aside(2 * GUEST.memory_mib);
+    let huge_pages = set_aside(2 * OS_LIKE.memory_mib);
     let qemu = options::other_qemu().unwrap_or_else(|| "qemu-system-x86_64".into());
     let lab = TestLab::up(&["--link", "1000", "--link", "1000", "--own-cpus", "--qemu", &qemu]);
-    let guest = MeasuredGuest { is_in_huge_pages: huge_pages.is_some(), ..GUEST }.start(&lab);
+    let guest = MeasuredGuest { is_in_huge_pages: huge_pages.is_some(), ..OS_LIKE }.start(&lab);
     guest.wait_until_ready();
     let at_rest_mib_per_s = at_rest(&guest);
     let mut flights = WAYS.map(|_| vec![]);

@@ -21,7 +21,7 @@ use jiff::Timestamp;
 
 use crate::burner::Burner;
 use crate::guest::{Guest, UNFILLED_MIB};
-use crate::measured_guest::{MeasuredGuest, set_aside};
+use crate::measured_guest::{MeasuredGuest, OS_LIKE, set_aside};
 use crate::support::{TestLab, eventually, lab_for_measuring, measured_links_mbps};
 
 /// A guest: its name, its memory, and how fast it rewrites all that is filled of it, in MiB/s.
@@ -65,9 +65,6 @@ const MIXES: [&[Row]; 3] = [
 /// The fourth mix: many that are small and rest.
 const MANY: usize = 53;
 const OF_MANY_MIB: u64 = 144;
-
-/// Like an operating system's memory.
-const OS_LIKE: &str = "zero:40,text:30,random:30";
 
 /// The option without compression.
 const PLAIN: &str = "multichannel";
@@ -126,7 +123,7 @@ fn start_guests(lab: &TestLab, rows: &[Row], is_in_huge_pages: bool) -> Vec<Gues
             memory_mib: *memory_mib,
             // The more memory a guest has, the more of it its kernel keeps.
             filled_mib: memory_mib - UNFILLED_MIB - memory_mib / 8,
-            mix: OS_LIKE,
+            mix: OS_LIKE.mix,
             kernel_parameters: &format!("drainpipe.dirty_mib_per_s={dirty_mib_per_s}"),
             is_in_huge_pages,
         };

@@ -2,14 +2,12 @@
 
 use super::{Action, Migration, Phase};
 use crate::format;
+use crate::progress::pause_is_near;
 use crate::storage::{DiskProgress, HeldWrites, WriteLimit, allowance_ms};
 
 const ALONG_OUTPACED: &str = "the VM writes to its disks about as fast as they are copied, and its writes cannot be made to wait \
                               for the target: have it write less meanwhile (`virsh blkdeviotune` limits a domain's disk); \
                               what was copied is kept for the next attempt";
-
-/// So long before the end of a round the pause may follow.
-const PAUSE_NEAR_MS: f64 = 2_000.0;
 
 const OUTPACED: &str = "the VM writes to its disks about as fast as they are copied";
 
@@ -182,7 +180,7 @@ impl Migration {
     }
 
     fn pause_is_near(&self) -> bool {
-        self.meter.rounds() > 1 || self.meter.left_ms().is_some_and(|left_ms| left_ms <= PAUSE_NEAR_MS)
+        pause_is_near(self.meter.rounds(), self.meter.left_ms())
     }
 
     fn begin_holding_writes(&mut self, now_ms: f64) {

@@ -136,11 +136,11 @@ impl HeldWrites {
 
     /// To half of what was allowed before, or of this at first: one slow second, as while a link is lost, is no reason for more.
     fn hold_to(&mut self, bytes_per_s: f64) {
-        let half = self.dirty_bytes_per_s_max.unwrap_or(bytes_per_s) / 2.0;
-        if self.dirty_bytes_per_s_max.is_none() {
-            self.first_bytes_per_s_max = half.max(DIRTY_BYTES_PER_S_MIN);
-        }
-        self.dirty_bytes_per_s_max = Some(half.max(DIRTY_BYTES_PER_S_MIN));
+        let half = |bytes_per_s: f64| (bytes_per_s / 2.0).max(DIRTY_BYTES_PER_S_MIN);
+        let most = half(self.dirty_bytes_per_s_max.unwrap_or(bytes_per_s));
+        // The first is the largest.
+        self.first_bytes_per_s_max = self.first_bytes_per_s_max.max(most);
+        self.dirty_bytes_per_s_max = Some(most);
     }
 
     fn rise(&mut self, now_ms: f64) {

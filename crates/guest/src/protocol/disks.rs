@@ -19,10 +19,6 @@ pub struct DiskStatus {
     pub failed_writes: u64,
     /// The longest that one took, with its flush, in ms of the guest's clock, which stands still while the VM is paused.
     pub longest_write_ms: u64,
-    /// What half of the recent ones took at most, in µs of the same clock; 0 before the first.
-    pub median_write_us: u32,
-    /// What 99 of 100 of the recent ones took at most, in µs; 0 before the first.
-    pub p99_write_us: u32,
 }
 
 /// What a check of all blocks found.
@@ -61,12 +57,11 @@ pub struct Generations(pub Vec<u32>);
 
 impl fmt::Display for DiskStatus {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { blocks, acknowledged_writes, failed_writes, longest_write_ms, .. } = self;
-        let Self { median_write_us, p99_write_us, .. } = self;
+        let Self { blocks, acknowledged_writes, failed_writes, longest_write_ms } = self;
         write!(
             formatter,
             "blocks={blocks} acknowledged_writes={acknowledged_writes} failed_writes={failed_writes} \
-             longest_write_ms={longest_write_ms} median_write_us={median_write_us} p99_write_us={p99_write_us}"
+             longest_write_ms={longest_write_ms}"
         )
     }
 }
@@ -81,8 +76,6 @@ impl FromStr for DiskStatus {
             acknowledged_writes: answer.value("acknowledged_writes")?,
             failed_writes: answer.value("failed_writes")?,
             longest_write_ms: answer.value("longest_write_ms")?,
-            median_write_us: answer.value("median_write_us")?,
-            p99_write_us: answer.value("p99_write_us")?,
         })
     }
 }
@@ -158,14 +151,7 @@ mod tests {
 
     #[test]
     fn what_is_said_of_disks_is_read_back() {
-        let status = DiskStatus {
-            blocks: 9,
-            acknowledged_writes: 8,
-            failed_writes: 7,
-            longest_write_ms: 6,
-            median_write_us: 5,
-            p99_write_us: 4,
-        };
+        let status = DiskStatus { blocks: 9, acknowledged_writes: 8, failed_writes: 7, longest_write_ms: 6 };
         assert_eq!(status.to_string().parse(), Ok(status));
         for found in [None, Some((1, 2, 3))] {
             let bad = BadBlock { disk: 0, block: 4, acknowledged: 5, tried: 6, is_zero: false, found };

@@ -16,10 +16,6 @@ pub(crate) const URI: &str = "qemu:///system";
 const DAEMON: &str = "/usr/sbin/libvirtd";
 const QEMU: &str = "/usr/bin/qemu-system-x86_64";
 
-/// The package libvirt-daemon-system makes them, and tests do without it.
-const QEMU_USER: &str = "libvirt-qemu:x:65534:65534::/nonexistent:/usr/sbin/nologin";
-const QEMU_GROUP: &str = "libvirt-qemu:x:65534:";
-
 /// What libvirt writes to, each directory with one of its own over it.
 const DIRECTORIES: [&str; 5] =
     ["/run", "/etc/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt"];
@@ -116,8 +112,8 @@ fn write_host(host: &Path, name: &str, all: &[&str]) {
     }
     let write = |path: &str, text: String| fs::write(host.join(path), text).expect("a file");
     write("hosts", format!("127.0.0.1 localhost {}\n", all.join(" ")));
-    for (file, line) in [("passwd", QEMU_USER), ("group", QEMU_GROUP)] {
-        write(file, with_line(&fs::read_to_string(format!("/etc/{file}")).expect("it is there"), line));
+    for (file, text) in drainpipe_lab::libvirt_user_files().expect("they are there") {
+        write(file, text);
     }
     let number = all.iter().position(|other| *other == name).expect("one of them");
     let uuid = format!("6f1d1d5e-0000-4000-8000-00000000000{number}");
@@ -131,15 +127,6 @@ fn write_host(host: &Path, name: &str, all: &[&str]) {
          dynamic_ownership = 0\nremember_owner = 0\nnamespaces = []\ncgroup_controllers = []\n"
             .into(),
     );
-}
-
-/// With whoever libvirt asks for, also where another runs its QEMUs.
-fn with_line(known: &str, line: &str) -> String {
-    let name = line.split_inclusive(':').next().expect("a name");
-    if known.lines().any(|known| known.starts_with(name)) {
-        return known.to_owned();
-    }
-    format!("{}\n{line}\n", known.trim_end())
 }
 
 fn start(directory: &Path) -> Child {

@@ -1,6 +1,7 @@
 //! The host's hooks: a VM's is told before the pause, and another one should the VM stay.
 
 use drainpipe_engine::migration::downtime_limit_ms;
+use drainpipe_engine::progress::pause_is_near;
 use drainpipe_hypervisor::TransferStatus;
 use tokio::task::JoinHandle;
 use tracing::warn;
@@ -11,9 +12,6 @@ use crate::journal::HookDue;
 
 /// With it the hypervisor pauses the VM only when nothing is left to send, which is rare while the guest works.
 pub(super) const HELD_DOWNTIME_LIMIT_MS: u64 = 0;
-
-/// The hook is told so long before the VM would be paused: it may take as long as that at no cost.
-const TOLD_BEFORE_MS: f64 = 2_000.0;
 
 /// How far the hook is that is told before the pause.
 #[derive(Debug, Default)]
@@ -126,11 +124,11 @@ impl Executor {
     }
 }
 
-/// Whether the VM would be paused soon: after one round through its memory, or at this pace.
+/// Whether the VM would be paused soon, at this pace: the hook may take as long as that at no cost.
 fn is_near(remaining_bytes: u64, mbps: f64, rounds: u64) -> bool {
     // Mb/s are so many thousand bits a millisecond.
-    let left_ms = remaining_bytes as f64 * 8.0 / (mbps * 1_000.0);
-    rounds > 1 || (mbps > 0.0 && left_ms <= TOLD_BEFORE_MS)
+    let left_ms = (mbps > 0.0).then(|| remaining_bytes as f64 * 8.0 / (mbps * 1_000.0));
+    pause_is_near(rounds, left_ms)
 }
 
 #[cfg(test)]

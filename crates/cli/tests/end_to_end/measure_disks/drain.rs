@@ -1,10 +1,10 @@
 //! A host is emptied of VMs with disks of their own.
 
-use std::fs;
 use std::time::Instant;
 
 use super::stock::PATIENCE;
 use super::{LINKS, content, disk_mib};
+use crate::drained_disks::Site;
 use crate::measure_faults::spread;
 use crate::support::{lab_for_measuring, measured_links_mbps};
 
@@ -27,33 +27,19 @@ pub(super) fn measure(repeats: usize) {
 
 /// What is stored on all disks, and how long it took.
 fn drain() -> (u64, f64) {
-    let lab = lab_for_measuring();
-    let directory = lab.files().join("disks");
-    fs::create_dir_all(&directory).unwrap();
-    let own = |host: &str| lab.files().join(format!("on-{host}"));
-    for host in ["a", "b"] {
-        fs::create_dir_all(own(host)).unwrap();
-        let mount = format!("mount --bind {} {}", own(host).display(), directory.display());
-        crate::check_vms::restart_agent_with_mounts(&lab, host, &mount);
-    }
+    let site = Site::of(lab_for_measuring());
+    let names = || (0..VMS).map(|number| format!("w{number}"));
     let mut bytes = 0;
-    for number in 0..VMS {
-        let name = format!("w{number}");
-        let disk = format!("{name}.raw");
-        bytes += content::write_random(&own("a").join(&disk), disk_mib() / VMS as u64 * (1 << 20));
-        let specification = format!(
-            "name = \"{name}\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-9.2\"\naccelerator = \"tcg\"\n\
-             [[disk]]\npath = \"{}\"\nformat = \"raw\"\n",
-            directory.join(&disk).display()
-        );
-        lab.create(&specification, &name);
-        lab.drainpipe(&["vm", "start", &name]).done();
+    for name in names() {
+        let disk = site.own("a").join(format!("{name}.raw"));
+        bytes += content::write_random(&disk, disk_mib() / VMS as u64 * (1 << 20));
+        site.start_with_own(&name);
     }
+    let lab = &site.lab;
     let began = Instant::now();
     lab.start(&["drain", "a", "--copy-storage", "--yes"]).wait_for(PATIENCE).done();
     let took_s = began.elapsed().as_secs_f64();
-    for number in 0..VMS {
-        let name = format!("w{number}");
+    for name in names() {
         lab.drainpipe(&["vm", "stop", &name, "--force", "--agent", &lab.agent_socket("b")]).done();
     }
     (bytes, took_s)
