@@ -27,7 +27,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use drainpipe_machine::client::{self, ExecError, START_LIMIT, Streams};
+use drainpipe_machine::client::{self, ExecError, Limits, Streams};
 use drainpipe_machine::layout::{PORTS, port_name};
 use drainpipe_machine::protocol::Request;
 
@@ -41,6 +41,10 @@ use crate::topology::{cables, configure_host};
 /// A machine boots in 6 s without KVM on an idle machine; this is for a busy one with many.
 const BOOT_LIMIT: Duration = Duration::from_mins(3);
 const BOOT_POLL: Duration = Duration::from_millis(20);
+
+/// What a lab has a machine do takes a second or two.
+const OWN_PROGRAMS: Limits =
+    Limits { start: Limits::OF_ANY_PROGRAM.start, silence: Some(Duration::from_mins(2)) };
 
 /// What udev does elsewhere: the devices that hypervisors use are there, and for their users. QEMU emulates SVM too, so a VM
 /// in a machine without KVM outside boots in 15 s; emulated twice, it had not in 150 s (`bench/results/emulated.md`).
@@ -111,7 +115,7 @@ fn wait_until_booted(spec: &LabSpec, host: &str, qemu: &mut Child) -> Result<(),
         }
         thread::sleep(BOOT_POLL);
     }
-    let booted = run(&directory, &["true"], "", BOOT_LIMIT);
+    let booted = run(&directory, &["true"], "", Limits { start: BOOT_LIMIT, ..OWN_PROGRAMS });
     booted.map(drop).map_err(|error| not_started(error.to_string()))
 }
 
@@ -129,7 +133,7 @@ fn configure(spec: &LabSpec, host: usize) -> Result<(), Error> {
 
 /// Runs a program in the machine of `host`, with this input: what it printed. Fails if the program does.
 fn run_in(spec: &LabSpec, host: &str, words: &[&str], input: &str) -> Result<String, Error> {
-    let ran = run(&directory(&spec.name, host), words, input, START_LIMIT);
+    let ran = run(&directory(&spec.name, host), words, input, OWN_PROGRAMS);
     let (code, output, errors) = ran.map_err(|source| failed(spec, host, source))?;
     if code == 0 {
         return Ok(output);
@@ -141,14 +145,14 @@ fn run(
     directory: &Path,
     words: &[&str],
     input: &str,
-    start_limit: Duration,
+    limits: Limits,
 ) -> Result<(i32, String, String), ExecError> {
     let (mut output, mut errors) = (Vec::new(), Vec::new());
     let input = Box::new(Cursor::new(input.to_owned()));
     let streams = Streams { input, output: &mut output, errors: &mut errors };
     let words = words.iter().map(|&word| word.to_owned()).collect();
     let request = Request { words, directory: "/".into() };
-    let code = client::run(directory, request, streams, start_limit)?;
+    let code = client::run(directory, request, streams, limits)?;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim_end().to_owned();
     Ok((code, text(output), text(errors)))
 }
@@ -166,7 +170,7 @@ pub(crate) fn exec(
     }
     // One that is gone is no reason to run nothing.
     let request = Request { words, directory: env::current_dir().unwrap_or_else(|_| "/".into()) };
-    let ran = client::run(&directory(&spec.name, host), request, streams, START_LIMIT);
+    let ran = client::run(&directory(&spec.name, host), request, streams, Limits::OF_ANY_PROGRAM);
     ran.map_err(|source| failed(spec, host, source))
 }
 

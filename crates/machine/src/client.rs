@@ -21,8 +21,19 @@ use crate::protocol::{CHUNK_BYTES, Message, Request, Session};
 const PORT_LIMIT: Duration = Duration::from_mins(1);
 const PORT_POLL: Duration = Duration::from_millis(20);
 
-/// How long a machine that has booted may take to start a program, also where it is busy and has no KVM.
-pub const START_LIMIT: Duration = Duration::from_mins(1);
+/// How long a machine may be silent.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Until it has started the program.
+    pub start: Duration,
+    /// From then on, at a stretch; `None` where the program may be silent for as long as it likes.
+    pub silence: Option<Duration>,
+}
+
+impl Limits {
+    /// Of a machine that has booted, also where it is busy and has no KVM, and a program that may take its time.
+    pub const OF_ANY_PROGRAM: Self = Self { start: Duration::from_mins(1), silence: None };
+}
 
 /// Why a program was not run, or how it was lost.
 #[derive(Debug, Error)]
@@ -40,6 +51,9 @@ pub enum ExecError {
     },
     /// The machine does not answer.
     #[error("it has not started the program within {} s", .0.as_secs())]
+    NotStarted(Duration),
+    /// The program says nothing, and does not end.
+    #[error("the program has neither printed anything nor ended for {} s", .0.as_secs())]
     Silent(Duration),
     /// Its QEMU has ended, or the machine's first process.
     #[error("it went down")]
@@ -77,14 +91,14 @@ struct Port {
 }
 
 /// Runs a program in the machine whose ports' sockets are in `directory`, to its end: its exit code, or 128 and the
-/// number of the signal that ended it. The machine may take `start_limit` to start it.
+/// number of the signal that ended it.
 ///
 /// If the caller ends first, so does the program.
 pub fn run(
     directory: &Path,
     request: Request,
     streams: Streams<'_>,
-    start_limit: Duration,
+    limits: Limits,
 ) -> Result<i32, ExecError> {
     let session = new_session();
     let frame = Message::Open(request).encode(session);
@@ -92,9 +106,9 @@ pub fn run(
         return Err(ExecError::TooLong);
     }
     let mut port = free_port(directory)?;
-    port.socket.set_read_timeout(Some(start_limit)).map_err(io("set a limit"))?;
+    port.socket.set_read_timeout(Some(limits.start)).map_err(io("set a limit"))?;
     port.socket.write_all(&frame).map_err(|_| ExecError::Down)?;
-    follow(&mut port.socket, session, streams, start_limit)
+    follow(&mut port.socket, session, streams, limits)
 }
 
 /// One that the port's last user, whose answers may still come, has not had.
@@ -132,7 +146,7 @@ fn follow(
     socket: &mut UnixStream,
     session: Session,
     streams: Streams<'_>,
-    start_limit: Duration,
+    limits: Limits,
 ) -> Result<i32, ExecError> {
     let Streams { input, output, errors } = streams;
     let (taken, may_go_on) = sync_channel(1);
@@ -144,7 +158,7 @@ fn follow(
             Ok(read @ 1..) => read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(ExecError::Silent(start_limit));
+                return Err(silent(&limits, waiting.is_none()));
             }
             Ok(0) | Err(_) => return Err(ExecError::Down),
         };
@@ -152,7 +166,7 @@ fn follow(
             match Message::decode(&frame) {
                 Some((of, _)) if of != session => {}
                 Some((_, Message::Started)) => {
-                    socket.set_read_timeout(None).map_err(io("lift a limit"))?;
+                    socket.set_read_timeout(limits.silence).map_err(io("change a limit"))?;
                     if let Some((input, may_go_on)) = waiting.take() {
                         let socket = socket.try_clone().map_err(io("share a port"))?;
                         thread::spawn(move || send_input(input, &socket, session, &may_go_on));
@@ -166,6 +180,13 @@ fn follow(
                 Some((_, Message::Open(_) | Message::Input(_) | Message::InputEnd)) | None => {}
             }
         }
+    }
+}
+
+fn silent(limits: &Limits, has_started: bool) -> ExecError {
+    match limits.silence.filter(|_| has_started) {
+        Some(silence) => ExecError::Silent(silence),
+        None => ExecError::NotStarted(limits.start),
     }
 }
 

@@ -55,6 +55,9 @@ fn programs_run_in_machines_as_anywhere() {
     let Output { code, stdout, stderr } = lab.exec("b", &["sh", "-c", "hostname; echo wrong >&2; exit 7"]);
     assert_eq!((code, stdout.as_str(), stderr.as_str()), (7, "b\n", "wrong\n"));
     assert_eq!(lab.exec("a", &["sh", "-c", "kill -TERM $$"]).code, 128 + 15);
+    // Whoever it leaves behind and goes on printing is not waited for.
+    let chatty = "(while :; do echo on; done) & (while sleep 0.05; do echo on; done) & echo over";
+    assert!(shell(&lab, "a", chatty).contains("over"));
     lab.exec("a", &["no-such-program"]).refused(BAD_INPUT, &["on host a", "no-such-program"]);
     lab.exec("c", &["true"]).refused(BAD_INPUT, &["no host \"c\""]);
 

@@ -21,10 +21,12 @@ const DIRECTORIES: [&str; 5] =
     ["/run", "/etc/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt"];
 
 /// The first process of all namespaces, with whose end everything in them ends: loopback is all there is of a network,
-/// and each daemon has its own files and its own name.
+/// and each daemon has its own files and its own name. libvirt would make its directories at its start where a package has
+/// not; so they may stay.
 const START: &str = r#"
 mount -t proc proc /proc
 ip link set lo up
+mkdir -p $directories
 for host in "$1"/*/; do
     unshare --mount --uts sh -euc '
         host=$1

@@ -18,8 +18,12 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::boot::environment;
 
-/// What a program has printed by its end is there at once; who else holds its output open is not waited for.
+/// How soon the end of a program is seen whose output others hold open. What it has printed by then is there at once.
 const OUTPUT_POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// What a pipe holds (pipe(7)), and so the most that nobody has read of what a program has printed by its end: what comes
+/// after it is of others, which may never end.
+const PIPE_BYTES: usize = 64 << 10;
 
 /// What a program whose user has gone has to end by itself.
 const TERM_LIMIT: Duration = Duration::from_secs(5);
@@ -147,9 +151,11 @@ fn pump<F: Read + AsFd + Send + 'static>(
     let (line, has_ended) = (Arc::clone(line), Arc::clone(has_ended));
     thread::spawn(move || {
         let mut bytes = vec![0; CHUNK_BYTES];
-        loop {
+        let mut left_bytes = PIPE_BYTES;
+        while left_bytes > 0 {
             let is_last_look = has_ended.load(Ordering::Acquire);
-            let ready = poll(&mut [PollFd::new(&from, PollFlags::IN)], Some(&OUTPUT_POLL));
+            let wait = if is_last_look { Timespec::default() } else { OUTPUT_POLL };
+            let ready = poll(&mut [PollFd::new(&from, PollFlags::IN)], Some(&wait));
             match ready {
                 Ok(0) if is_last_look => return,
                 Ok(0) | Err(rustix::io::Errno::INTR) => continue,
@@ -158,7 +164,12 @@ fn pump<F: Read + AsFd + Send + 'static>(
             }
             match from.read(&mut bytes) {
                 Ok(0) | Err(_) => return,
-                Ok(read) => line.say(&say(bytes[..read].to_vec())),
+                Ok(read) => {
+                    line.say(&say(bytes[..read].to_vec()));
+                    if is_last_look {
+                        left_bytes = left_bytes.saturating_sub(read);
+                    }
+                }
             }
         }
     })
