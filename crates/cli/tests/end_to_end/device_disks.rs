@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 use std::process::Command;
 
 use drainpipe_agent::api_types::LeftDisk;
@@ -37,14 +38,23 @@ const SLOWEST_MBPS: &str = "1";
 const COPIED_MIB: u64 = 16;
 
 /// A device over a file, which goes with the value.
-struct Loop(String);
+pub(crate) struct Loop(String);
 
 impl Loop {
     #[track_caller]
     fn with(lab: &TestLab, name: &str, content: &[u8]) -> Self {
         let file = lab.files().join(name);
         fs::write(&file, content).unwrap();
+        Self::over(&file)
+    }
+
+    #[track_caller]
+    pub(crate) fn over(file: &Path) -> Self {
         Self(run("losetup", &["--find", "--show", file.to_str().unwrap()]).trim().to_owned())
+    }
+
+    pub(crate) fn path(&self) -> &str {
+        &self.0
     }
 
     /// As somebody else has left it.

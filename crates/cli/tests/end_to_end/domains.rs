@@ -1,5 +1,7 @@
 //! libvirt's domains on the hosts of a lab, by `virsh`, as its users have them.
 
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::process::Command;
 
 use drainpipe_agent::api_types::VmState;
@@ -114,9 +116,7 @@ impl TestLab {
         let of_guest = |line: &&str| ["kernel>", "initrd>", "cmdline>"].iter().any(|end| line.ends_with(end));
         let xml: Vec<&str> = xml.lines().filter(|line| !of_guest(line)).collect();
         let xml = xml.join("\n").replacen("<vcpu>", &format!("{}<vcpu>", metadata(placement)), 1);
-        let file = self.write(&format!("{name}.xml"), &xml);
-        self.virsh("a", &["define", &file]).done();
-        self.virsh("a", &["start", name]).done();
+        self.define_and_start("a", name, &xml);
         self.wait_for_domain(name);
     }
 
@@ -134,11 +134,15 @@ impl TestLab {
 
     #[track_caller]
     fn boot_domain(&self, host: &str, guest: &Guest, xml: &str) {
-        let name = guest.name.as_str();
+        self.define_and_start(host, &guest.name, xml);
+        guest.wait_until_ready();
+    }
+
+    #[track_caller]
+    pub(crate) fn define_and_start(&self, host: &str, name: &str, xml: &str) {
         let file = self.write(&format!("{name}.xml"), xml);
         self.virsh(host, &["define", &file]).done();
         self.virsh(host, &["start", name]).done();
-        guest.wait_until_ready();
     }
 
     /// What a host's libvirt says of a domain, as `running`; none if it does not know it.
@@ -211,8 +215,19 @@ pub(crate) fn with_devices(xml: &str, devices: &str) -> String {
 
 /// A domain like the VM that [`Guest::specification`] describes.
 fn domain_xml(guest: &Guest, memory_mib: u64, kernel_parameters: &str) -> String {
-    let [kernel, initramfs] = image();
-    let [.., last] = guest.address().octets();
+    let line = guest.kernel_command_line(memory_mib, kernel_parameters);
+    domain_that_boots(&guest.name, guest.address(), memory_mib, &image(), &line)
+}
+
+/// A domain with a kernel and its initramfs.
+pub(crate) fn domain_that_boots(
+    name: &str,
+    address: Ipv4Addr,
+    memory_mib: u64,
+    [kernel, initramfs]: &[PathBuf; 2],
+    line: &str,
+) -> String {
+    let [.., last] = address.octets();
     format!(
         "<domain type='qemu'>
   <name>{name}</name>
@@ -243,10 +258,8 @@ fn domain_xml(guest: &Guest, memory_mib: u64, kernel_parameters: &str) -> String
   </devices>
 </domain>
 ",
-        name = guest.name,
         kernel = kernel.display(),
         initramfs = initramfs.display(),
-        line = guest.kernel_command_line(memory_mib, kernel_parameters),
         bridge = drainpipe_lab::GUEST_BRIDGE,
     )
 }

@@ -79,6 +79,7 @@ mod outpaced;
 mod path_loss;
 mod post_copy;
 mod program;
+mod real_guest;
 mod relayed;
 mod released;
 mod scene;
@@ -209,7 +210,9 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if with_libvirt::is_wanted() {
-        let trials = libvirt_trials(missing.as_ref(), arguments.list);
+        let mut trials = libvirt_trials(missing.as_ref(), arguments.list);
+        let no_real_guest = no_real_guest(missing.as_ref(), arguments.list);
+        trials.extend(with_libvirt::real_guest(no_real_guest.as_ref()));
         return run(arguments, trials);
     }
     let mut trials = Vec::new();
@@ -232,6 +235,10 @@ fn main() -> ExitCode {
     }
     for (name, test) in emulated::TESTS {
         trials.push(trial(format!("emulated::{name}"), *test, no_machines.clone()));
+    }
+    let no_real_guest = no_real_guest(missing.as_ref(), arguments.list);
+    for (name, test) in real_guest::TESTS {
+        trials.push(trial(format!("real_guest::{name}"), *test, no_real_guest.clone()));
     }
     let killed = short_of_memory::the_kernel_kills_the_targets_qemu;
     let no_groups = missing.clone().or_else(short_of_memory::missing);
@@ -430,6 +437,15 @@ fn newer_libvirt_trials(no_libvirt: Option<&String>, is_list: bool) -> Vec<Trial
     let absent = no_libvirt.cloned().or(none);
     let named = WITH_NEWER_LIBVIRT.iter().map(|(name, test)| (format!("newer_libvirt::{name}"), *test));
     named.map(|(name, test)| trial(name, move || backend::with_newer_libvirt(test), absent.clone())).collect()
+}
+
+/// Why the guest that is a whole Debian is not there. That it is skipped is told also where nothing else is.
+fn no_real_guest(missing: Option<&String>, is_list: bool) -> Option<String> {
+    let absent = real_guest::missing();
+    if let (None, Some(absent), false) = (missing, &absent, is_list) {
+        eprintln!("SKIPPED, the one with Debian and PostgreSQL: {absent}");
+    }
+    missing.cloned().or(absent).or_else(no_other_qemu)
 }
 
 fn no_other_qemu() -> Option<String> {

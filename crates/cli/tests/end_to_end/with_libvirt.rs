@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use libtest_mimic::{Completion, Trial};
 
 use crate::backend::Backend;
-use crate::{Named, no_other_qemu, trial, with_labs_alone, writing_guests};
+use crate::{Named, domains, no_other_qemu, real_guest, trial, with_labs_alone, writing_guests};
 
 /// Has all of them run, and no others but those of domains alone. A path is that of the daemon of all libvirts.
 const ALL: &str = "DRAINPIPE_TEST_WITH_LIBVIRT";
@@ -89,6 +89,15 @@ pub(crate) fn trials(missing: Option<&String>) -> Vec<Trial> {
         None => trial(with_libvirt(&name), move || Backend::Libvirt.run(test), missing.cloned()),
     });
     made.collect()
+}
+
+/// Those with a whole Debian.
+pub(crate) fn real_guest(missing: Option<&String>) -> impl Iterator<Item = Trial> {
+    let missing = missing.cloned().or_else(domains::missing);
+    real_guest::TESTS.iter().map(move |(name, test)| {
+        let name = with_libvirt(&format!("real_guest::{name}"));
+        trial(name, move || Backend::Libvirt.run(*test), missing.clone())
+    })
 }
 
 /// Those of guests that move with their disks.
