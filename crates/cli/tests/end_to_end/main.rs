@@ -216,6 +216,10 @@ fn main() -> ExitCode {
         return run(arguments, trials);
     }
     let mut trials = Vec::new();
+    let no_real_guest = no_real_guest(missing.as_ref(), arguments.list);
+    for (name, test) in real_guest::TESTS {
+        trials.push(trial(format!("real_guest::{name}"), *test, no_real_guest.clone()));
+    }
     let no_released = missing.clone().or_else(released::missing);
     if let (None, Some(absent), false) = (&missing, &no_released, arguments.list) {
         eprintln!("SKIPPED, those with the last release: {absent}");
@@ -235,10 +239,6 @@ fn main() -> ExitCode {
     }
     for (name, test) in emulated::TESTS {
         trials.push(trial(format!("emulated::{name}"), *test, no_machines.clone()));
-    }
-    let no_real_guest = no_real_guest(missing.as_ref(), arguments.list);
-    for (name, test) in real_guest::TESTS {
-        trials.push(trial(format!("real_guest::{name}"), *test, no_real_guest.clone()));
     }
     let killed = short_of_memory::the_kernel_kills_the_targets_qemu;
     let no_groups = missing.clone().or_else(short_of_memory::missing);
