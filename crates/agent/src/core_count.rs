@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::free_cores::{CoresLook, LOOK_EVERY};
-use drainpipe_relay::HostCpu;
+use drainpipe_relay::{Busyness, HostCpu};
 use tokio::time::{Instant, sleep};
 
 use crate::cpu_list::CpuList;
 use crate::host::hardware::own_cpu;
 use crate::outgoing::Outgoing;
+use crate::own_waits::OwnWaits;
 use crate::relay::own_cpus;
 use crate::vm_cores::VmCpu;
 use crate::vms::Vms;
@@ -25,16 +26,17 @@ pub(crate) async fn keep_counting(outgoing: Arc<Outgoing>, mut cpus: CpuList) {
     loop {
         sleep(LOOK_EVERY).await;
         vms.follow(&outgoing);
-        let (idle, taken) = (host.idle_cores(), Taken::read(&outgoing));
+        let (busyness, taken) = (host.busyness(), Taken::read(&outgoing));
         if let Some(others) = own_cpus().ok().filter(|own| *own != cpus) {
             host = counted_from_here_on(&others);
             cpus = others;
             outgoing.host.idle_cores.forget();
-        } else if let Some(idle) = idle {
+        } else if let Some(Busyness { idle, threads_per_core }) = busyness {
             let migrating =
                 if outgoing.is_migrating() { taken.by_migrations_since(&before, &outgoing.vms) } else { 0.0 };
             let cores = cpus.cpus().len() as f64;
-            outgoing.host.idle_cores.look(CoresLook { cores, idle, migrating });
+            let wait = taken.waits.since(&before.waits);
+            outgoing.host.idle_cores.look(CoresLook { cores, idle, migrating, threads_per_core, wait });
         }
         before = taken;
     }
@@ -42,7 +44,7 @@ pub(crate) async fn keep_counting(outgoing: Arc<Outgoing>, mut cpus: CpuList) {
 
 fn counted_from_here_on(cpus: &CpuList) -> HostCpu {
     let mut host = HostCpu::new(cpus.cpus().to_vec());
-    host.idle_cores();
+    host.busyness();
     host
 }
 
@@ -50,6 +52,7 @@ fn counted_from_here_on(cpus: &CpuList) -> HostCpu {
 struct Taken {
     at: Instant,
     agent: Duration,
+    waits: OwnWaits,
     qemus: VmCpu,
 }
 
@@ -57,7 +60,7 @@ impl Taken {
     fn read(outgoing: &Outgoing) -> Self {
         let mut qemus = outgoing.vms.all_running();
         qemus.extend(outgoing.incoming.entries.qemus());
-        Self { at: Instant::now(), agent: own_cpu(), qemus: VmCpu::of(&qemus) }
+        Self { at: Instant::now(), agent: own_cpu(), waits: OwnWaits::read(), qemus: VmCpu::of(&qemus) }
     }
 
     /// Cores that migrations took: those of the agent, and of each QEMU what is more than its VM takes otherwise.

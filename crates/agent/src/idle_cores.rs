@@ -17,6 +17,11 @@ impl IdleCores {
         lock(&self.0).free()
     }
 
+    /// What one thread more gets of a core there; none until it was counted.
+    pub(crate) fn share(&self) -> Option<f64> {
+        lock(&self.0).share()
+    }
+
     /// Takes a look into account.
     pub(crate) fn look(&self, look: CoresLook) {
         lock(&self.0).look(look);

@@ -78,6 +78,7 @@ mod migration_links;
 mod multichannel;
 mod network;
 mod outgoing;
+mod own_waits;
 mod pacer;
 mod path_counters;
 mod path_history;

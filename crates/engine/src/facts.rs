@@ -55,6 +55,10 @@ pub struct HostFacts {
     /// run; with those that migrations take. Absent while that is not known.
     #[serde(default)]
     pub idle_cores: Option<f64>,
+    /// What one thread more gets of a core, 0 to 1, by how many threads wanted one in the last five seconds, and by what
+    /// those of the agent got. Absent while that is not known.
+    #[serde(default)]
+    pub core_share: Option<f64>,
     /// Cores that its VMs took of late, while none was on its way; those that were not counted yet are left out.
     #[serde(default)]
     pub vm_cores: f64,

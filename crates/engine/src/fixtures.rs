@@ -11,6 +11,7 @@ pub(crate) fn host(name: &str) -> HostFacts {
         name: name.into(),
         cores: 2,
         idle_cores: None,
+        core_share: None,
         vm_cores: 0.0,
         packing_cores: None,
         no_packing: None,

@@ -30,6 +30,12 @@ pub fn estimate(ms: f64) -> String {
     }
 }
 
+/// A time that is foreseen, and the most that it may be if that is another: "842 ms", "4.8 s to 12 s".
+pub fn estimate_up_to(ms: f64, most_ms: Option<f64>) -> String {
+    let most = most_ms.map(|most_ms| format!(" to {}", estimate(most_ms)));
+    estimate(ms) + &most.unwrap_or_default()
+}
+
 fn minutes(ms: f64) -> String {
     let seconds = (ms / 1e3).round();
     format!("{:.0} min {:.0} s", (seconds / 60.0).floor(), seconds % 60.0)
@@ -191,6 +197,8 @@ mod tests {
         ] {
             assert_eq!(estimate(ms), text, "{ms}");
         }
+        assert_eq!(estimate_up_to(12_000.0, None), "12 s");
+        assert_eq!(estimate_up_to(12_000.0, Some(125_000.0)), "12 s to 2 min 5 s");
     }
 
     #[test]

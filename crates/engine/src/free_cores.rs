@@ -3,6 +3,11 @@
 //! What a host was like a minute ago says little of one that has become busy since. So what counts is the less of two
 //! means: of the last second, and of the last five, since cores that are idle for a moment are not free. What
 //! migrations take is added up with what is idle, so that a drain is not taken for other work.
+//!
+//! Where nothing is idle, a thread gets a core all the same: the kernel shares them out among all threads that want one.
+//! How much that is follows from how many there are, but for where it divides the cores among control groups or sessions
+//! first. So what the agent's own threads got counts too, as they wanted a core: they are where migrations are. They want
+//! little, which by itself says little. The less of both counts.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,6 +19,9 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(500);
 const LATEST: usize = 2;
 const LOOKS_MAX: usize = 10;
 
+/// Who wanted a core for less than this, in seconds, shows nothing.
+const WAITED_FOR_S: f64 = 0.02;
+
 /// What became of a host's cores between two looks. In cores: CPU seconds per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CoresLook {
@@ -23,12 +31,28 @@ pub struct CoresLook {
     pub idle: f64,
     /// Used by migrations that are under way here.
     pub migrating: f64,
+    /// Threads that ran or waited for a core at that moment, for each core that there is; absent where that is not known.
+    pub threads_per_core: Option<f64>,
+    /// What the threads of the host's agent got of the cores.
+    pub wait: CoreWait,
+}
+
+/// What threads got of the cores: for how long they ran, and for how long they waited.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CoreWait {
+    /// On a core.
+    pub ran: Duration,
+    /// For one.
+    pub waited: Duration,
 }
 
 /// What the last looks have shown.
 #[derive(Debug, Clone, Default)]
 pub struct FreeCores {
     looks: VecDeque<f64>,
+    // How many threads of all of one core's shared it, with one more.
+    sharers: VecDeque<f64>,
+    waits: VecDeque<CoreWait>,
 }
 
 impl FreeCores {
@@ -40,12 +64,33 @@ impl FreeCores {
         }
         self.looks.truncate(LOOKS_MAX - 1);
         self.looks.push_front(free);
+        self.waits.truncate(LOOKS_MAX - 1);
+        self.waits.push_front(look.wait);
+        if let Some(threads) = look.threads_per_core.filter(|threads| *threads >= 0.0 && threads.is_finite())
+        {
+            self.sharers.truncate(LOOKS_MAX - 1);
+            self.sharers.push_front(threads + 1.0 / look.cores.max(1.0));
+        }
     }
 
     /// How many are free; none before there was a second to look at.
     pub fn free(&self) -> Option<f64> {
         let mean = |looks: usize| self.looks.iter().take(looks).sum::<f64>() / looks as f64;
         (self.looks.len() >= LATEST).then(|| mean(LATEST).min(mean(self.looks.len())))
+    }
+
+    /// What one thread more gets of a core, 0 to 1; none before there was a second to look at. Of moments, of which each
+    /// says little, all count.
+    pub fn share(&self) -> Option<f64> {
+        let sharers = self.sharers.iter().sum::<f64>() / self.sharers.len() as f64;
+        (self.sharers.len() >= LATEST).then(|| (1.0 / sharers).min(self.own_share()).min(1.0))
+    }
+
+    /// What the agent got while it wanted a core.
+    fn own_share(&self) -> f64 {
+        let ran_s: f64 = self.waits.iter().map(|wait| wait.ran.as_secs_f64()).sum();
+        let waited_s: f64 = self.waits.iter().map(|wait| wait.waited.as_secs_f64()).sum();
+        if ran_s + waited_s > WAITED_FOR_S { ran_s / (ran_s + waited_s) } else { 1.0 }
     }
 }
 
@@ -55,10 +100,14 @@ mod tests {
 
     use super::*;
 
+    fn look(idle: f64, migrating: f64) -> CoresLook {
+        CoresLook { cores: 4.0, idle, migrating, threads_per_core: None, wait: CoreWait::default() }
+    }
+
     fn after(idle: &[f64]) -> Option<f64> {
         let mut free = FreeCores::default();
         for idle in idle {
-            free.look(CoresLook { cores: 4.0, idle: *idle, migrating: 0.0 });
+            free.look(look(*idle, 0.0));
         }
         free.free()
     }
@@ -79,10 +128,47 @@ mod tests {
     fn what_migrations_take_is_free_for_the_next_one() {
         let mut free = FreeCores::default();
         for _ in 0..LATEST {
-            free.look(CoresLook { cores: 4.0, idle: 1.0, migrating: 2.5 });
-            free.look(CoresLook { cores: 4.0, idle: f64::NAN, migrating: 0.0 });
+            free.look(look(1.0, 2.5));
+            free.look(look(f64::NAN, 0.0));
         }
         assert_eq!(free.free(), Some(3.5));
+    }
+
+    #[test]
+    fn a_thread_more_gets_what_all_get_that_want_a_core() {
+        let share = |threads_per_core: &[Option<f64>]| {
+            let mut free = FreeCores::default();
+            for threads in threads_per_core {
+                free.look(CoresLook { threads_per_core: *threads, ..look(0.0, 0.0) });
+            }
+            free.share()
+        };
+        assert_eq!(share(&[Some(0.0); 3]), Some(1.0), "nobody else wants one");
+        assert_eq!(share(&[Some(0.75); 3]), Some(1.0), "three of four cores are taken");
+        assert_eq!(share(&[Some(4.75); 3]), Some(0.2), "19 others want the four");
+        assert_eq!(
+            share(&[Some(2.75), Some(0.75), None, Some(1.75), Some(f64::NAN)]),
+            Some(0.5),
+            "each moment counts"
+        );
+        assert_eq!((share(&[Some(4.0)]), share(&[None; 9])), (None, None), "too little to tell");
+    }
+
+    #[test]
+    fn what_the_agent_got_counts_where_that_is_less() {
+        let share = |ran_ms: u64, waited_ms: u64| {
+            let [ran, waited] = [ran_ms, waited_ms].map(Duration::from_millis);
+            let mut free = FreeCores::default();
+            for _ in 0..10 {
+                let (threads_per_core, wait) = (Some(4.75), CoreWait { ran, waited });
+                free.look(CoresLook { threads_per_core, wait, ..look(0.0, 0.0) });
+            }
+            free.share()
+        };
+        let crowded = share(10, 990).unwrap();
+        assert!((crowded - 0.01).abs() < 1e-9, "{crowded}: its session shares a small part of the cores");
+        assert_eq!(share(30, 10), Some(0.2), "it seldom wanted one, and 19 others want the four");
+        assert_eq!(share(0, 1), Some(0.2), "too little to tell");
     }
 
     proptest! {
@@ -94,7 +180,7 @@ mod tests {
             let mut free = FreeCores::default();
             let mut shown = vec![];
             for (idle, migrating) in looks {
-                free.look(CoresLook { cores, idle, migrating });
+                free.look(CoresLook { cores, ..look(idle, migrating) });
                 shown.push((idle + migrating.max(0.0)).clamp(0.0, cores));
             }
             let latest = shown.iter().rev().take(LATEST).sum::<f64>() / LATEST as f64;

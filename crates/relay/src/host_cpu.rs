@@ -19,11 +19,22 @@ pub struct HostCpu {
     last: Option<Counted>,
 }
 
+/// How busy cores were, in cores: CPU seconds per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Busyness {
+    /// Used by nobody, what a hypervisor below gave to others left out.
+    pub idle: f64,
+    /// Threads of the machine that were running or waited for a core at the end, for each of its cores; without the one
+    /// that looks. Absent where the kernel does not tell.
+    pub threads_per_core: Option<f64>,
+}
+
 /// What the kernel has counted since the host was booted.
 #[derive(Debug, Clone, Copy)]
 struct Counted {
     at: Instant,
     ticks: Ticks,
+    threads_per_core: Option<f64>,
     // Time in which some thread waited for a core. Absent where the kernel does not count it.
     awaited: Option<Duration>,
 }
@@ -42,11 +53,11 @@ impl HostCpu {
         Self { cpus, last: None }
     }
 
-    /// How many cores nobody used since this was asked last, what a hypervisor below gave to others left out. None the
-    /// first time, and where the kernel does not tell.
-    pub fn idle_cores(&mut self) -> Option<f64> {
+    /// How busy they were since this was asked last. None the first time, and where the kernel does not tell.
+    pub fn busyness(&mut self) -> Option<Busyness> {
         let sample = self.sample(PackingTime::default())?;
-        Some((sample.idle - sample.stolen).max(0.0))
+        let threads_per_core = self.last.as_ref().and_then(|last| last.threads_per_core);
+        Some(Busyness { idle: (sample.idle - sample.stolen).max(0.0), threads_per_core })
     }
 
     /// What the cores did since this was asked last, when packing took so much of them. None the first time, and
@@ -82,7 +93,8 @@ impl HostCpu {
             debug!(?stat, "the kernel does not say how busy the host is");
         }
         let awaited = fs::read_to_string(PRESSURE).ok().and_then(|pressure| awaited_of(&pressure));
-        Some(Counted { at: Instant::now(), ticks: ticks?, awaited })
+        let threads_per_core = stat.as_ref().ok().and_then(|stat| threads_per_core_of(stat));
+        Some(Counted { at: Instant::now(), ticks: ticks?, threads_per_core, awaited })
     }
 }
 
@@ -110,6 +122,14 @@ fn ticks_of(stat: &str, cpus: &[usize]) -> Option<Ticks> {
     sum
 }
 
+/// Of the whole machine, without the thread that reads it.
+fn threads_per_core_of(stat: &str) -> Option<f64> {
+    let cores = ticks_of(stat, &[])?.cores;
+    let running = stat.lines().find_map(|line| line.strip_prefix("procs_running "))?;
+    let others = running.trim().parse::<u32>().ok()?.saturating_sub(1);
+    Some(f64::from(others) / f64::from(cores))
+}
+
 fn awaited_of(pressure: &str) -> Option<Duration> {
     let some = pressure.lines().find_map(|line| line.strip_prefix("some "))?;
     let total = some.split(' ').find_map(|field| field.strip_prefix("total="))?;
@@ -133,6 +153,15 @@ mod tests {
         assert_eq!(ticks_of(TEXT, &[7]), None);
         assert_eq!(ticks_of("cpu0 1 2\n", &[]), None);
         assert_eq!(ticks_of("", &[]), None);
+    }
+
+    #[test]
+    fn threads_that_want_a_core_are_counted_but_for_the_one_that_looks() {
+        let of =
+            |running: &str| threads_per_core_of(&format!("{TEXT}procs_running {running}\nprocs_blocked 3\n"));
+        assert_eq!(of("7"), Some(2.0));
+        assert_eq!((of("1"), of("0")), (Some(0.0), Some(0.0)));
+        assert_eq!((of("many"), threads_per_core_of(TEXT), threads_per_core_of("")), (None, None, None));
     }
 
     #[test]

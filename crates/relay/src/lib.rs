@@ -53,7 +53,7 @@ pub use error::RelayError;
 pub use estimate::estimate;
 pub use figures::{CodecBytes, Figures};
 pub use frame::BLOCK_BYTES_MAX;
-pub use host_cpu::HostCpu;
+pub use host_cpu::{Busyness, HostCpu};
 pub use packers::{Bundle, BundleUnpacker, Packers, PackersSettings};
 pub use preamble::{TOKEN_BYTES, Token};
 pub use receiver::{Receiver, ReceiverSettings};

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::drain::pace::{Load, LoadStage, Pace};
+use drainpipe_engine::drain::eta::{Eta, Load, LoadStage};
+use drainpipe_engine::drain::pace::Pace;
 use drainpipe_engine::drain::plan::Stay;
 use drainpipe_engine::drain::status::{
     DisksProgress, DrainState, DrainStatus, LinkRate, MoveState, MoveStatus,
@@ -64,6 +65,7 @@ struct WayBack {
 /// How fast all of them come.
 struct Arrival {
     pace: Pace,
+    eta: Eta,
     // Bytes that it was told of.
     seen_bytes: u64,
 }
@@ -189,8 +191,9 @@ pub(super) fn start(drains: &Arc<Drains>, away: Away, asked: ResumeRequest) -> R
     let id = Uuid::new_v4().to_string();
     let Away { moves, request, bytes_per_ms } = away;
     let request = as_they_went(&request, asked);
-    let pace = Pace::planned(bytes_per_ms);
-    let predicted_ms = pace.eta_ms(moves.iter().map(load), false).unwrap_or(0.0);
+    let predicted_ms = predicted_ms(&moves, bytes_per_ms);
+    let eta = Eta::planned(moves.iter().map(load), predicted_ms.unwrap_or(f64::INFINITY));
+    let predicted_ms = predicted_ms.unwrap_or(0.0);
     let status = DrainStatus { moves, transfers: AT_ONCE, predicted_ms, ..DrainStatus::begun() };
     let record = drains.journal.begin_failback(&id, Timestamp::now(), &request, &status)?;
     let way_back = WayBack {
@@ -198,7 +201,7 @@ pub(super) fn start(drains: &Arc<Drains>, away: Away, asked: ResumeRequest) -> R
         course: Course::of(&record, status),
         request,
         began: Instant::now(),
-        arrival: Mutex::new(Arrival { pace, seen_bytes: 0 }),
+        arrival: Mutex::new(Arrival { pace: Pace::default(), eta, seen_bytes: 0 }),
         carried: Mutex::default(),
         silent: Mutex::default(),
     };
@@ -454,7 +457,7 @@ impl WayBack {
             if let Some(one) = status.moves.iter_mut().find(|one| one.vm == vm) {
                 change(one);
             }
-            let Arrival { pace, seen_bytes } = &mut *lock(&self.arrival);
+            let Arrival { pace, eta, seen_bytes } = &mut *lock(&self.arrival);
             let sent_bytes = status.sent_bytes();
             // What is tried again begins at nothing.
             pace.arrived(sent_bytes.saturating_sub(*seen_bytes));
@@ -465,7 +468,8 @@ impl WayBack {
             }
             status.rate_mbps = pace.rate_mbps(now_ms);
             status.elapsed_ms = now_ms;
-            status.eta_ms = pace.eta_ms(status.moves.iter().map(load), false);
+            eta.look(now_ms, status.moves.iter().map(load));
+            status.eta_ms = eta.left_ms(status.moves.iter().map(load), false);
         });
     }
 
@@ -514,21 +518,29 @@ fn cancelled() -> Problem {
     Problem::failed("cancelled before it began: the VM runs where it ran")
 }
 
-/// What of a VM is still to come.
+/// How long they are to take at this rate, if there is one.
+fn predicted_ms(moves: &[MoveStatus], bytes_per_ms: f64) -> Option<f64> {
+    let bytes: f64 = moves.iter().map(|one| load(one).left_ms()).sum();
+    (bytes_per_ms > 0.0).then(|| bytes / bytes_per_ms)
+}
+
+/// How far a VM is, where a byte takes a millisecond: how long its steps took is not known any more.
 fn load(one: &MoveStatus) -> Load {
     let stage = match one.state {
-        MoveState::Waiting | MoveState::Preparing | MoveState::Ready => LoadStage::ToCome,
-        MoveState::Transferring => LoadStage::OnLinks,
+        MoveState::Waiting => LoadStage::ToCome,
+        MoveState::Preparing => LoadStage::Preparing,
+        MoveState::Ready => LoadStage::Ready,
+        MoveState::Transferring | MoveState::Finishing => LoadStage::OnLinks,
         MoveState::Moved => LoadStage::Moved,
-        MoveState::Finishing | MoveState::Failed | MoveState::Lost | MoveState::InDoubt | MoveState::Left => {
-            LoadStage::Over
-        }
+        MoveState::Failed | MoveState::Lost | MoveState::InDoubt | MoveState::Left => LoadStage::Over,
     };
     let predicted_bytes = if one.predicted_bytes > 0 { one.predicted_bytes } else { one.memory_bytes };
-    let disk_bytes = one.disks.map_or(0, |disks| disks.bytes);
+    let predicted_bytes = predicted_bytes.saturating_add(one.disks.map_or(0, |disks| disks.bytes));
     Load {
         stage,
-        predicted_bytes: predicted_bytes.saturating_add(disk_bytes),
+        steps_ms: 0.0,
+        transfer_ms: predicted_bytes as f64,
+        predicted_bytes,
         sent_bytes: one.arrived_bytes(),
     }
 }
@@ -575,8 +587,12 @@ mod tests {
     #[test]
     fn a_way_back_is_to_take_as_long_as_its_bytes_at_that_rate() {
         let back = [waiting(moved(100_000, 2_000.0)), waiting(moved(300_000, 6_000.0))];
-        let pace = Pace::planned(100.0);
-        assert_eq!(pace.eta_ms(back.iter().map(load), false), Some(4_000.0));
+        let left_ms = |predicted_ms| {
+            Eta::planned(back.iter().map(load), predicted_ms).left_ms(back.iter().map(load), false)
+        };
+        assert_eq!(predicted_ms(&back, 100.0), Some(4_000.0));
+        assert_eq!(left_ms(4_000.0), Some(4_000.0));
+        assert_eq!((predicted_ms(&back, 0.0), left_ms(f64::INFINITY)), (None, None), "nobody knows yet");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use drainpipe_engine::drain::view::{
 use drainpipe_engine::facts::{MemoryNeeds, MigrationLink};
 use drainpipe_engine::path::Path;
 use drainpipe_engine::plan::{NoPostCopy, Plan, Request};
-use drainpipe_engine::prediction::fewer_free_cores;
+use drainpipe_engine::prediction::{busy_told, cores_had};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::relayed::RelayMeans;
 use drainpipe_hypervisor::spec::{self, GroupName, VmSpec};
@@ -336,7 +336,12 @@ async fn ask(
     let view = TargetView {
         name: name.into(),
         unavailable: cordoned.or(all_refused),
-        warnings: findings.iter().filter(|finding| is_of_way(finding)).map(in_a_line).collect(),
+        warnings: findings
+            .iter()
+            .filter(|finding| is_of_way(finding))
+            .map(in_a_line)
+            .chain([&source, &target.facts].into_iter().filter_map(busy_told))
+            .collect(),
         memory_available_bytes: target.facts.memory_available_bytes,
         file_systems: copies.file_systems,
         makes_room: false,
@@ -345,7 +350,7 @@ async fn ask(
         paths_mbps: carried_mbps(&plan, limits.into_iter().flatten().min()),
         paths: paths(&plan, |link| source.link(link)),
         limit: limit_of(limit),
-        free_cores: fewer_free_cores(&source, &target.facts),
+        free_cores: cores_had(&source, &target.facts),
         relay: RelayMeans::of(
             &source,
             &target.facts,

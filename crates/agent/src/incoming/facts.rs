@@ -20,6 +20,7 @@ impl Incoming {
             name: host.name().into(),
             cores: host.hardware.cores,
             idle_cores: host.idle_cores.known(),
+            core_share: host.idle_cores.share(),
             vm_cores: self.vms.cores_taken(),
             packing_cores: packing.cores.try_into().ok(),
             no_packing: packing.obstacle,

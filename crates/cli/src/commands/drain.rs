@@ -128,7 +128,7 @@ fn describe_plan(plan: &DrainPlan) -> String {
             "{} would leave {} in {}, {} at a time to begin with",
             format::vms(moves),
             plan.host,
-            format::estimate(plan.predicted_ms),
+            format::estimate_up_to(plan.predicted_ms, plan.predicted_most_ms),
             usize::from(plan.transfers).min(moves)
         ),
     };
@@ -294,7 +294,8 @@ fn describe_whole(view: &DrainView, status: &DrainStatus) -> String {
         DrainState::Moving => format!("under way for {time}: {gone}; {}", follow::describe_pace(status)),
         DrainState::Cancelling => format!("being cancelled: {gone}"),
         DrainState::Drained => {
-            format!("done in {time}, predicted {}: {gone}", format::estimate(status.predicted_ms))
+            let predicted = format::estimate_up_to(status.predicted_ms, status.predicted_most_ms);
+            format!("done in {time}, predicted {predicted}: {gone}")
         }
         DrainState::Incomplete => format!("over after {time}: {gone}"),
         DrainState::Cancelled => format!("cancelled after {time}: {gone}"),
@@ -426,6 +427,7 @@ mod tests {
             links: vec![],
             elapsed_ms: 10_000.0,
             predicted_ms: 9_500.0,
+            predicted_most_ms: None,
             eta_ms: (state == DrainState::Moving).then_some(5_000.0),
             obstacle: (state == DrainState::Moving).then(|| Problem::failed("the disk is full")),
             warnings: vec!["no room for the failure of b".into()],
@@ -454,6 +456,7 @@ mod tests {
                 predicted_bytes: 1 << 29,
                 is_compressed: false,
                 post_copy: false,
+                predicted_steps_ms: 150.0,
                 predicted_transfer_ms: 4_300.0,
                 predicted_shared_ms: 4_300.0,
                 warning: Some("changes its memory fast".into()),
@@ -466,6 +469,7 @@ mod tests {
             transfers_found: false,
             links_mbps: None,
             predicted_ms: 4_800.0,
+            predicted_most_ms: Some(9_600.0),
             warnings: vec!["no room for the failure of b".into()],
         };
         let text = describe_plan(&plan);

@@ -65,7 +65,7 @@ impl Display {
     pub(super) fn new(begun: &DrainView) -> Self {
         let words = Words::of(begun);
         if let Some(status) = &begun.status {
-            let predicted = format::estimate(status.predicted_ms);
+            let predicted = format::estimate_up_to(status.predicted_ms, status.predicted_most_ms);
             output::remark(&format!(
                 "{}: {}, {predicted} predicted",
                 words.name,

@@ -5,12 +5,14 @@
 //! makes only these ways, of `loop`, `found`, `auto`, 1, 2, 4 and 8: all by `multichannel`, but for the loop and
 //! `auto`. `DRAINPIPE_MEASURE_DRAIN_MIX=2` takes other guests, of the mixes 1 to 4, and
 //! `DRAINPIPE_MEASURE_LINKS_MBPS=250` links of another speed than 1 Gb/s. With `DRAINPIPE_MEASURE_DRAIN_BURNING=4` four
-//! other programs want a core meanwhile.
+//! other programs want a core meanwhile, and `DRAINPIPE_MEASURE_DRAIN_VMS=16` makes the fourth mix, of 53 guests, smaller.
 
 mod table;
 
 use std::collections::BTreeMap;
 use std::env;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use drainpipe_agent::api_types::{DrainView, MigrationView};
@@ -20,6 +22,7 @@ use drainpipe_guest::client::{Gap, Heartbeat, Statistics};
 use jiff::Timestamp;
 
 use crate::burner::Burner;
+use crate::drain::ask;
 use crate::guest::{Guest, UNFILLED_MIB};
 use crate::measured_guest::{MeasuredGuest, OS_LIKE, set_aside};
 use crate::support::{TestLab, eventually, lab_for_measuring, measured_links_mbps};
@@ -79,6 +82,12 @@ const GUESTS_OF_BEAT: u32 = 8;
 /// For a drain of many on busy cores.
 const PATIENCE: Duration = Duration::from_mins(10);
 
+/// Between two looks at the time left that is told.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Agents look back so far, to see how busy their hosts are.
+const BUSY_FOR: Duration = Duration::from_secs(6);
+
 /// The links are looked at over such times.
 const GAP_MS: u64 = 100;
 
@@ -105,7 +114,9 @@ pub(crate) fn run(repeats: usize) {
 }
 
 fn rows(mix: usize) -> Vec<Row> {
-    let many = || (1..=MANY).map(|number| (&*format!("vm{number}").leak(), OF_MANY_MIB, 0)).collect();
+    let how_many =
+        env::var("DRAINPIPE_MEASURE_DRAIN_VMS").map_or(MANY, |many| many.parse().expect("a number"));
+    let many = || (1..=how_many).map(|number| (&*format!("vm{number}").leak(), OF_MANY_MIB, 0)).collect();
     MIXES.get(mix - 1).map_or_else(many, |rows| rows.to_vec())
 }
 
@@ -154,9 +165,18 @@ struct Drained {
     /// The longest silence of each guest, and when it began.
     silences: BTreeMap<String, Silence>,
     status: DrainStatus,
+    /// What was told while it was under way.
+    told: Vec<Told>,
     /// Of each VM, in the order of the drain.
     results: Vec<MigrationResult>,
     pages: u64,
+}
+
+/// What a drain under way told.
+struct Told {
+    elapsed_ms: f64,
+    moved: usize,
+    eta_ms: Option<f64>,
 }
 
 /// The longest silence of a guest in each of [`ALONE`] moves, in ms.
@@ -237,10 +257,17 @@ fn there_and_back(lab: &TestLab, guests: &[Guest]) {
 fn drain(lab: &TestLab, guests: &[Guest], arguments: &[&str]) -> Drained {
     let beat = BEAT * u32::try_from(guests.len()).expect("they are few").max(GUESTS_OF_BEAT) / GUESTS_OF_BEAT;
     let heartbeats: Vec<(Timestamp, Heartbeat)> = guests.iter().map(|guest| listen(guest, beat)).collect();
+    // Hosts are as busy as they will be before the plan is made.
+    thread::sleep(BUSY_FOR);
     let bytes_before = sent_bytes(lab);
     let began = Instant::now();
-    let drained =
-        lab.start(&[&["drain", "a", "--yes", "--json"], arguments].concat()).wait_for(PATIENCE).done();
+    let is_over = AtomicBool::new(false);
+    let (drained, told) = thread::scope(|scope| {
+        let told = scope.spawn(|| followed(lab, &is_over));
+        let drained = lab.start(&[&["drain", "a", "--yes", "--json"], arguments].concat()).wait_for(PATIENCE);
+        is_over.store(true, Ordering::Relaxed);
+        (drained.done(), told.join().expect("it looks, and nothing else"))
+    });
     let drained: DrainView = serde_json::from_str(&drained).expect("what it prints with --json");
     let wall_s = began.elapsed().as_secs_f64();
     let bytes = sent_bytes(lab) - bytes_before;
@@ -257,7 +284,21 @@ fn drain(lab: &TestLab, guests: &[Guest], arguments: &[&str]) -> Drained {
     };
     let results = migrations.map(result).collect();
     lab.start(&["resume", "a", "--failback"]).wait_for(PATIENCE).done();
-    Drained { wall_s, bytes, silences, status, results, pages }
+    Drained { wall_s, bytes, silences, status, told, results, pages }
+}
+
+/// What the drain tells until it is over.
+fn followed(lab: &TestLab, is_over: &AtomicBool) -> Vec<Told> {
+    let mut told = vec![];
+    while !is_over.load(Ordering::Relaxed) {
+        let status = ask::<DrainView>(lab, "a", "/v1/drain", None).ok().and_then(|view| view.status);
+        if let Some(status) = status.filter(|status| status.state == DrainState::Moving) {
+            let (elapsed_ms, moved, eta_ms) = (status.elapsed_ms, status.moved(), status.eta_ms);
+            told.push(Told { elapsed_ms, moved, eta_ms });
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+    told
 }
 
 /// Listens to a guest that answers, from now on.

@@ -62,7 +62,8 @@ impl<'a> Lint<'a> {
             .moves
             .iter()
             .flat_map(|planned| [planned.predicted_transfer_ms, planned.predicted_shared_ms]);
-        if !is_time(self.plan.predicted_ms) || !times.all(is_time) || self.plan.transfers == 0 {
+        let whole = [Some(self.plan.predicted_ms), self.plan.predicted_most_ms];
+        if !whole.into_iter().flatten().all(is_time) || !times.all(is_time) || self.plan.transfers == 0 {
             let what = "a time or the number of transfers makes no sense".into();
             findings.push(self.finding(FindingCode::DrainNoNumber, None, what));
         }

@@ -13,11 +13,13 @@
 //! schedule     how long all take that share the links
 //! concurrency  how many VMs are on the links at a time
 //! lanes        how many copy disks at a time
+//! eta          when it will be over
 //! run          the drain under way: events in, actions out
 //! ```
 
 mod concurrency;
 pub mod disks;
+pub mod eta;
 mod host_links;
 mod lanes;
 mod limited;

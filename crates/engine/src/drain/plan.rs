@@ -18,9 +18,10 @@ use super::predict::{
     whole_bytes,
 };
 use super::run::DrainLimits;
-use super::schedule::{Course, Links, Schedule, Transfer, schedule};
+use super::schedule::{Course, Links, Places, Schedule, Transfer, schedule};
 use super::view::{DrainView, FoundTransfers, TargetView, VmView};
 use crate::format::rate;
+use crate::prediction;
 
 /// Which VM goes where, in this order, and which stay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -45,8 +46,12 @@ pub struct DrainPlan {
     /// What the links carry together to all targets that VMs go to, in Mb/s; absent where a speed is not known.
     #[serde(default)]
     pub links_mbps: Option<u64>,
-    /// Until the last VM that goes runs on its target.
+    /// Until the last VM that goes runs on its target. Where cores are busy: if others want half as much of them as now, on
+    /// average, since VMs leave.
     pub predicted_ms: f64,
+    /// The same if they want as much as now all the time; absent where no cores are busy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted_most_ms: Option<f64>,
     /// What a person should know before it begins.
     pub warnings: Vec<String>,
 }
@@ -69,6 +74,9 @@ pub struct Move {
     /// it. From then until the rest has followed, it needs both hosts.
     #[serde(default)]
     pub post_copy: bool,
+    /// Its steps before and after the transfer, in ms: 1 to 5, 9 and 10.
+    #[serde(default)]
+    pub predicted_steps_ms: f64,
     /// From the start of its own transfer to its end, when it is alone on the links, in ms.
     pub predicted_transfer_ms: f64,
     /// The same, with the links shared as planned.
@@ -110,6 +118,8 @@ const NO_POST_COPY_WITH_DISKS: &str = "its disks are copied, and the two do not 
 /// Makes the plan for what is seen. The limits, if there are any, bound how many VMs are on the links at a time: as
 /// they do in the drain that carries it out, by the targets that VMs go to.
 pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
+    let (eased, crowded) = (on_busy_cores(view, prediction::eased), on_busy_cores(view, prediction::crowded));
+    let view = eased.as_ref().unwrap_or(view);
     let places = place(view);
     let (mut going, mut stays) = (vec![], vec![]);
     let allows_post_copy = limits.is_some_and(|limits| limits.post_copy);
@@ -132,8 +142,8 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
     let going = in_order(going, limits.is_some_and(|limits| limits.disks_first));
     let targets: BTreeSet<usize> = going.iter().map(|going| going.target).collect();
     let learnt = learnt(view, &targets);
-    let names = targets.iter().map(|target| view.targets[*target].name.as_str());
-    let most = limits.map_or(u8::MAX, |limits| limits.most_on_links(names));
+    let names = || targets.iter().map(|target| view.targets[*target].name.as_str());
+    let most = limits.map_or(u8::MAX, |limits| limits.most_on_links(names()));
     let await_room = await_room(view, &stays);
     let host = HostLinks::of(view);
     let mut plan = DrainPlan {
@@ -146,6 +156,7 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
         transfers_found: learnt.is_some_and(|learnt| learnt.is_found && learnt.transfers <= most),
         links_mbps: host.known_mbps(&targets.union(&targets_under_way(view)).copied().collect()),
         predicted_ms: 0.0,
+        predicted_most_ms: None,
         warnings: [
             of_ways(view, &targets),
             unknown_speeds(view, &targets),
@@ -154,11 +165,17 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
         ]
         .concat(),
     };
-    let schedule = schedule_of(view, &going, host, plan.concurrency(most, 0.0), plan.new_lanes());
-    let setup_ms = going.first().map_or(0.0, |first| setup_ms(&view.targets[first.target]));
+    let concurrency = plan.concurrency(most, 0.0);
+    let under_way = limits.map_or(u8::MAX, |limits| limits.most_under_way(names()));
+    let places = Places { concurrency, under_way };
+    plan.predicted_most_ms = crowded.filter(|_| !going.is_empty()).map(|crowded| {
+        let going: Vec<Going<'_>> = going.iter().map(|going| going.among(&crowded)).collect();
+        schedule_of(&crowded, &going, host.clone(), places.clone(), plan.new_lanes()).total_ms
+    });
+    let schedule = schedule_of(view, &going, host, places, plan.new_lanes());
     plan.moves =
         going.iter().zip(&schedule.courses).map(|(going, course)| going.as_move(view, course)).collect();
-    plan.predicted_ms = setup_ms + schedule.total_ms;
+    plan.predicted_ms = schedule.total_ms;
     plan
 }
 
@@ -213,7 +230,15 @@ struct Going<'a> {
     no_post_copy: Option<&'a str>,
 }
 
-impl Going<'_> {
+impl<'a> Going<'a> {
+    /// The same move as this view has it.
+    fn among(&self, view: &DrainView) -> Going<'a> {
+        let Self { vm, target, disks, post_copy, no_post_copy, .. } = *self;
+        let prediction = predict(vm, &view.targets[target]);
+        let prediction = if post_copy { prediction.with_rest_to_follow() } else { prediction };
+        Going { vm, target, prediction, disks, post_copy, no_post_copy }
+    }
+
     /// What goes over the links, disks included.
     fn bytes(&self) -> u64 {
         self.prediction.bytes.saturating_add(whole_bytes(self.prediction.load.disk_bytes))
@@ -228,6 +253,7 @@ impl Going<'_> {
             predicted_bytes: whole_bytes(course.bytes),
             is_compressed: self.prediction.is_compressed,
             post_copy: self.post_copy,
+            predicted_steps_ms: setup_ms(target) + completion_ms(target),
             predicted_transfer_ms: self.prediction.transfer_ms,
             predicted_shared_ms: course.transfer_ms,
             warning: self.warning(target),
@@ -306,7 +332,7 @@ fn schedule_of(
     view: &DrainView,
     going: &[Going<'_>],
     host: HostLinks,
-    concurrency: Concurrency,
+    places: Places,
     lanes_at_a_time: Lanes,
 ) -> Schedule {
     let of_target = |mbps: fn(&TargetView) -> f64| {
@@ -321,10 +347,22 @@ fn schedule_of(
     let transfer = |going: &Going<'_>| Transfer {
         target: going.target,
         load: going.prediction.load,
+        setup_ms: setup_ms(&view.targets[going.target]),
         completion_ms: completion_ms(&view.targets[going.target]),
         lanes: lanes(&view.targets[going.target].name, going.disks),
     };
-    schedule(&going.iter().map(transfer).collect::<Vec<_>>(), &links, concurrency, lanes_at_a_time)
+    schedule(&going.iter().map(transfer).collect::<Vec<_>>(), &links, places, lanes_at_a_time)
+}
+
+/// The same view with other cores on the ways where they are busy, if they are on any.
+fn on_busy_cores(view: &DrainView, cores: fn(f64) -> f64) -> Option<DrainView> {
+    let of_busy = |target: &TargetView| target.free_cores.filter(|cores| prediction::are_busy(*cores));
+    view.targets.iter().find_map(of_busy)?;
+    let mut other = view.clone();
+    for target in &mut other.targets {
+        target.free_cores = of_busy(target).map(cores).or(target.free_cores);
+    }
+    Some(other)
 }
 
 /// What several ways have in common is said once.

@@ -4,7 +4,7 @@ use super::concurrency::{Concurrency, NEARLY_FULL};
 use super::disks;
 use super::host_links::HostLinks;
 use super::lanes::Lanes;
-use super::schedule::{Course, Links, Transfer, schedule};
+use super::schedule::{Course, Links, Places, Transfer, schedule};
 use super::view::{MemorySample, PathHistory, TargetView, VmView};
 use crate::convergence::converges;
 use crate::migration::downtime_limit_ms;
@@ -149,8 +149,9 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
         host: HostLinks::of_speeds(&[speed_mbps(target)]),
     };
     let lanes = disks::lanes(&target.name, vm.copies_to(&target.name));
-    let transfer = Transfer { target: 0, load, lanes, completion_ms: 0.0 };
-    let course = schedule(&[transfer], &alone, Concurrency::fixed(1), Lanes::default()).courses[0];
+    let transfer = Transfer { target: 0, load, lanes, setup_ms: 0.0, completion_ms: 0.0 };
+    let places = Places { concurrency: Concurrency::fixed(1), under_way: 1 };
+    let course = schedule(&[transfer], &alone, places, Lanes::default()).courses[0];
     let Course { transfer_ms, bytes } = course;
     let converges = load.converges(bytes_per_ms);
     Prediction {

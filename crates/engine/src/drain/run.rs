@@ -38,14 +38,16 @@ use std::collections::BTreeSet;
 
 use super::concurrency::Concurrency;
 use super::disks::DrainedDisk;
+use super::eta::Eta;
 use super::lanes::Lanes;
 use super::pace::Pace;
-use super::plan::{DrainPlan, Move, Stay};
+use super::plan::{DrainPlan, Stay};
 use super::status::{DrainState, DrainStatus, MoveStatus};
 use crate::problem::Problem;
 use entry::{Entry, Patience, Stage};
 use planning::Planning;
 pub use planning::Standing;
+pub(super) use turns::{AHEAD, FIRST_ALONE_MS};
 
 /// Bounds of one drain.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -69,9 +71,14 @@ pub struct DrainLimits {
 impl DrainLimits {
     /// How many VMs may be on the links at a time that go to these targets.
     pub(super) fn most_on_links<'a>(&self, targets: impl Iterator<Item = &'a str>) -> u8 {
+        self.transfers.unwrap_or(u8::MAX).min(self.most_under_way(targets)).max(1)
+    }
+
+    /// How many may be under way at a time, those being prepared included.
+    pub(super) fn most_under_way<'a>(&self, targets: impl Iterator<Item = &'a str>) -> u8 {
         let targets = u8::try_from(targets.collect::<BTreeSet<_>>().len()).unwrap_or(u8::MAX);
         let inbound = self.inbound.max(1).saturating_mul(targets.max(1));
-        self.transfers.unwrap_or(u8::MAX).min(self.outbound).min(inbound).max(1)
+        self.outbound.min(inbound).max(1)
     }
 }
 
@@ -261,6 +268,7 @@ pub struct Drain {
     limits: DrainLimits,
     begun_ms: f64,
     predicted_ms: f64,
+    predicted_most_ms: Option<f64>,
     // In the order of the plan.
     entries: Vec<Entry>,
     // VMs that were never planned to move.
@@ -272,6 +280,7 @@ pub struct Drain {
     // VMs that leave this host by migrations of somebody else.
     others: u8,
     pace: Pace,
+    eta: Eta,
     // Of that, what was copied of disks.
     copied_bytes: u64,
     // How many VMs have been released so far.
@@ -295,17 +304,20 @@ impl Drain {
             ..limits
         };
         let most = limits.most_on_links(plan.moves.iter().map(|planned| planned.target.as_str()));
+        let entries: Vec<Entry> = plan.moves.iter().cloned().map(Entry::new).collect();
         let mut drain = Self {
             limits,
             begun_ms: now_ms,
             predicted_ms: plan.predicted_ms,
+            predicted_most_ms: plan.predicted_most_ms,
             concurrency: plan.concurrency(most, now_ms),
             lanes: plan.new_lanes(),
             others,
-            pace: Pace::planned(planned_bytes_per_ms(&plan)),
+            pace: Pace::default(),
+            eta: Eta::planned(entries.iter().map(Entry::load), plan.predicted_ms),
             copied_bytes: 0,
             turns: 0,
-            entries: plan.moves.into_iter().map(Entry::new).collect(),
+            entries,
             stays: plan.stays,
             await_room: !plan.await_room.is_empty(),
             planning: Planning::Not,
@@ -364,6 +376,7 @@ impl Drain {
         if self.entries.iter().any(|entry| entry.stage.is_on_links()) {
             self.pace.sample(now_ms);
         }
+        self.eta.look(now_ms, self.entries.iter().map(Entry::load));
         self.observe_lanes(now_ms);
         // Beside copies of disks, what arrives of memory says nothing.
         let is_alone = !self.entries.iter().any(|entry| entry.stage == Stage::CopyingDisks);
@@ -383,7 +396,7 @@ impl Drain {
         let Some(entry) = self.entries.iter_mut().find(is_this) else { return };
         // What was in doubt has been counted.
         if let Some(ms) = entry.paused_for_ms(now_ms).filter(|_| entry.stage.is_under_way()) {
-            self.pace.completed_in(ms);
+            self.eta.completed_in(ms);
         }
         if let MoveEnd::Failed(problem) = &end {
             entry.note_failure(problem);
@@ -548,11 +561,11 @@ impl Drain {
         self.concurrency.found()
     }
 
-    /// Until everything that may move has moved; none while nothing arrives.
+    /// Until everything that may move has moved; none while nobody knows.
     fn eta_ms(&self) -> Option<f64> {
         let one_completes =
             self.entries.iter().any(|entry| entry.stage.is_under_way() || entry.stage == Stage::Waiting);
-        self.pace.eta_ms(self.entries.iter().map(Entry::load), one_completes)
+        self.eta.left_ms(self.entries.iter().map(Entry::load), one_completes)
     }
 
     /// How far it has come.
@@ -584,16 +597,10 @@ impl Drain {
             links: vec![],
             elapsed_ms: seen_ms - self.begun_ms,
             predicted_ms: self.predicted_ms,
+            predicted_most_ms: self.predicted_most_ms,
             eta_ms: if is_over { None } else { self.eta_ms() },
             obstacle: None,
             warnings: vec![],
         }
     }
-}
-
-/// Gaps between VMs included.
-fn planned_bytes_per_ms(plan: &DrainPlan) -> f64 {
-    let of_move = |planned: &Move| planned.predicted_bytes.saturating_add(planned.disk_bytes()) as f64;
-    let bytes: f64 = plan.moves.iter().map(of_move).sum();
-    bytes / plan.predicted_ms.max(1.0)
 }

@@ -1,5 +1,5 @@
 //! How long transfers take that share the links: the drain is played through before it begins, with the same
-//! rule for how many go at a time.
+//! rules for how many go at a time and how many are prepared for.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -8,6 +8,7 @@ use super::disks::Lane;
 use super::host_links::HostLinks;
 use super::lanes::{Busy, Lanes};
 use super::predict::{Load, ROUNDS_MAX, whole_bytes};
+use super::run::{AHEAD, FIRST_ALONE_MS};
 use crate::migration::{ENDING_MS, downtime_limit_ms};
 
 /// How often the drain under way looks what has arrived.
@@ -33,6 +34,8 @@ pub(super) struct Transfer {
     pub(super) load: Load,
     /// Between which devices its disks are copied.
     pub(super) lanes: BTreeSet<Lane>,
+    /// Steps 1 to 5 that come before its turn.
+    pub(super) setup_ms: f64,
     /// Steps 9 and 10 that follow it.
     pub(super) completion_ms: f64,
 }
@@ -50,6 +53,15 @@ pub(super) struct Links {
     pub(super) host: HostLinks,
 }
 
+/// How many go at a time.
+#[derive(Debug, Clone)]
+pub(super) struct Places {
+    /// On the links.
+    pub(super) concurrency: Concurrency,
+    /// In all, those being prepared included.
+    pub(super) under_way: u8,
+}
+
 /// What became of one transfer.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Course {
@@ -64,23 +76,22 @@ pub(super) struct Course {
 pub(super) struct Schedule {
     /// Of each, in their order.
     pub(super) courses: Vec<Course>,
-    /// From the first one's turn to the end of step 10 of the last one.
+    /// From the begin of the first one to the end of step 10 of the last one.
     pub(super) total_ms: f64,
 }
 
 /// Plays transfers through that share the links fairly. The next one's turn comes when little is left of a VM; that of a
 /// VM with disks when its lanes have room, and no VM without waits before it.
-pub(super) fn schedule(
-    transfers: &[Transfer],
-    links: &Links,
-    concurrency: Concurrency,
-    lanes: Lanes,
-) -> Schedule {
+pub(super) fn schedule(transfers: &[Transfer], links: &Links, places: Places, lanes: Lanes) -> Schedule {
+    let Places { concurrency, under_way } = places;
     let mut play = Play {
         transfers,
         links,
         concurrency,
+        under_way: usize::from(under_way.max(1)),
         lanes,
+        released_ms: vec![],
+        ended_ms: vec![],
         waiting: (0..transfers.len()).collect(),
         active: vec![],
         now_ms: 0.0,
@@ -90,7 +101,7 @@ pub(super) fn schedule(
         schedule: Schedule { courses: vec![Course::default(); transfers.len()], total_ms: 0.0 },
     };
     play.let_more_go();
-    while !play.active.is_empty() {
+    while !play.active.is_empty() || !play.waiting.is_empty() {
         play.step();
         play.let_more_go();
     }
@@ -101,7 +112,11 @@ struct Play<'a> {
     transfers: &'a [Transfer],
     links: &'a Links,
     concurrency: Concurrency,
+    under_way: usize,
     lanes: Lanes,
+    // Of those without disks, when their turns came, and when they were over.
+    released_ms: Vec<f64>,
+    ended_ms: Vec<f64>,
     waiting: VecDeque<usize>,
     active: Vec<Active>,
     now_ms: f64,
@@ -158,6 +173,9 @@ impl Play<'_> {
         while let Some(index) = self.next_waiting().and_then(|at| self.waiting.remove(at)) {
             let phase = Phase::Starting { until_ms: self.now_ms + self.transfers[index].load.start_ms };
             let gives_way = self.is_one_ending() && self.transfers[index].lanes.is_empty();
+            if self.transfers[index].lanes.is_empty() {
+                self.released_ms.push(self.now_ms);
+            }
             self.active.push(Active { index, since_ms: self.now_ms, gives_way, phase });
         }
     }
@@ -167,7 +185,8 @@ impl Play<'_> {
         self.waiting.front()?;
         let with_memory = self.active.iter().filter(|active| !self.copies_disks(active)).count();
         let has_turn = self.on_links() < self.concurrency.allowed()
-            && with_memory <= usize::from(self.concurrency.allowed());
+            && with_memory <= usize::from(self.concurrency.allowed())
+            && self.next_is_ready_ms().is_some_and(|at_ms| at_ms <= self.now_ms);
         if self.waiting.iter().all(|index| self.transfers[*index].lanes.is_empty()) {
             return has_turn.then_some(0);
         }
@@ -178,6 +197,23 @@ impl Play<'_> {
             others_wait |= lanes.is_empty();
             if lanes.is_empty() { has_turn } else { !others_wait && self.lanes.have_room(lanes, &busy) }
         })
+    }
+
+    /// When the next one without disks is ready for its turn; none while it depends on others that have not ended.
+    fn next_is_ready_ms(&self) -> Option<f64> {
+        let next = self.waiting.iter().find(|index| self.transfers[**index].lanes.is_empty())?;
+        let number = self.released_ms.len();
+        let ahead = usize::from(self.concurrency.allowed().saturating_add(AHEAD));
+        let has_place_ms = match number.checked_sub(self.under_way) {
+            Some(before) => *self.ended_ms.get(before)?,
+            None => 0.0,
+        };
+        let is_prepared_from_ms = match (number, number.checked_sub(ahead)) {
+            (number, _) if number < usize::from(self.concurrency.allowed()) => 0.0,
+            (_, Some(before)) => self.released_ms[before],
+            (_, None) => self.released_ms[0].min(FIRST_ALONE_MS),
+        };
+        Some(has_place_ms.max(is_prepared_from_ms) + self.transfers[*next].setup_ms)
     }
 
     /// Where those would go whose disks are still to be copied.
@@ -224,7 +260,10 @@ impl Play<'_> {
             | Phase::Copying { left_bytes, .. }
             | Phase::SwitchingOver { left_bytes } => self.now_ms + left_bytes / rate,
         });
-        let next_ms = ends.fold(self.next_look_ms, f64::min).max(self.now_ms);
+        let ready_ms = self.next_is_ready_ms().filter(|at_ms| *at_ms > self.now_ms);
+        // While nothing is on the links, there is nothing to look at.
+        let look_ms = if self.active.is_empty() { f64::INFINITY } else { self.next_look_ms };
+        let next_ms = ends.chain(ready_ms).fold(look_ms, f64::min).max(self.now_ms);
         let span_ms = next_ms - self.now_ms;
         self.now_ms = next_ms;
         for (active, rate) in self.active.iter_mut().zip(&rates) {
@@ -300,12 +339,16 @@ impl Play<'_> {
         if !self.is_one_ending() {
             self.active.iter_mut().for_each(|active| active.gives_way = false);
         }
-        let Schedule { courses, total_ms } = &mut self.schedule;
+        let (Schedule { courses, total_ms }, ended_ms) = (&mut self.schedule, &mut self.ended_ms);
         self.active.retain(|active| {
             let is_over = matches!(active.phase, Phase::Loading { until_ms } if until_ms <= now_ms);
             if is_over {
+                let transfer = &transfers[active.index];
                 courses[active.index].transfer_ms = now_ms - active.since_ms;
-                *total_ms = total_ms.max(now_ms + transfers[active.index].completion_ms);
+                *total_ms = total_ms.max(now_ms + transfer.completion_ms);
+                if transfer.lanes.is_empty() {
+                    ended_ms.push(now_ms + transfer.completion_ms);
+                }
             }
             !is_over
         });
@@ -368,13 +411,22 @@ mod tests {
     /// Of 125 MB each, of which nothing gets dirty.
     fn transfers(targets: &[usize]) -> Vec<Transfer> {
         let load = Load::resting(125e6);
-        let transfer =
-            |target: &usize| Transfer { target: *target, load, lanes: BTreeSet::new(), completion_ms: 50.0 };
+        let transfer = |target: &usize| Transfer {
+            target: *target,
+            load,
+            lanes: BTreeSet::new(),
+            setup_ms: 0.0,
+            completion_ms: 50.0,
+        };
         targets.iter().map(transfer).collect()
     }
 
     fn total_ms(transfers: &[Transfer], links: &Links, at_a_time: u8) -> f64 {
-        schedule(transfers, links, Concurrency::fixed(at_a_time), Lanes::default()).total_ms
+        played(transfers, links, Concurrency::fixed(at_a_time)).total_ms
+    }
+
+    fn played(transfers: &[Transfer], links: &Links, concurrency: Concurrency) -> Schedule {
+        schedule(transfers, links, Places { concurrency, under_way: u8::MAX }, Lanes::default())
     }
 
     fn near(value: f64, expected: f64) {
@@ -389,7 +441,7 @@ mod tests {
         // The next one starts before the one before ends.
         near(total_ms(&vms, &links, 1), 4_000.0 + start_ms + end_ms + 50.0);
         near(total_ms(&vms, &links, 4), 4_000.0 + start_ms + end_ms + 50.0);
-        let four = schedule(&vms, &links, Concurrency::fixed(4), Lanes::default());
+        let four = played(&vms, &links, Concurrency::fixed(4));
         near(four.courses[0].transfer_ms, 4_000.0 + start_ms + end_ms);
         near(four.courses[0].bytes, 125e6);
     }
@@ -413,7 +465,34 @@ mod tests {
         let vms = transfers(&[0; 24]);
         let quarter = links(31_250.0, 125_000.0);
         let best_ms = total_ms(&vms, &quarter, 4);
-        let found_ms = schedule(&vms, &quarter, Concurrency::new(1, 8), Lanes::default()).total_ms;
+        let found_ms = played(&vms, &quarter, Concurrency::new(1, 8)).total_ms;
         assert!(found_ms > best_ms && found_ms < 1.4 * best_ms, "{found_ms} against {best_ms}");
+    }
+
+    #[test]
+    fn steps_that_take_longer_than_transfers_are_what_it_takes() {
+        let vms = transfers(&[0; 24]);
+        let slow: Vec<Transfer> = vms.iter().map(|vm| Transfer { setup_ms: 8_000.0, ..vm.clone() }).collect();
+        let links = links(125_000.0, 125_000.0);
+        // With one on the links three are prepared for at a time: 8 s for three of them, while the links wait.
+        let taken_ms = total_ms(&slow, &links, 1);
+        assert!((64_000.0..75_000.0).contains(&taken_ms), "{taken_ms}");
+        let quick: Vec<Transfer> = vms.iter().map(|vm| Transfer { setup_ms: 100.0, ..vm.clone() }).collect();
+        near(total_ms(&quick, &links, 1), total_ms(&vms, &links, 1) + 100.0);
+    }
+
+    #[test]
+    fn who_waits_for_a_place_is_not_prepared_for() {
+        let of = |completion_ms| -> Vec<Transfer> {
+            transfers(&[0; 12]).into_iter().map(|vm| Transfer { completion_ms, ..vm }).collect()
+        };
+        let links = links(125_000.0, 125_000.0);
+        let places = |under_way| Places { concurrency: Concurrency::fixed(1), under_way };
+        let taken_ms =
+            |vms: &[Transfer], under_way| schedule(vms, &links, places(under_way), Lanes::default()).total_ms;
+        near(taken_ms(&of(50.0), 4), total_ms(&of(50.0), &links, 1));
+        // Each holds its place for some 11 s, four at a time.
+        let slow_ms = taken_ms(&of(10_000.0), 4);
+        assert!((30_000.0..40_000.0).contains(&slow_ms), "{slow_ms}");
     }
 }

@@ -47,7 +47,10 @@ pub struct DrainStatus {
     pub elapsed_ms: f64,
     /// How long the first plan said that it takes.
     pub predicted_ms: f64,
-    /// Until the last VM runs on its target; absent when it is over, and while nothing arrives.
+    /// The same where cores were busy, if others went on to want as much of them; absent where none were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted_most_ms: Option<f64>,
+    /// Until the last VM runs on its target; absent when it is over, and while nobody knows.
     pub eta_ms: Option<f64>,
     /// What keeps it from going on until somebody mends it; then it goes on by itself. Absent when nothing does.
     #[serde(default)]
@@ -69,6 +72,7 @@ impl DrainStatus {
             links: vec![],
             elapsed_ms: 0.0,
             predicted_ms: 0.0,
+            predicted_most_ms: None,
             eta_ms: None,
             obstacle: None,
             warnings: vec![],

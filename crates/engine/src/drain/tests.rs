@@ -335,6 +335,23 @@ fn the_whole_is_predicted_from_set_up_to_completion() {
 }
 
 #[test]
+fn on_busy_cores_many_small_vms_take_as_long_as_their_steps_and_may_take_longer() {
+    let small = |at: usize| VmView { memory_bytes: GIB / 8, ..vm(&format!("v{at}"), 1) };
+    let planned = |free_cores: Option<f64>| {
+        let b = TargetView { free_cores, ..target("b", 64) };
+        plan(&view((0..24).map(small).collect(), vec![b]), Some(&limits(8, 4, None)))
+    };
+    let (unknown, idle, busy) = (planned(None), planned(Some(8.0)), planned(Some(0.02)));
+    assert_eq!((idle.predicted_ms.to_bits(), idle.predicted_most_ms), (unknown.predicted_ms.to_bits(), None));
+    // Each takes some 3 s to begin and to end, and a part of that goes on beside others.
+    assert!((30_000.0..300_000.0).contains(&busy.predicted_ms), "{}", busy.predicted_ms);
+    assert!(busy.predicted_ms > 2.0 * idle.predicted_ms, "{} {}", busy.predicted_ms, idle.predicted_ms);
+    let most_ms = busy.predicted_most_ms.unwrap();
+    assert!((1.2..6.0).contains(&(most_ms / busy.predicted_ms)), "{most_ms} {}", busy.predicted_ms);
+    assert!(lint(&view((0..24).map(small).collect(), vec![target("b", 64)]), &busy).is_empty());
+}
+
+#[test]
 fn what_each_vm_takes_is_predicted_for_the_number_that_there_will_be() {
     let vms = || (0..8).map(|at| vm(&format!("v{at}"), 1)).collect();
     let with = |transfer_mbps: f64, transfers: Option<u8>| {
@@ -795,6 +812,7 @@ proptest! {
                     predicted_bytes: 0,
                     is_compressed: false,
                     post_copy: false,
+                    predicted_steps_ms: 0.0,
                     predicted_transfer_ms: 0.0,
                     predicted_shared_ms: 0.0,
                     warning: None,

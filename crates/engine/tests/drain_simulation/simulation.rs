@@ -158,6 +158,7 @@ fn no_plan() -> DrainPlan {
         transfers_found: false,
         links_mbps: None,
         predicted_ms: 0.0,
+        predicted_most_ms: None,
         warnings: vec![],
     }
 }

@@ -91,6 +91,7 @@ fn host(name: &str, last: u8, links: u64, random: &mut Random) -> HostFacts {
         name: name.into(),
         cores: 2,
         idle_cores: None,
+        core_share: None,
         vm_cores: 0.0,
         packing_cores: None,
         no_packing: None,

@@ -1,5 +1,8 @@
 //! What was measured, as tables.
 
+use drainpipe_engine::drain::status::DrainStatus;
+use drainpipe_engine::format::{estimate, estimate_up_to};
+
 use super::{Drained, FIXED, HOLDS_WITHIN, Round};
 use crate::measure_faults::spread;
 
@@ -82,10 +85,10 @@ fn print_vms(round: &Round) {
         println!("Number at a time: {way}. All times in ms, from the begin of the drain.");
         println!();
         println!(
-            "| VM | on the links | paused | sent | runs | over | predicted | transfer | sent ÷ predicted bytes | \
-             silence | began | alone |"
+            "| VM | begun | setup | held | completion | on the links | paused | sent | runs | over | predicted | \
+             transfer | sent ÷ predicted bytes | silence | began | alone |"
         );
-        println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
+        println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|");
         for (one, result) in drained.status.moves.iter().zip(&drained.results) {
             let released = drained.released_ms(result);
             let began_ms = drained.started_ms(result);
@@ -95,8 +98,12 @@ fn print_vms(round: &Round) {
             };
             let silence = &drained.silences[&one.vm];
             println!(
-                "| {} | {released:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {:.3} | {:.0} | {:.0} | {:.0} |",
+                "| {} | {began_ms:.0} | {:.0} | {:.0} | {:.0} | {released:.0} | {:.0} | {:.0} | {:.0} | {:.0} | \
+                 {:.0} | {:.0} | {:.3} | {:.0} | {:.0} | {:.0} |",
                 one.vm,
+                result.setup_ms,
+                result.held_ms,
+                result.completion_ms,
                 logged("paused on the source"),
                 logged("all state is on"),
                 logged("runs on the target"),
@@ -111,6 +118,24 @@ fn print_vms(round: &Round) {
         }
         println!();
         println!("{}", drained.gaps());
+        print_told(drained);
+    }
+}
+
+/// The time left that was told, and what it was.
+fn print_told(drained: &Drained) {
+    let DrainStatus { predicted_ms, predicted_most_ms, elapsed_ms, warnings, .. } = &drained.status;
+    let predicted = estimate_up_to(*predicted_ms, *predicted_most_ms);
+    println!();
+    println!("Predicted {predicted}, took {}. {}", estimate(*elapsed_ms), warnings.join(". "));
+    println!();
+    println!("| after, s | moved | left, told, s | left, s | told ÷ left |");
+    println!("|---|---|---|---|---|");
+    for told in &drained.told {
+        let left_s = (drained.status.elapsed_ms - told.elapsed_ms) / 1e3;
+        let eta_s = told.eta_ms.map_or(f64::NAN, |ms| ms / 1e3);
+        let (after_s, moved) = (told.elapsed_ms / 1e3, told.moved);
+        println!("| {after_s:.1} | {moved} | {eta_s:.1} | {left_s:.1} | {:.2} |", eta_s / left_s);
     }
 }
 

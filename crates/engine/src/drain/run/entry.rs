@@ -1,6 +1,6 @@
 //! One VM of a drain under way.
 
-use super::super::pace::{Load, LoadStage};
+use super::super::eta::{Load, LoadStage};
 use super::super::plan::{Move, Stay};
 use super::super::status::{DisksProgress, MoveState, MoveStatus};
 use super::{Closing, Departure};
@@ -180,6 +180,7 @@ impl Entry {
             predicted_bytes: 0,
             is_compressed: false,
             post_copy: false,
+            predicted_steps_ms: 0.0,
             predicted_transfer_ms: 0.0,
             predicted_shared_ms: 0.0,
             warning: None,
@@ -241,17 +242,29 @@ impl Entry {
         self.patience == Patience::Untried && self.planned.disks.is_empty()
     }
 
-    /// What of it is still to go over the links.
+    /// How far it is, by what was planned for it alone.
     pub(super) fn load(&self) -> Load {
         let stage = match self.stage {
             Stage::Moved => LoadStage::Moved,
             _ if self.is_taken_back() => LoadStage::Over,
-            Stage::Waiting | Stage::Preparing | Stage::AwaitingPlace | Stage::Ready => LoadStage::ToCome,
-            Stage::CopyingDisks | Stage::Transferring | Stage::SendingRest => LoadStage::OnLinks,
+            Stage::Waiting | Stage::AwaitingPlace => LoadStage::ToCome,
+            Stage::Preparing => LoadStage::Preparing,
+            Stage::Ready => LoadStage::Ready,
+            Stage::CopyingDisks
+            | Stage::Transferring
+            | Stage::SwitchingOver
+            | Stage::SendingRest
+            | Stage::Finishing => LoadStage::OnLinks,
             _ => LoadStage::Over,
         };
         let predicted_bytes = self.planned.predicted_bytes.saturating_add(self.planned.disk_bytes());
-        Load { stage, predicted_bytes, sent_bytes: self.sent_bytes.saturating_add(self.copied_bytes) }
+        Load {
+            stage,
+            steps_ms: self.planned.predicted_steps_ms,
+            transfer_ms: self.planned.predicted_transfer_ms,
+            predicted_bytes,
+            sent_bytes: self.sent_bytes.saturating_add(self.copied_bytes),
+        }
     }
 
     /// Whether its migration is being undone, and not to be begun again after the others.

@@ -4,7 +4,7 @@ use super::super::disks::DrainedDisk;
 use super::super::plan::{DrainPlan, Move, Stay};
 use super::super::view::{DrainView, PlacedVm, TargetView};
 use super::entry::{Entry, Stage};
-use super::{Action, Drain, planned_bytes_per_ms};
+use super::{Action, Drain};
 use crate::problem::Problem;
 
 /// When no host can take a VM that an earlier plan had placed, hosts are looked at again after this.
@@ -88,9 +88,7 @@ impl Drain {
         if self.planning != Planning::UnderWay {
             return;
         }
-        if !plan.moves.is_empty() {
-            self.pace.replanned(planned_bytes_per_ms(&plan));
-        }
+        let (predicted_ms, moves_any) = (plan.predicted_ms, !plan.moves.is_empty());
         let links = plan.links_bytes_per_ms();
         let entries = std::mem::take(&mut self.entries);
         let (mut open, mut others): (Vec<Entry>, Vec<Entry>) =
@@ -122,6 +120,10 @@ impl Drain {
             self.concurrency.bound(self.limits.most_on_links(self.targets_left()));
             self.concurrency.carry_at_most(links);
             self.lanes.carry_at_most(links);
+        }
+        if moves_any {
+            let is_waiting = |entry: &&Entry| entry.stage == Stage::Waiting;
+            self.eta.replanned(self.entries.iter().filter(is_waiting).map(Entry::load), predicted_ms);
         }
         self.planning_over(now_ms);
     }

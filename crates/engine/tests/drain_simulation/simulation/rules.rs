@@ -259,7 +259,9 @@ impl Simulation {
 
 /// Whatever the clock does, what is told makes sense.
 pub(super) fn check_numbers(status: &DrainStatus) -> Result<(), String> {
-    let numbers = [status.rate_mbps, status.elapsed_ms, status.predicted_ms, status.eta_ms.unwrap_or(0.0)];
+    let most_ms = status.predicted_most_ms.unwrap_or(status.predicted_ms);
+    let eta_ms = status.eta_ms.unwrap_or(0.0);
+    let numbers = [status.rate_mbps, status.elapsed_ms, status.predicted_ms, most_ms, eta_ms];
     if numbers.iter().all(|number| number.is_finite() && *number >= 0.0) && status.transfers > 0 {
         return Ok(());
     }

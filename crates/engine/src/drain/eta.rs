@@ -1,0 +1,279 @@
+//! When a drain or a way back will be over.
+//!
+//! What it does is counted in work: how long each VM's move would take alone, as planned. Steps of which the time does not
+//! depend on the memory, such as starting QEMU on the target, are part of that: on busy cores, or with small VMs, they are
+//! most of it. How fast that work goes is first what the plan says, and soon what the drain itself shows.
+
+use std::collections::VecDeque;
+
+/// How fast it goes is measured over this, of time in which something was under way: long enough to hold the gaps
+/// between VMs too.
+const WINDOW_MS: f64 = 10_000.0;
+
+/// And over so many VMs, for so long at most, where the steps before and after transfers are more than this share of the
+/// work: that goes by leaps.
+const WINDOW_VMS: u64 = 3;
+const WINDOW_MS_MAX: f64 = 30_000.0;
+const LEAPS_FROM: f64 = 0.2;
+
+/// The plan counts as if it had been seen to be right for so long at first, or for as long as one VM alone is to take
+/// where work goes by leaps. It counts less and less until so much work was done, or so many VMs have moved: where
+/// nothing moves, the time left that is told grows.
+const PLAN_COUNTS_MS: f64 = 4_000.0;
+const PLAN_COUNTS_UNTIL_MS: f64 = 3_000.0;
+const PLAN_COUNTS_UNTIL_VMS: f64 = 3.0;
+
+/// What is taken to be left of a VM that has sent all that was predicted, as a share of that.
+const OVERDUE_SHARE: f64 = 0.02;
+
+/// One VM's move, and how far it is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Load {
+    /// How far it is.
+    pub stage: LoadStage,
+    /// Its steps before and after the transfer, as planned; half of that before it.
+    pub steps_ms: f64,
+    /// Its transfer, as planned.
+    pub transfer_ms: f64,
+    /// Bytes that are to arrive, as predicted.
+    pub predicted_bytes: u64,
+    /// Bytes that have arrived.
+    pub sent_bytes: u64,
+}
+
+/// How far it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoadStage {
+    /// It has not begun, or waits for others.
+    ToCome,
+    /// It is being prepared.
+    Preparing,
+    /// All is ready; it waits for its turn on the links.
+    Ready,
+    /// It is on them, or is taken over.
+    OnLinks,
+    /// The VM runs on its target.
+    Moved,
+    /// Nothing of it is to be expected any more.
+    Over,
+}
+
+impl Load {
+    fn is_under_way(&self) -> bool {
+        matches!(self.stage, LoadStage::Preparing | LoadStage::Ready | LoadStage::OnLinks)
+    }
+
+    fn done_ms(&self) -> f64 {
+        match self.stage {
+            LoadStage::ToCome | LoadStage::Preparing | LoadStage::Over => 0.0,
+            LoadStage::Ready => self.steps_ms / 2.0,
+            LoadStage::OnLinks => {
+                let share = self.sent_bytes as f64 / self.predicted_bytes.max(1) as f64;
+                self.steps_ms / 2.0 + self.transfer_ms * share.min(1.0 - OVERDUE_SHARE)
+            }
+            LoadStage::Moved => self.all_ms(),
+        }
+    }
+
+    fn all_ms(&self) -> f64 {
+        self.steps_ms + self.transfer_ms
+    }
+
+    /// What of it is still to be done.
+    pub fn left_ms(&self) -> f64 {
+        if self.stage == LoadStage::Over { 0.0 } else { self.all_ms() - self.done_ms() }
+    }
+}
+
+/// How fast the work goes.
+#[derive(Debug)]
+pub struct Eta {
+    // Work in a millisecond, by the plan.
+    planned: f64,
+    // By how much it goes at once.
+    leap_ms: f64,
+    // The last look, if something was under way then.
+    last_look_ms: Option<f64>,
+    // Of the last look.
+    done_ms: f64,
+    moved: u64,
+    now: Mark,
+    // One older than the window stays, as its start.
+    marks: VecDeque<Mark>,
+    completion_ms: Option<f64>,
+}
+
+/// How much had been done by then.
+#[derive(Debug, Clone, Copy, Default)]
+struct Mark {
+    // For so long something was under way.
+    active_ms: f64,
+    work_ms: f64,
+    moved: u64,
+}
+
+impl Eta {
+    /// Of moves that are to be over after so long.
+    pub fn planned(loads: impl Iterator<Item = Load>, predicted_ms: f64) -> Self {
+        Self {
+            planned: work_per_ms(loads, predicted_ms),
+            leap_ms: 0.0,
+            last_look_ms: None,
+            done_ms: 0.0,
+            moved: 0,
+            now: Mark::default(),
+            marks: VecDeque::from([Mark::default()]),
+            completion_ms: None,
+        }
+    }
+
+    /// A new plan has all that is left over after so long; what was measured of late goes before that.
+    pub(super) fn replanned(&mut self, loads: impl Iterator<Item = Load>, predicted_ms: f64) {
+        self.planned = work_per_ms(loads, predicted_ms);
+    }
+
+    /// Looks how far all are. To be asked some times a second.
+    pub fn look(&mut self, now_ms: f64, loads: impl Iterator<Item = Load> + Clone) {
+        let is_under_way = loads.clone().any(|load| load.is_under_way());
+        let done_ms: f64 = loads.clone().map(|load| load.done_ms()).sum();
+        let (steps_ms, all_ms, count) =
+            loads.clone().fold((0.0, 0.0, 0.0), |(steps_ms, all_ms, count), load| {
+                (steps_ms + load.steps_ms, all_ms + load.all_ms(), count + 1.0)
+            });
+        let moved = loads.filter(|load| load.stage == LoadStage::Moved).count() as u64;
+        if let Some(last_ms) = self.last_look_ms {
+            self.now.active_ms += now_ms - last_ms;
+        }
+        // What has failed is done anew: that was work too.
+        self.now.work_ms += (done_ms - self.done_ms).max(0.0);
+        self.now.moved += moved.saturating_sub(self.moved);
+        (self.done_ms, self.moved) = (done_ms, moved);
+        self.last_look_ms = is_under_way.then_some(now_ms);
+        self.marks.push_back(self.now);
+        let leaps = steps_ms > LEAPS_FROM * all_ms;
+        self.leap_ms = if leaps { all_ms / count } else { 0.0 };
+        let vms = if leaps { WINDOW_VMS } else { 0 };
+        let is_old = |mark: &Mark| {
+            let watched_ms = self.now.active_ms - mark.active_ms;
+            watched_ms >= WINDOW_MS_MAX || watched_ms >= WINDOW_MS && self.now.moved - mark.moved >= vms
+        };
+        while self.marks.len() > 2 && is_old(&self.marks[1]) {
+            self.marks.pop_front();
+        }
+    }
+
+    /// From a VM's pause to the end of its migration.
+    pub(super) fn completed_in(&mut self, ms: f64) {
+        self.completion_ms = Some(self.completion_ms.map_or(ms, |before| f64::midpoint(before, ms)));
+    }
+
+    /// Milliseconds until all of this is over, which takes no less than one completion if one is still to come; none while
+    /// nobody knows.
+    pub fn left_ms(&self, loads: impl Iterator<Item = Load>, one_completes: bool) -> Option<f64> {
+        let left_ms: f64 = loads.map(|load| load.left_ms()).sum();
+        let completion_ms = self.completion_ms.filter(|_| one_completes).unwrap_or(0.0);
+        let per_ms = self.work_per_ms();
+        match left_ms {
+            0.0 => Some(completion_ms),
+            _ => (per_ms > 0.0).then(|| (left_ms / per_ms).max(completion_ms)),
+        }
+    }
+
+    fn work_per_ms(&self) -> f64 {
+        let since = self.marks.front().copied().unwrap_or_default();
+        let (watched_ms, work_ms) = (self.now.active_ms - since.active_ms, self.now.work_ms - since.work_ms);
+        let enough_ms = PLAN_COUNTS_UNTIL_MS.max(PLAN_COUNTS_UNTIL_VMS * self.leap_ms);
+        let known = (self.now.work_ms / enough_ms).max(self.now.moved as f64 / PLAN_COUNTS_UNTIL_VMS);
+        let plan_ms = PLAN_COUNTS_MS.max(self.leap_ms) * (1.0 - known.min(1.0));
+        (plan_ms * self.planned + work_ms) / (plan_ms + watched_ms).max(f64::MIN_POSITIVE)
+    }
+}
+
+fn work_per_ms(loads: impl Iterator<Item = Load>, predicted_ms: f64) -> f64 {
+    loads.map(|load| load.left_ms()).sum::<f64>() / predicted_ms.max(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// VMs that go one after the other: each takes so long for its steps and as long for its transfer.
+    struct Drained {
+        steps_ms: f64,
+        transfer_ms: f64,
+    }
+
+    impl Drained {
+        /// Of 40 VMs of which the plan says that they take a second each, half of it for the steps: after so many have
+        /// moved, what is told for what is left.
+        fn told_after(&self, vms: usize, bytes: u64) -> f64 {
+            let planned = |stage, sent_bytes| Load {
+                stage,
+                steps_ms: 500.0,
+                transfer_ms: 500.0,
+                predicted_bytes: bytes,
+                sent_bytes,
+            };
+            let mut loads = vec![planned(LoadStage::ToCome, 0); 40];
+            let mut eta = Eta::planned(loads.iter().copied(), 40_000.0);
+            let mut now_ms = 0.0;
+            let mut look_for = |loads: &[Load], ms: f64| {
+                let until_ms = now_ms + ms;
+                while now_ms < until_ms {
+                    eta.look(now_ms, loads.iter().copied());
+                    now_ms += 200.0;
+                }
+                eta.left_ms(loads.iter().copied(), false).expect("it goes on")
+            };
+            let mut left_ms = f64::NAN;
+            for vm in 0..vms {
+                let stages = [
+                    (LoadStage::Preparing, 0, self.steps_ms / 2.0),
+                    (LoadStage::OnLinks, 0, self.transfer_ms),
+                    (LoadStage::OnLinks, bytes, self.steps_ms / 2.0),
+                    (LoadStage::Moved, bytes, 200.0),
+                ];
+                for (stage, sent_bytes, ms) in stages {
+                    loads[vm] = planned(stage, sent_bytes);
+                    left_ms = look_for(&loads, ms);
+                }
+            }
+            left_ms
+        }
+    }
+
+    #[test]
+    fn the_time_left_is_by_what_the_vms_that_have_moved_took() {
+        for (steps_ms, transfer_ms) in [(4_000.0, 1_000.0), (2_000.0, 3_000.0), (8_000.0, 8_000.0)] {
+            let drained = Drained { steps_ms, transfer_ms };
+            let each_ms = steps_ms + transfer_ms + 200.0;
+            for (vms, within) in [(3, 0.35), (4, 0.2), (10, 0.15), (30, 0.15)] {
+                let (told_ms, left_ms) = (drained.told_after(vms, 1 << 20), (40 - vms) as f64 * each_ms);
+                assert!(
+                    (told_ms / left_ms - 1.0).abs() < within,
+                    "{told_ms} told of {left_ms} after {vms} of {each_ms}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn vms_without_anything_to_send_count_too() {
+        let told_ms = Drained { steps_ms: 2_800.0, transfer_ms: 1_000.0 }.told_after(10, 0);
+        assert!((told_ms / 120_000.0 - 1.0).abs() < 0.15, "{told_ms}");
+    }
+
+    #[test]
+    fn time_in_which_nothing_could_be_under_way_does_not_count() {
+        let load =
+            |stage| Load { stage, steps_ms: 0.0, transfer_ms: 1_000.0, predicted_bytes: 1, sent_bytes: 0 };
+        let mut eta = Eta::planned([load(LoadStage::ToCome)].into_iter(), 1_000.0);
+        eta.look(0.0, [load(LoadStage::ToCome)].into_iter());
+        eta.look(300_000.0, [load(LoadStage::ToCome)].into_iter());
+        assert_eq!(eta.left_ms([load(LoadStage::ToCome)].into_iter(), false), Some(1_000.0));
+        eta.look(300_200.0, [load(LoadStage::Preparing)].into_iter());
+        eta.look(330_000.0, [load(LoadStage::Preparing)].into_iter());
+        let left_ms = eta.left_ms([load(LoadStage::Preparing)].into_iter(), false);
+        assert_eq!(left_ms.map(f64::round), Some(8_450.0), "nothing has come of 30 s");
+    }
+}
