@@ -833,8 +833,9 @@ fn every_planted_fault_is_found() {
     for _ in 0..1_000 {
         let view = some_view().new_tree(&mut runner).unwrap().current();
         let at = any::<Index>().new_tree(&mut runner).unwrap().current();
+        let sound = plan(&view, None);
         for (fault, planted) in planted.iter_mut().enumerate() {
-            let mut plan = plan(&view, None);
+            let mut plan = sound.clone();
             if let Some(code) = plant(&mut plan, &view, fault, at) {
                 assert!(codes(&view, &plan).contains(code), "{code} not found in {plan:#?} for {view:#?}");
                 *planted += 1;
