@@ -33,7 +33,8 @@ test-whole: setup guest
 
 # The end-to-end tests of Drainpipe's own VMs, with libvirt's domains in their place, in full; `make test` has two of them.
 # Those that cannot be the same say why. With the distribution's libvirt, or with another daemon, as in
-# `make test-libvirt LIBVIRT_DAEMON="$(scripts/libvirt)/usr/sbin/libvirtd"`.
+# `make test-libvirt LIBVIRT_DAEMON="$(scripts/libvirt)/usr/sbin/libvirtd"`, or
+# `make test-libvirt LIBVIRT_DAEMON="$(scripts/virtqemud)/usr/sbin/virtqemud"`, which compiles modular daemons first.
 LIBVIRT_DAEMON ?=
 test-libvirt: setup guest
 	DRAINPIPE_TEST_WITH_LIBVIRT="$(or $(LIBVIRT_DAEMON),1)" CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \

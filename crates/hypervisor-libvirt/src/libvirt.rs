@@ -340,7 +340,12 @@ impl Hypervisor for Libvirt {
         if !self.daemon.is_there() || !needs.iter().any(needs::is_libvirts) {
             return Ok(vec![]);
         }
-        needs::lacking(&self.connection(deadline).await?, needs, deadline).await
+        // A modular libvirt's connection has one to each other daemon that was asked by it, also once that has ended or is
+        // another: so one that was made for this question alone.
+        let connection = self.daemon.own(deadline).await.map_err(failed)?;
+        let lacking = needs::lacking(&connection, needs, deadline).await;
+        connection.close(deadline).await;
+        lacking
     }
 
     async fn managed_changed(&self) {

@@ -61,6 +61,10 @@ const READY_LIMIT: Duration = Duration::from_secs(20);
 /// The daemon of a libvirt that does not say another.
 const LIBVIRTD: &str = "libvirtd";
 
+/// What a modular libvirt has beside `virtqemud`, each in a daemon of its own: what domains use. They stay as they are when
+/// `virtqemud` is ended and started.
+const BESIDE_VIRTQEMUD: [&str; 3] = ["virtnetworkd", "virtsecretd", "virtstoraged"];
+
 /// A daemon ends within this if nobody keeps it.
 const END_LIMIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(2);
@@ -162,6 +166,14 @@ impl DaemonKind {
             Self::Virtqemud => "virtqemud-sock",
         }
     }
+
+    /// Those that are started with it, from the same directory.
+    fn beside(self) -> &'static [&'static str] {
+        match self {
+            Self::Libvirtd => &[],
+            Self::Virtqemud => &BESIDE_VIRTQEMUD,
+        }
+    }
 }
 
 fn program(spec: &LabSpec) -> &Path {
@@ -176,7 +188,7 @@ pub enum DaemonChange {
     Stop,
     /// It is killed.
     Kill,
-    /// It is started, if it does not run.
+    /// It is started, if it does not run, and so are a modular libvirt's others.
     Start,
 }
 
@@ -252,7 +264,10 @@ fn write_files(spec: &LabSpec, own: &Path) -> Result<(), Error> {
         create_directory(&own.join(name))?;
     }
     let settings = format!("{DAEMON_CONF}host_uuid = \"{}\"\n", random_uuid()?);
-    write(&own.join("etc").join(DaemonKind::of(spec)?.name()).with_extension("conf"), &settings)?;
+    let kind = DaemonKind::of(spec)?;
+    for name in [kind.name()].iter().chain(kind.beside()) {
+        write(&own.join("etc").join(name).with_extension("conf"), &settings)?;
+    }
     write(&own.join("etc/qemu.conf"), QEMU_CONF)?;
     write(&own.join("hosts"), &hosts_file(spec)?)?;
     for (file, text) in user_files()? {
@@ -319,32 +334,46 @@ pub(crate) fn change(spec: &LabSpec, host: &str, change: DaemonChange, lock: &La
     match change {
         DaemonChange::Stop => end(spec, host, Signal::TERM),
         DaemonChange::Kill => end(spec, host, Signal::KILL),
-        DaemonChange::Start if daemon(spec, host)?.is_some() => Ok(()),
         DaemonChange::Start => start(spec, host, lock),
     }
 }
 
-/// Starts the daemon of a host's libvirt; back when it answers. It goes into the background before it has started its drivers, and
-/// ends if one of them fails.
+/// Starts what does not run of a host's libvirt; back when it answers.
 fn start(spec: &LabSpec, host: &str, lock: &LabLock) -> Result<(), Error> {
-    let first = processes::by_inner_pid(&namespaces(spec, host), 1)?.ok_or_else(|| Error::Incomplete {
-        name: spec.name.clone(),
-        what: format!("the libvirt of host {host} has lost its first process"),
-    })?;
-    let entering = enter::on_own_cpu(spec, host)?;
-    let name = DaemonKind::of(spec)?.name();
-    let program = program(spec).display().to_string();
-    let entered = format!("nsenter --target {first} --mount --uts --pid --net");
-    let pid_file = format!("/run/libvirt/{name}.pid");
-    let daemon = [program.as_str(), "--daemon", "--pid-file", &pid_file];
-    let words: Vec<&str> =
-        entering.iter().map(String::as_str).chain(entered.split(' ')).chain(daemon).collect();
-    tools::run_to_end(&words, lock)?;
+    let kind = DaemonKind::of(spec)?;
+    for name in kind.beside() {
+        if running(spec, host, name)?.is_none() {
+            run(spec, host, &program(spec).with_file_name(name), lock)?;
+        }
+    }
+    if daemon(spec, host)?.is_some() {
+        return Ok(());
+    }
+    run(spec, host, program(spec), lock)?;
+    let name = kind.name();
     let uri = format!("qemu:///system?socket={}", socket(spec, host)?.display());
     tools::run_to_end(&["virsh", "--quiet", "connect", &uri], lock).map_err(|error| {
         tracing::debug!(host, %error, "{name} does not answer");
         not_started(host, &directory(&spec.name, host).join(format!("log/{name}.log")))
     })
+}
+
+/// Runs one of libvirt's daemons on a host. It goes into the background before it has started its drivers, and ends if one of
+/// them fails.
+fn run(spec: &LabSpec, host: &str, program: &Path, lock: &LabLock) -> Result<(), Error> {
+    let first = processes::by_inner_pid(&namespaces(spec, host), 1)?.ok_or_else(|| Error::Incomplete {
+        name: spec.name.clone(),
+        what: format!("the libvirt of host {host} has lost its first process"),
+    })?;
+    let entering = enter::on_own_cpu(spec, host)?;
+    let entered = format!("nsenter --target {first} --mount --uts --pid --net");
+    let pid_file = Path::new("/run/libvirt").join(program.file_name().unwrap_or_default());
+    let [program, pid_file] =
+        [program, &pid_file.with_extension("pid")].map(|path| path.display().to_string());
+    let daemon = [program.as_str(), "--daemon", "--pid-file", &pid_file];
+    let words: Vec<&str> =
+        entering.iter().map(String::as_str).chain(entered.split(' ')).chain(daemon).collect();
+    tools::run_to_end(&words, lock)
 }
 
 /// The error for a libvirt that is not there, with the last words of `log`.
@@ -368,9 +397,13 @@ fn end(spec: &LabSpec, host: &str, signal: Signal) -> Result<(), Error> {
     Ok(())
 }
 
-/// The daemon of a host's libvirt, if it runs. Its file may be that of one that was killed, whose number another process has.
+/// The daemon of a host's libvirt, if it runs.
 pub(crate) fn daemon(spec: &LabSpec, host: &str) -> Result<Option<Pid>, Error> {
-    let name = DaemonKind::of(spec)?.name();
+    running(spec, host, DaemonKind::of(spec)?.name())
+}
+
+/// One of its daemons, if it runs. Its file may be that of one that was killed, whose number another process has.
+fn running(spec: &LabSpec, host: &str, name: &str) -> Result<Option<Pid>, Error> {
     let file = directory(&spec.name, host).join(format!("run/{name}.pid"));
     let text = fs::read_to_string(file).unwrap_or_default();
     let Ok(inner) = text.trim().parse() else { return Ok(None) };

@@ -77,6 +77,12 @@ impl Error {
         self.code() == Some(3)
     }
 
+    /// The call is for another of a modular libvirt's daemons, at whose socket nobody listens.
+    pub fn is_no_daemon(&self) -> bool {
+        // A system error of the remote protocol's part.
+        matches!(self, Self::Libvirt(RemoteError { code: 38, domain: 7, .. }))
+    }
+
     /// What it was told makes no sense to this release.
     pub fn is_invalid_argument(&self) -> bool {
         self.code() == Some(8)
@@ -190,6 +196,15 @@ mod tests {
         assert!(error.is_no_domain() && !error.is_outcome_unknown());
         assert_eq!(error.to_string(), "libvirt: Domain not found (error 42 of part 10)");
         assert_eq!(refused(1, None).message, "%s");
+    }
+
+    #[test]
+    fn a_daemon_that_is_not_there_is_told_from_other_failures_of_the_system() {
+        let of_part = |domain| {
+            Error::Libvirt(RemoteError { code: 38, domain, message: "Failed to connect socket".into() })
+        };
+        assert!(of_part(7).is_no_daemon());
+        assert!(!of_part(10).is_no_daemon());
     }
 
     #[test]

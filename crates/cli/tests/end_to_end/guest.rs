@@ -77,7 +77,8 @@ impl Guest {
             "{KERNEL_OPTIONS} drainpipe.address={address}/24 drainpipe.memory_mib={filled_mib} \
              drainpipe.mix={MIX} {kernel_parameters}",
             address = self.address,
-            filled_mib = memory_mib - UNFILLED_MIB,
+            // A domain that runs firmware alone may have less.
+            filled_mib = memory_mib.saturating_sub(UNFILLED_MIB),
         )
     }
 

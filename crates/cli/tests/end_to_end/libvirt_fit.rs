@@ -3,11 +3,13 @@
 
 use drainpipe_agent::api_types::DrainView;
 use drainpipe_engine::drain::status::DrainState;
+use rustix::process::{Signal, kill_process};
 
 use crate::Test;
 use crate::domains::DISTRIBUTIONS_QEMU;
 use crate::program::{FAILED, REFUSED};
 use crate::support::{TestLab, eventually};
+use crate::with_libvirt;
 
 pub(crate) const TESTS: &[Test] = &[
     ("domains_are_drained_beside_own_vms_and_come_back", domains_are_drained_beside_own_vms_and_come_back),
@@ -150,6 +152,24 @@ fn on_a_network_that_the_target_lacks(lab: &TestLab) {
     lab.drainpipe(&["migrate", "mail", "b"]).done();
     assert_only_on(lab, "mail", "b");
     guest.assert_intact();
+    if with_libvirt::is_modular() {
+        where_the_networks_daemon_ends(lab);
+    }
+}
+
+/// It is missed for as long as it is gone, and no longer.
+fn where_the_networks_daemon_ends(lab: &TestLab) {
+    let asked = || lab.drainpipe(&["migrate", "mail", "a", "--dry-run"]);
+    asked().done();
+    for daemon in lab.pids("a", &["virtnetworkd"]) {
+        kill_process(daemon, Signal::TERM).unwrap();
+    }
+    let missed = ["a has not what VM mail needs", "libvirt network front"];
+    eventually("it is missed", || missed.iter().all(|words| asked().stderr.contains(words)));
+    let checked = lab.drainpipe(&["check", "b", "a"]);
+    assert!(checked.stdout.contains(missed[0]), "{checked:#?}");
+    lab.fault("libvirt-start a");
+    asked().done();
 }
 
 /// Commands mean Drainpipe's own VM, and nobody takes the host for empty.

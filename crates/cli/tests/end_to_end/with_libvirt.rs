@@ -20,8 +20,17 @@ const IN_EVERY_RUN: [&str; 2] = [
 
 const WRITES_NEVER_WAIT: &str = "no write of a domain waits for its target";
 
+const AT_ITS_USUAL_SOCKET: &str =
+    "agents that `init` and `join` start look for libvirt at its usual socket, where a lab's is not";
+
 const ENDS_WITH_ITS_AGENT: &str =
     "libvirt ends a domain that comes with the connection of the target's agent";
+
+const ENDS_WITH_ITS_HOST: &str = "a lab's libvirt does not come back with its host";
+
+const NOT_FORESEEN: &str = "the memory of domains is not looked at, so that it is not foreseen";
+
+const NOT_TOLD_HOW_IT_ENDED: &str = "how a QEMU of libvirt's has ended, its host does not learn";
 
 /// What is not the same with domains: modules and tests, and why.
 const NOT_THE_SAME: &[(&str, &str)] = &[
@@ -33,10 +42,19 @@ const NOT_THE_SAME: &[(&str, &str)] = &[
     ("check_vms", "`libvirt_fit` has what is found of domains"),
     ("completion", "it completes what `drainpipe vm` takes"),
     ("confined", "libvirt confines its QEMUs, as its configuration says"),
+    ("drain_faults::the_agent_is_killed_on_the_way_back", ENDS_WITH_ITS_AGENT),
+    ("drain_faults::the_drained_host_is_rebooted", ENDS_WITH_ITS_HOST),
+    ("drain_losses::a_target_goes_down_and_is_started_later", ENDS_WITH_ITS_HOST),
+    ("drain_losses::a_target_is_rebooted", ENDS_WITH_ITS_HOST),
+    ("drain_losses::the_qemus_of_two_vms_are_killed", NOT_TOLD_HOW_IT_ENDED),
+    ("drain_meetings::who_changes_too_fast_goes_last_and_is_throttled", NOT_FORESEEN),
     ("held_writes", "of a domain nothing is held back"),
+    ("joining::from_nothing_to_the_first_drain", AT_ITS_USUAL_SOCKET),
+    ("joining::two_hosts_come_to_know_each_other", AT_ITS_USUAL_SOCKET),
+    ("keeper", "libvirt starts the QEMUs of domains"),
     ("lab_cli", "it is about labs"),
     ("link_addresses::agents_are_started_anew_in_flight", ENDS_WITH_ITS_AGENT),
-    ("lost", "how a QEMU of libvirt's has ended, its host does not learn"),
+    ("lost", NOT_TOLD_HOW_IT_ENDED),
     (
         "lost_journal::a_dead_host_keeps_no_vm_from_starting",
         "`virsh start` starts a domain, wherever its definition is",
@@ -52,7 +70,7 @@ const NOT_THE_SAME: &[(&str, &str)] = &[
     ),
     ("mute_qemu", "libvirt is mute with it, and has its control sockets"),
     ("options::auto_and_bench", "a domain does not say where its guest is asked"),
-    ("outpaced", "the memory of domains is not looked at, so that it is not foreseen"),
+    ("outpaced", NOT_FORESEEN),
     ("post_copy", "a domain does not move by post-copy"),
     ("shared_paths::an_agent_is_started_anew_while_one_vm_comes_and_one_goes", ENDS_WITH_ITS_AGENT),
     ("shared_paths::an_agent_is_started_anew_while_two_vms_come", ENDS_WITH_ITS_AGENT),
@@ -76,6 +94,11 @@ pub(crate) fn is_wanted() -> bool {
 pub(crate) fn daemon() -> Option<PathBuf> {
     let daemon = std::env::var_os(ALL).map(PathBuf::from);
     daemon.filter(|path| path.components().count() > 1)
+}
+
+/// Whether the other parts of libvirt, such as networks, have daemons of their own.
+pub(crate) fn is_modular() -> bool {
+    daemon().is_some_and(|path| path.ends_with("virtqemud"))
 }
 
 /// Those of this run; on a machine that lacks something, all are reported as ignored for it.

@@ -50,7 +50,7 @@ impl Connection {
     pub async fn has_secret(&self, uuid: [u8; 16], deadline: Duration) -> Result<bool, Error> {
         match self.call(SECRET_BY_UUID, |to| to.fixed(&uuid), deadline).await {
             Ok(Secret) => Ok(true),
-            Err(error) if error.is_no_secret() => Ok(false),
+            Err(error) if error.is_no_secret() || error.is_no_daemon() => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -63,8 +63,8 @@ impl Connection {
         };
         match self.call(list, write, deadline).await {
             Ok(Listed(all)) => Ok(all),
-            // A daemon without this part has none.
-            Err(error) if error.is_no_support() => Ok(vec![]),
+            // A libvirt without this part has none.
+            Err(error) if error.is_no_support() || error.is_no_daemon() => Ok(vec![]),
             Err(error) => Err(error),
         }
     }
