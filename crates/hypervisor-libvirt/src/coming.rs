@@ -24,6 +24,8 @@ pub(crate) struct Coming {
     terms: Terms,
     autostart: bool,
     disks: Vec<String>,
+    drives: Vec<String>,
+    description: DomainDescription,
     ended: Mutex<Option<Result<(), String>>>,
 }
 
@@ -41,7 +43,7 @@ impl Coming {
         let handed = Handed::of(parcel)?;
         let xml = parcel.description.as_deref();
         let xml = xml.ok_or_else(|| VmError::failed("its source has sent no XML of the domain"))?;
-        check_description(spec, xml)?;
+        let description = checked_description(spec, xml)?;
         let mut terms = terms(transport, handed.is_persistent)?.to(address).copying(&handed.disks);
         if !handed.disks.is_empty() {
             terms = terms.disks_to(&Address::Unix(disks_at.into()));
@@ -54,8 +56,10 @@ impl Coming {
         let cookie = handed.cookie.as_bytes();
         let prepared = connection.migrate_prepare(&parameters, cookie, terms.flags, deadline).await;
         let answer = Handed::cookie(prepared.map_err(failed)?.cookie)?.parcel(None);
-        let Handed { autostart, disks, .. } = handed;
-        Ok((Self { connection, terms, autostart, disks, ended: Mutex::default() }, answer))
+        let Handed { autostart, disks, drives, .. } = handed;
+        let coming =
+            Self { connection, terms, autostart, disks, drives, description, ended: Mutex::default() };
+        Ok((coming, answer))
     }
 
     /// Takes the last of the guest, and leaves it paused.
@@ -107,6 +111,16 @@ impl Coming {
         &self.disks
     }
 
+    /// What QEMU calls them.
+    pub(crate) fn drives(&self) -> &[String] {
+        &self.drives
+    }
+
+    /// What is to come.
+    pub(crate) fn description(&self) -> &DomainDescription {
+        &self.description
+    }
+
     /// Whether all is here.
     pub(crate) fn is_complete(&self) -> bool {
         matches!(*self.lock(), Some(Ok(())))
@@ -124,7 +138,7 @@ impl Coming {
 }
 
 /// The XML comes from another host: it must be that of the VM which was let in.
-fn check_description(spec: &ResolvedSpec, xml: &str) -> Result<(), VmError> {
+fn checked_description(spec: &ResolvedSpec, xml: &str) -> Result<DomainDescription, VmError> {
     let description = DomainDescription::parse(xml).map_err(VmError::failed)?;
     if let Some(obstacle) = description.obstacles().first() {
         return Err(VmError::failed(obstacle));
@@ -141,7 +155,7 @@ fn check_description(spec: &ResolvedSpec, xml: &str) -> Result<(), VmError> {
             "the XML that came of the domain {name} is not what its source has said of it: they differ in `{key}`"
         )));
     }
-    domain::refusal(xml, &described).map_or(Ok(()), |untrusted| Err(VmError::failed(untrusted)))
+    domain::refusal(xml, &described).map_or(Ok(description), |untrusted| Err(VmError::failed(untrusted)))
 }
 
 #[cfg(test)]
@@ -161,9 +175,9 @@ mod tests {
             ResolvedSpec::try_from(DomainDescription::parse(xml).unwrap().vm_spec().unwrap()).unwrap()
         };
         let bare = without_backing(XML);
-        assert!(check_description(&spec(XML), XML).is_ok());
-        assert!(check_description(&spec(XML), &bare).is_ok());
-        let error = check_description(&spec(&bare), XML).unwrap_err().to_string();
+        assert!(checked_description(&spec(XML), XML).is_ok());
+        assert!(checked_description(&spec(XML), &bare).is_ok());
+        let error = checked_description(&spec(&bare), XML).unwrap_err().to_string();
         assert!(error.contains("they differ in `disk`"), "{error}");
     }
 }

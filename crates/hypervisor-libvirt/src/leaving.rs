@@ -7,9 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use drainpipe_hypervisor::{
-    Address, Event, Happening, MigrationStatus, Parcel, Transport, VmError, VmErrorKind,
-};
+use drainpipe_hypervisor::{Address, Event, Happening, MigrationStatus, Transport, VmError, VmErrorKind};
 use drainpipe_libvirt::{Connection, Domain, Parameter, migrate_parameters as names};
 use tokio::sync::{broadcast, watch};
 use tokio::time::timeout;
@@ -46,7 +44,7 @@ pub(crate) struct Leaving {
 }
 
 impl Leaving {
-    /// Makes the domain ready to leave, and what the target is told.
+    /// Makes the domain ready to leave, and what the target is told, with the domain's XML.
     pub(crate) async fn begin(
         daemon: &Daemon,
         domain: &Domain,
@@ -54,7 +52,7 @@ impl Leaving {
         disks: &[String],
         snapshots: &[KnownSnapshot],
         deadline: Duration,
-    ) -> Result<(Self, Parcel), VmError> {
+    ) -> Result<(Self, Handed, String), VmError> {
         let connection = daemon.own(deadline).await.map_err(failed)?;
         let is_persistent = connection.is_persistent(domain, deadline).await.map_err(failed)?;
         let autostart = is_persistent && connection.autostart(domain, deadline).await.map_err(failed)?;
@@ -64,7 +62,7 @@ impl Leaving {
         let (disks, snapshots) = (disks.to_vec(), snapshots.to_vec());
         let handed = Handed { is_persistent, autostart, disks, snapshots, ..Handed::cookie(begun.cookie)? };
         let leaving = Self { connection, terms, phase: watch::Sender::new(Phase::Begun) };
-        Ok((leaving, handed.parcel(Some(begun.xml))))
+        Ok((leaving, handed, begun.xml))
     }
 
     /// Sends the guest; it goes on by itself, and `events` hear of its end.

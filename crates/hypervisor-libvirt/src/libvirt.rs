@@ -16,7 +16,7 @@ use drainpipe_hypervisor::{
     ResolvedSpec, Role, RunState, Unmanaged, Version, Vm, VmDirectory, VmError, VmErrorKind, VmSpec,
 };
 use drainpipe_hypervisor_qemu::{Process, lift_throttle_of};
-use drainpipe_libvirt::{Connection, Domain, Error, JobKind, JobStatsOf, XmlFlags};
+use drainpipe_libvirt::{Connection, Domain, Error, JobKind, JobStatsOf, State, XmlFlags};
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
@@ -138,6 +138,26 @@ impl Libvirt {
         file.remove()
     }
 
+    /// What a domain is that is on its way here, by what is kept of it: since some release after 9.0, libvirt keeps who asks
+    /// for its XML waiting until all is there.
+    async fn coming(
+        &self,
+        connection: &Connection,
+        domain: &Domain,
+        deadline: Duration,
+    ) -> Result<Option<VmSpec>, VmError> {
+        let Ok(name) = domain.name.parse::<VmName>() else { return Ok(None) };
+        let directory = self.found_directory(&name)?;
+        let is_coming = files::read_coming(&directory)?.is_some_and(|coming| !coming.is_complete);
+        if !is_coming || domain.id.is_none() {
+            return Ok(None);
+        }
+        let spec = files::read_spec(&directory)?;
+        let state = connection.state(domain, deadline).await.map_err(failed)?.state;
+        let is_it = spec.uuid().as_bytes() == &domain.uuid && state == State::Paused;
+        Ok(is_it.then(|| spec.spec().clone()))
+    }
+
     /// A domain, as one that may move or as one that stays.
     async fn find(
         &self,
@@ -145,6 +165,9 @@ impl Libvirt {
         domain: &Domain,
         deadline: Duration,
     ) -> Result<Result<Found, Unmanaged>, VmError> {
+        if let Some(definition) = self.coming(connection, domain, deadline).await? {
+            return Ok(Ok(Found { definition, is_active: true, obstacles: vec![] }));
+        }
         let described = self.description(connection, domain, deadline).await?;
         let definition = match &described {
             Ok(description) => description.vm_spec().map_err(|reasons| all_of(&reasons)),

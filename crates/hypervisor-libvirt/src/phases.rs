@@ -28,6 +28,9 @@ pub(crate) struct Handed {
     /// The disks that libvirt copies, as the guest calls them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) disks: Vec<String>,
+    /// What QEMU calls them, on both hosts. The target's libvirt may not say it before all is there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) drives: Vec<String>,
     /// What libvirt is to know of its snapshots. An earlier release takes no domain that has any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) snapshots: Vec<KnownSnapshot>,
@@ -45,6 +48,7 @@ impl Handed {
             autostart: false,
             is_suspended: false,
             disks: vec![],
+            drives: vec![],
             snapshots: vec![],
         })
     }
@@ -63,6 +67,9 @@ impl Handed {
         let handed: Self = serde_json::from_str(&parcel.cookie).map_err(|error| no_sense(&error))?;
         if handed.disks.len() > DISKS_MAX {
             return Err(no_sense(&"more disks to be copied than one VM may have copied"));
+        }
+        if handed.drives.len() != handed.disks.len() {
+            return Err(no_sense(&"not one name of QEMU's for each disk to be copied"));
         }
         Ok(handed)
     }
@@ -178,6 +185,8 @@ mod tests {
         let many = vec!["vda".to_owned(); DISKS_MAX + 1];
         let parcel = Handed { disks: many, ..Handed::cookie(vec![]).unwrap() }.parcel(None);
         assert!(Handed::of(&parcel).is_err());
+        let nameless = Handed { disks: disks.to_vec(), ..Handed::cookie(vec![]).unwrap() };
+        assert!(Handed::of(&nameless.parcel(None)).is_err());
     }
 
     #[test]

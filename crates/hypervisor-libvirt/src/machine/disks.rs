@@ -25,7 +25,7 @@ use drainpipe_libvirt::{BlockJob, CapabilitiesOf, JobStatsOf, XmlFlags};
 use tokio::net::UnixStream;
 
 use super::{DomainVm, lock};
-use crate::domain::{DomainDescription, emulator_of};
+use crate::domain::{Disk, DomainDescription, emulator_of};
 use crate::errors::failed;
 use crate::images;
 
@@ -100,6 +100,10 @@ pub(super) fn targets(disks: &[CopiedDisk]) -> Vec<String> {
     disks.iter().map(|disk| disk.target.clone()).collect()
 }
 
+pub(super) fn drives(disks: &[CopiedDisk]) -> Vec<String> {
+    disks.iter().map(|disk| disk.name.clone()).collect()
+}
+
 impl DomainVm {
     async fn description(&self, deadline: Duration) -> Result<DomainDescription, VmError> {
         let (connection, domain) = self.domain(deadline).await?;
@@ -120,11 +124,16 @@ impl DomainVm {
         disks.iter().map(|disk| self.copied_disk(*disk, &description)).collect()
     }
 
+    /// What a description says of this disk of the specification.
+    fn described<'a>(&self, disk: usize, description: &'a DomainDescription) -> Option<&'a Disk> {
+        let path = self.spec.spec().disks.get(disk)?.path.as_path();
+        description.disks.iter().find(|of| of.source.path() == Some(path))
+    }
+
     fn copied_disk(&self, disk: usize, description: &DomainDescription) -> Result<CopiedDisk, VmError> {
-        let path = self.spec.spec().disks.get(disk).map(|disk| disk.path.as_path());
-        let of = path.and_then(|path| description.disks.iter().find(|of| of.source.path() == Some(path)));
-        let alias = of.and_then(|of| Some((of, of.alias.as_ref()?)));
+        let alias = self.described(disk, description).and_then(|of| Some((of, of.alias.as_ref()?)));
         let (of, alias) = alias.ok_or_else(|| {
+            let path = self.spec.spec().disks.get(disk).map(|disk| disk.path.as_path());
             let which = path.unwrap_or(Path::new("that is to be copied")).display();
             VmError::failed(format!("libvirt says nothing of the domain's disk {which} by now"))
         })?;
@@ -250,16 +259,18 @@ impl DiskCopies for DomainVm {
 
 #[async_trait]
 impl DiskExports for DomainVm {
-    /// They are since `Prepare`.
-    async fn open(&self, disks: &[usize], deadline: Duration) -> Result<Vec<String>, VmError> {
+    /// They are since `Prepare`. libvirt is not asked: since some release after 9.0 it keeps who asks for the XML of a domain
+    /// that comes waiting until all is there.
+    async fn open(&self, disks: &[usize], _deadline: Duration) -> Result<Vec<String>, VmError> {
         let coming = self.coming().ok_or_else(|| VmError::failed("nothing was prepared for it here"))?;
-        let copied = self.copied(disks, deadline).await?;
-        if targets(&copied) != coming.disks() {
+        let agreed =
+            disks.iter().map(|disk| Some(self.described(*disk, coming.description())?.target.as_str()));
+        if !agreed.eq(coming.disks().iter().map(|disk| Some(disk.as_str()))) {
             return Err(VmError::failed(
                 "libvirt of the other host would copy other disks than were agreed on",
             ));
         }
-        Ok(copied.into_iter().map(|disk| disk.name).collect())
+        Ok(coming.drives().to_vec())
     }
 
     /// Until `Finish` nobody but this agent reaches them, and after it nobody.

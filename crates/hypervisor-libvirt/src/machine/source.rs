@@ -13,7 +13,7 @@ use drainpipe_hypervisor::{
 use drainpipe_libvirt::{Connection, Domain, DomainState, JobKind, JobStats, migrate_flags};
 use tokio::time::{sleep, timeout};
 
-use super::disks::{Copies, targets};
+use super::disks::{Copies, drives, targets};
 use super::{ASK_EVERY, CLOSED_WITHIN, DomainVm, lock, shared};
 use crate::errors::failed;
 use crate::leaving::Leaving;
@@ -65,7 +65,7 @@ impl DomainVm {
         disks: &[String],
         snapshots: &[KnownSnapshot],
         deadline: Duration,
-    ) -> Result<(Leaving, Parcel), VmError> {
+    ) -> Result<(Leaving, Handed, String), VmError> {
         let end = Instant::now() + ENDED_WITHIN.min(deadline);
         loop {
             let (_, domain) = self.domain(deadline).await?;
@@ -227,12 +227,14 @@ impl SourceVm for DomainVm {
         self.daemon.leaving().await.insert(self.spec.uuid());
         let copied = self.copied(disks, deadline).await?;
         let targets = targets(&copied);
+        let drives = drives(&copied);
         *lock(&self.copies) = Copies::of(copied);
         let snapshots = self.take_snapshots(deadline).await?;
-        let (leaving, parcel) = self.begin_leaving(transport, &targets, &snapshots, deadline).await?;
+        let (leaving, begun, description) =
+            self.begin_leaving(transport, &targets, &snapshots, deadline).await?;
         *lock(&self.leaving) = Some(Arc::new(leaving));
         self.prepare_protection(deadline).await?;
-        Ok(parcel)
+        Ok(Handed { drives, ..begun }.parcel(Some(description)))
     }
 
     async fn start_transfer(
