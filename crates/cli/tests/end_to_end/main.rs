@@ -350,7 +350,7 @@ fn measures(filter: &str) -> bool {
         return true;
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DOMAINS") {
-        measure_domains::run(repeats);
+        measure_domains::run(repeats, filter);
         return true;
     }
     if let Some(repeats) = repeats("DRAINPIPE_MEASURE_WRITERS") {
