@@ -10,7 +10,7 @@ const MOVING_S: f64 = 0.6 / (1_u64 << 30) as f64;
 
 /// What a migration gets of the cores of a host that has none to spare, and does not say among how many the kernel shares
 /// them out.
-const UNKNOWN_SHARE: f64 = 0.25;
+pub(crate) const UNKNOWN_SHARE: f64 = 0.25;
 
 /// Nobody can tell what comes of a smaller share.
 const LEAST_CORES: f64 = 0.01;

@@ -366,9 +366,7 @@ impl Hypervisor for Libvirt {
         // A modular libvirt's connection has one to each other daemon that was asked by it, also once that has ended or is
         // another: so one that was made for this question alone.
         let connection = self.daemon.own(deadline).await.map_err(failed)?;
-        let lacking = needs::lacking(&connection, needs, deadline).await;
-        connection.close(deadline).await;
-        lacking
+        needs::lacking(&connection, needs, deadline).await
     }
 
     async fn managed_changed(&self) {

@@ -122,7 +122,7 @@ impl Terms {
     pub(crate) fn to(mut self, address: &Address) -> Self {
         self.parameters.push(Parameter::text(names::URI, uri(address)));
         if let Address::Tcp(at) = address {
-            self.parameters.push(Parameter::text(names::LISTEN_ADDRESS, at.ip().to_string()));
+            self.parameters.push(Parameter::text(names::LISTEN_ADDRESS, host(at, "%")));
         }
         self
     }
@@ -130,9 +130,18 @@ impl Terms {
 
 fn uri(address: &Address) -> String {
     match address {
-        Address::Tcp(SocketAddr::V4(at)) => format!("tcp:{}:{}", at.ip(), at.port()),
-        Address::Tcp(SocketAddr::V6(at)) => format!("tcp:[{}]:{}", at.ip(), at.port()),
+        Address::Tcp(at) if at.is_ipv4() => format!("tcp:{at}"),
+        Address::Tcp(at) => format!("tcp:[{}]:{}", host(at, "%25"), at.port()),
         Address::Unix(path) => format!("unix://{}", path.display()),
+    }
+}
+
+/// With the link of an address that is a link's own, after this mark: a percent sign, which libvirt's parser of URIs wants to
+/// be escaped.
+fn host(at: &SocketAddr, mark: &str) -> String {
+    match at {
+        SocketAddr::V6(at) if at.scope_id() != 0 => format!("{}{mark}{}", at.ip(), at.scope_id()),
+        at => at.ip().to_string(),
     }
 }
 
@@ -191,11 +200,15 @@ mod tests {
 
     #[test]
     fn addresses_are_uris() {
-        for (address, expected) in
-            [("10.0.0.2:49152", "tcp:10.0.0.2:49152"), ("[fd00::2]:49152", "tcp:[fd00::2]:49152")]
-        {
+        for (address, expected, listens) in [
+            ("10.0.0.2:49152", "tcp:10.0.0.2:49152", "10.0.0.2"),
+            ("[fd00::2]:49152", "tcp:[fd00::2]:49152", "fd00::2"),
+            ("[fe80::2%7]:49152", "tcp:[fe80::2%257]:49152", "fe80::2%7"),
+        ] {
             let address: SocketAddr = address.parse().unwrap();
-            assert_eq!(uri(&address.into()), expected);
+            let terms = terms(Transport::Single, true).unwrap().to(&address.into());
+            let told = [("migrate_uri", expected), ("listen_address", listens)];
+            assert_eq!(terms.parameters, told.map(|(name, text)| Parameter::text(name, text)));
         }
         assert_eq!(uri(&Address::Unix("/run/x/relay-out".into())), "unix:///run/x/relay-out");
     }

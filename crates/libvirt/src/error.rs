@@ -79,8 +79,9 @@ impl Error {
 
     /// The call is for another of a modular libvirt's daemons, at whose socket nobody listens.
     pub fn is_no_daemon(&self) -> bool {
-        // A system error of the remote protocol's part.
-        matches!(self, Self::Libvirt(RemoteError { code: 38, domain: 7, .. }))
+        // A system error of the remote protocol's part is also one of a daemon that has just ended, which is no lack.
+        matches!(self, Self::Libvirt(RemoteError { code: 38, domain: 7, message })
+            if message.contains("Failed to connect socket"))
     }
 
     /// What it was told makes no sense to this release.

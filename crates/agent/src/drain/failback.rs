@@ -35,6 +35,9 @@ use crate::vms::does_not_run;
 /// VMs that are fetched at a time: one is on the links while the next is made ready.
 const AT_ONCE: u8 = 2;
 
+/// What is taken for the way there where nothing is known of it.
+const GIGABIT_BYTES_PER_MS: f64 = 125_000.0;
+
 /// How often the host that a VM comes from is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -66,6 +69,8 @@ struct WayBack {
 struct Arrival {
     pace: Pace,
     eta: Eta,
+    // On the way there.
+    bytes_per_ms: f64,
     // Bytes that it was told of.
     seen_bytes: u64,
 }
@@ -191,8 +196,7 @@ pub(super) fn start(drains: &Arc<Drains>, away: Away, asked: ResumeRequest) -> R
     let id = Uuid::new_v4().to_string();
     let Away { moves, request, bytes_per_ms } = away;
     let request = as_they_went(&request, asked);
-    let predicted_ms = predicted_ms(&moves, bytes_per_ms);
-    let eta = Eta::planned(moves.iter().map(load), predicted_ms.unwrap_or(f64::INFINITY));
+    let (eta, predicted_ms) = planned(&moves, bytes_per_ms);
     let predicted_ms = predicted_ms.unwrap_or(0.0);
     let status = DrainStatus { moves, transfers: AT_ONCE, predicted_ms, ..DrainStatus::begun() };
     let record = drains.journal.begin_failback(&id, Timestamp::now(), &request, &status)?;
@@ -201,7 +205,7 @@ pub(super) fn start(drains: &Arc<Drains>, away: Away, asked: ResumeRequest) -> R
         course: Course::of(&record, status),
         request,
         began: Instant::now(),
-        arrival: Mutex::new(Arrival { pace: Pace::default(), eta, seen_bytes: 0 }),
+        arrival: Mutex::new(Arrival { pace: Pace::default(), eta, bytes_per_ms, seen_bytes: 0 }),
         carried: Mutex::default(),
         silent: Mutex::default(),
     };
@@ -457,7 +461,7 @@ impl WayBack {
             if let Some(one) = status.moves.iter_mut().find(|one| one.vm == vm) {
                 change(one);
             }
-            let Arrival { pace, eta, seen_bytes } = &mut *lock(&self.arrival);
+            let Arrival { pace, eta, bytes_per_ms, seen_bytes } = &mut *lock(&self.arrival);
             let sent_bytes = status.sent_bytes();
             // What is tried again begins at nothing.
             pace.arrived(sent_bytes.saturating_sub(*seen_bytes));
@@ -468,8 +472,9 @@ impl WayBack {
             }
             status.rate_mbps = pace.rate_mbps(now_ms);
             status.elapsed_ms = now_ms;
-            eta.look(now_ms, status.moves.iter().map(load));
-            status.eta_ms = eta.left_ms(status.moves.iter().map(load), false);
+            let loads = || status.moves.iter().map(|one| load(one, *bytes_per_ms));
+            eta.look(now_ms, loads());
+            status.eta_ms = eta.left_ms(loads(), false);
         });
     }
 
@@ -519,13 +524,14 @@ fn cancelled() -> Problem {
 }
 
 /// How long they are to take at this rate, if there is one.
-fn predicted_ms(moves: &[MoveStatus], bytes_per_ms: f64) -> Option<f64> {
-    let bytes: f64 = moves.iter().map(|one| load(one).left_ms()).sum();
-    (bytes_per_ms > 0.0).then(|| bytes / bytes_per_ms)
+fn planned(moves: &[MoveStatus], bytes_per_ms: f64) -> (Eta, Option<f64>) {
+    let loads = || moves.iter().map(|one| load(one, bytes_per_ms));
+    let predicted_ms = (bytes_per_ms > 0.0).then(|| loads().map(|load| load.left_ms()).sum());
+    (Eta::planned(loads(), predicted_ms.unwrap_or(f64::INFINITY)), predicted_ms)
 }
 
-/// How far a VM is, where a byte takes a millisecond: how long its steps took is not known any more.
-fn load(one: &MoveStatus) -> Load {
+/// How far a VM is: how long its steps took is not known any more.
+fn load(one: &MoveStatus, bytes_per_ms: f64) -> Load {
     let stage = match one.state {
         MoveState::Waiting => LoadStage::ToCome,
         MoveState::Preparing => LoadStage::Preparing,
@@ -539,7 +545,8 @@ fn load(one: &MoveStatus) -> Load {
     Load {
         stage,
         steps_ms: 0.0,
-        transfer_ms: predicted_bytes as f64,
+        transfer_ms: predicted_bytes as f64
+            / if bytes_per_ms > 0.0 { bytes_per_ms } else { GIGABIT_BYTES_PER_MS },
         predicted_bytes,
         sent_bytes: one.arrived_bytes(),
     }
@@ -587,12 +594,34 @@ mod tests {
     #[test]
     fn a_way_back_is_to_take_as_long_as_its_bytes_at_that_rate() {
         let back = [waiting(moved(100_000, 2_000.0)), waiting(moved(300_000, 6_000.0))];
-        let left_ms = |predicted_ms| {
-            Eta::planned(back.iter().map(load), predicted_ms).left_ms(back.iter().map(load), false)
-        };
-        assert_eq!(predicted_ms(&back, 100.0), Some(4_000.0));
-        assert_eq!(left_ms(4_000.0), Some(4_000.0));
-        assert_eq!((predicted_ms(&back, 0.0), left_ms(f64::INFINITY)), (None, None), "nobody knows yet");
+        let left_ms =
+            |eta: &Eta, bytes_per_ms| eta.left_ms(back.iter().map(|one| load(one, bytes_per_ms)), false);
+        let (eta, predicted_ms) = planned(&back, 100.0);
+        assert_eq!((predicted_ms, left_ms(&eta, 100.0)), (Some(4_000.0), Some(4_000.0)));
+        let (eta, predicted_ms) = planned(&back, 0.0);
+        assert_eq!((predicted_ms, left_ms(&eta, 0.0)), (None, None), "nobody knows yet");
+    }
+
+    #[test]
+    fn its_preparation_does_not_make_a_way_back_look_long() {
+        const BYTES_PER_MS: f64 = 230_000.0;
+        let mut back = [waiting(moved(32 << 30, 150_000.0))];
+        let (mut eta, predicted_ms) = planned(&back, BYTES_PER_MS);
+        let predicted_ms = predicted_ms.unwrap();
+        for (state, now_ms, bytes) in [
+            (MoveState::Preparing, 0.0, 0),
+            (MoveState::Preparing, 500.0, 0),
+            (MoveState::Transferring, 600.0, 5 << 20),
+        ] {
+            back[0].state = state;
+            back[0].sent_bytes = bytes;
+            eta.look(now_ms, back.iter().map(|one| load(one, BYTES_PER_MS)));
+            let left_ms = eta.left_ms(back.iter().map(|one| load(one, BYTES_PER_MS)), false).unwrap();
+            assert!(
+                (0.9..1.5).contains(&(left_ms / predicted_ms)),
+                "{left_ms} of {predicted_ms} after {now_ms}"
+            );
+        }
     }
 
     #[test]

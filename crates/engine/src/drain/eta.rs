@@ -63,16 +63,18 @@ impl Load {
         matches!(self.stage, LoadStage::Preparing | LoadStage::Ready | LoadStage::OnLinks)
     }
 
+    /// What was done for it. It is more than was planned where more has been sent, so that links which carry are seen to.
     fn done_ms(&self) -> f64 {
         match self.stage {
             LoadStage::ToCome | LoadStage::Preparing | LoadStage::Over => 0.0,
             LoadStage::Ready => self.steps_ms / 2.0,
-            LoadStage::OnLinks => {
-                let share = self.sent_bytes as f64 / self.predicted_bytes.max(1) as f64;
-                self.steps_ms / 2.0 + self.transfer_ms * share.min(1.0 - OVERDUE_SHARE)
-            }
-            LoadStage::Moved => self.all_ms(),
+            LoadStage::OnLinks => self.steps_ms / 2.0 + self.transfer_ms * self.sent_share(),
+            LoadStage::Moved => self.steps_ms + self.transfer_ms * self.sent_share().max(1.0),
         }
+    }
+
+    fn sent_share(&self) -> f64 {
+        if self.predicted_bytes == 0 { 0.0 } else { self.sent_bytes as f64 / self.predicted_bytes as f64 }
     }
 
     fn all_ms(&self) -> f64 {
@@ -81,7 +83,13 @@ impl Load {
 
     /// What of it is still to be done.
     pub fn left_ms(&self) -> f64 {
-        if self.stage == LoadStage::Over { 0.0 } else { self.all_ms() - self.done_ms() }
+        let transfer_ms = self.transfer_ms * (1.0 - self.sent_share()).max(OVERDUE_SHARE);
+        match self.stage {
+            LoadStage::ToCome | LoadStage::Preparing => self.all_ms(),
+            LoadStage::Ready => self.steps_ms / 2.0 + self.transfer_ms,
+            LoadStage::OnLinks => self.steps_ms / 2.0 + transfer_ms,
+            LoadStage::Moved | LoadStage::Over => 0.0,
+        }
     }
 }
 
@@ -148,8 +156,11 @@ impl Eta {
         self.now.work_ms += (done_ms - self.done_ms).max(0.0);
         self.now.moved += moved.saturating_sub(self.moved);
         (self.done_ms, self.moved) = (done_ms, moved);
+        // While nothing is under way there is nothing to measure, for however long.
+        if is_under_way || self.last_look_ms.is_some() {
+            self.marks.push_back(self.now);
+        }
         self.last_look_ms = is_under_way.then_some(now_ms);
-        self.marks.push_back(self.now);
         let leaps = steps_ms > LEAPS_FROM * all_ms;
         self.leap_ms = if leaps { all_ms / count } else { 0.0 };
         let vms = if leaps { WINDOW_VMS } else { 0 };
@@ -261,6 +272,46 @@ mod tests {
     fn vms_without_anything_to_send_count_too() {
         let told_ms = Drained { steps_ms: 2_800.0, transfer_ms: 1_000.0 }.told_after(10, 0);
         assert!((told_ms / 120_000.0 - 1.0).abs() < 0.15, "{told_ms}");
+    }
+
+    #[test]
+    fn a_vm_that_sends_more_than_was_predicted_is_work_too() {
+        let load = |stage, sent_bytes| Load {
+            stage,
+            steps_ms: 200.0,
+            transfer_ms: 60_000.0,
+            predicted_bytes: 60_000,
+            sent_bytes,
+        };
+        let mut loads = vec![load(LoadStage::ToCome, 0); 10];
+        let mut eta = Eta::planned(loads.iter().copied(), 602_000.0);
+        let mut last_ms = f64::NAN;
+        for look in 0..450 {
+            let ms = look * 200;
+            loads[0] = load(LoadStage::OnLinks, ms);
+            eta.look(ms as f64, loads.iter().copied());
+            last_ms = eta.left_ms(loads.iter().copied(), false).expect("it goes on");
+            let others_ms = 9.0 * 60_200.0;
+            assert!((others_ms * 0.9..others_ms * 1.3).contains(&last_ms), "{last_ms} after {ms}");
+        }
+        loads[0] = load(LoadStage::Moved, 90_000);
+        eta.look(90_000.0, loads.iter().copied());
+        let left_ms = eta.left_ms(loads.iter().copied(), false).expect("it goes on");
+        assert!((left_ms / last_ms - 1.0).abs() < 0.05, "{left_ms} after {last_ms}");
+    }
+
+    #[test]
+    fn a_drain_that_waits_keeps_no_more_and_more() {
+        let waits = [Load {
+            stage: LoadStage::ToCome,
+            steps_ms: 1.0,
+            transfer_ms: 1.0,
+            predicted_bytes: 1,
+            sent_bytes: 0,
+        }];
+        let mut eta = Eta::planned(waits.into_iter(), 2.0);
+        (0..1_000).for_each(|look| eta.look(f64::from(look) * 200.0, waits.into_iter()));
+        assert!(eta.marks.len() < 3, "{}", eta.marks.len());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::schedule::{Course, Links, Places, Transfer, schedule};
 use super::view::{MemorySample, PathHistory, TargetView, VmView};
 use crate::convergence::converges;
 use crate::migration::downtime_limit_ms;
-use crate::prediction::{carried_bytes_per_ms, slowed_ms};
+use crate::prediction::{UNKNOWN_SHARE, carried_bytes_per_ms, slowed_ms};
 use crate::relayed::Verdict;
 
 /// What arrives of a link's speed as memory: the rest is Ethernet's, IP's and TCP's headers.
@@ -153,7 +153,7 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
     let places = Places { concurrency: Concurrency::fixed(1), under_way: 1 };
     let course = schedule(&[transfer], &alone, places, Lanes::default()).courses[0];
     let Course { transfer_ms, bytes } = course;
-    let converges = load.converges(bytes_per_ms);
+    let converges = load.converges(bytes_per_ms_to_converge(target));
     Prediction {
         load,
         bytes: whole_bytes(bytes),
@@ -161,6 +161,13 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
         converges,
         is_compressed: wire_share.is_some(),
     }
+}
+
+/// Many threads send a VM's memory, and what one of them gets of a busy core says little of what all do: so a VM is not
+/// taken to send more slowly than it does on busy cores of which no more is known.
+fn bytes_per_ms_to_converge(target: &TargetView) -> f64 {
+    let free_cores = target.free_cores.map(|cores| cores.max(UNKNOWN_SHARE));
+    bytes_per_ms(links_mbps(target).min(cores_mbps(free_cores)))
 }
 
 /// Whether links of this speed, with headers, carry memory away as fast as it gets dirty, with something to spare.
@@ -188,16 +195,20 @@ pub fn sending_ms(transfer_ms: f64) -> f64 {
 
 /// What one VM's transfer to this target carries, in Mb/s.
 pub(super) fn vm_mbps(target: &TargetView) -> f64 {
+    links_mbps(target).min(cores_mbps(target.free_cores))
+}
+
+/// The same by the links alone.
+fn links_mbps(target: &TargetView) -> f64 {
     let paths = paths_mbps(target);
-    let carried = match target.path_history.map(|history| history.transfer_mbps) {
+    match target.path_history.map(|history| history.transfer_mbps) {
         Some(seen_mbps) if seen_mbps.is_finite() && seen_mbps >= SLOWEST_MBPS => match target.paths_mbps {
             0 => seen_mbps,
             // Links may have been lost since.
             known => seen_mbps.min(known as f64),
         },
         _ => paths,
-    };
-    carried.min(cores_mbps(target))
+    }
 }
 
 /// What the copies of one VM's disks to this target carry, in Mb/s: as earlier ones did, or as fast as the links.
@@ -209,8 +220,8 @@ pub(super) fn disk_mbps(target: &TargetView) -> f64 {
 }
 
 /// What the cores of both hosts carry, in Mb/s.
-fn cores_mbps(target: &TargetView) -> f64 {
-    carried_bytes_per_ms(target.free_cores) / 125.0
+fn cores_mbps(free_cores: Option<f64>) -> f64 {
+    carried_bytes_per_ms(free_cores) / 125.0
 }
 
 /// What all paths to this target carry, in Mb/s.
@@ -230,7 +241,7 @@ pub(super) fn speed_mbps(target: &TargetView) -> u64 {
 /// is no room for another one.
 pub(super) fn all_mbps(target: &TargetView) -> f64 {
     let (vm, paths) = (vm_mbps(target), paths_mbps(target));
-    if vm >= NEARLY_FULL * paths { vm } else { paths.min(cores_mbps(target)) }
+    if vm >= NEARLY_FULL * paths { vm } else { paths.min(cores_mbps(target.free_cores)) }
 }
 
 /// Steps 1 to 5 of a migration to this target, in ms: not less than they take with the cores that there are now.
