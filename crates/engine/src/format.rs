@@ -32,8 +32,11 @@ pub fn estimate(ms: f64) -> String {
 
 /// A time that is foreseen, and the most that it may be if that is another: "842 ms", "4.8 s to 12 s".
 pub fn estimate_up_to(ms: f64, most_ms: Option<f64>) -> String {
-    let most = most_ms.map(|most_ms| format!(" to {}", estimate(most_ms)));
-    estimate(ms) + &most.unwrap_or_default()
+    let least = estimate(ms);
+    match most_ms.map(estimate).filter(|most| *most != least) {
+        Some(most) => format!("{least} to {most}"),
+        None => least,
+    }
 }
 
 fn minutes(ms: f64) -> String {
@@ -199,6 +202,7 @@ mod tests {
         }
         assert_eq!(estimate_up_to(12_000.0, None), "12 s");
         assert_eq!(estimate_up_to(12_000.0, Some(125_000.0)), "12 s to 2 min 5 s");
+        assert_eq!(estimate_up_to(12_000.0, Some(12_010.0)), "12 s");
     }
 
     #[test]

@@ -479,7 +479,7 @@ mod tests {
             "db1 stays: licence",
             "warning: web1: changes its memory fast",
             "warning: no room for the failure of b",
-            "1 VM would leave a in 4.8 s, 1 at a time to begin with",
+            "1 VM would leave a in 4.8 s to 9.6 s, 1 at a time to begin with",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
