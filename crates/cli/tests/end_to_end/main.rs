@@ -105,12 +105,13 @@ use libtest_mimic::{Arguments, Completion, Trial};
 /// cores were idle for a fifth of 16 minutes.
 const THREADS: usize = 6;
 
-/// Tests that see whether something is packed. Packing takes idle time only, and beside others there is none:
-/// they run one by one once all others are over.
-const NEED_IDLE_CORES: [&str; 3] = [
+/// Tests that run one by one once all others are over. Some see whether something is packed, which takes idle time only, and
+/// beside others there is none; in the last, two emulated machines emulate in turn.
+const NEED_IDLE_CORES: [&str; 4] = [
     "options::compression",
     "relayed::over_one_path",
     "relayed::packing_keeps_to_its_cpus_and_progress_tells_of_it",
+    "emulated::a_vm_moves_between_machines_and_is_intact",
 ];
 
 /// A test and its name.
