@@ -3,7 +3,8 @@
 CARGO ?= cargo
 TARGET_DIRECTORY := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: demo test test-whole test-libvirt test-emulated test-guest deb test-deb test-storage chaos soak fuzz fuzz-api style bench setup guest emulated
+.PHONY: demo test test-whole test-libvirt test-emulated test-guest deb test-deb test-storage chaos soak fuzz fuzz-api style bench setup guest emulated \
+	emulated-if-possible real-guest-if-possible tests-compiled
 
 demo: setup guest
 	$(CARGO) build --release --package drainpipe-cli
@@ -11,21 +12,22 @@ demo: setup guest
 	@test -O target/demo/report.html || scripts/as-root chown -R "$$(id -u):$$(id -g)" target/demo
 
 # Each mechanism once; 20 minutes on two cores are the aim. Labs need root; the tests are built without, and run by way of
-# scripts/as-root. Where what emulated machines or the real guest boot cannot be had, their tests are skipped. With
-# --all-targets nobody looks for tests in the documentation, of which there are none: it would take 20 s. Many tests of single
-# parts wait rather than reckon: with four at a time they take two thirds of the time that they take with one on each core.
-test: setup guest
-	-scripts/emulated
-	-scripts/setup $(REAL_GUEST_NEEDS) && scripts/as-root scripts/guest-debian
+# scripts/as-root. The real guest is made while the tests are compiled: half of its time it waits. With --all-targets nobody
+# looks for tests in the documentation, of which there are none: it would take 20 s. Many tests of single parts wait rather
+# than reckon: with four at a time they take two thirds of the time that they take with one on each core.
+test: setup guest emulated-if-possible
+	$(MAKE) --no-print-directory --jobs=2 real-guest-if-possible tests-compiled
 	released="$$(CARGO="$(CARGO)" scripts/released)" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
 		DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" DRAINPIPE_TEST_LIBVIRT="$$(scripts/libvirt)" RUST_TEST_THREADS=4 \
 		DRAINPIPE_TEST_RELEASED="$$released" $(CARGO) test --workspace --all-targets --no-fail-fast
 
+tests-compiled:
+	CARGO="$(CARGO)" scripts/released >/dev/null
+	$(CARGO) test --workspace --all-targets --no-run
+
 # The end-to-end tests in full: also the same faults at the other end, by other means and options, and with the
 # distribution's QEMU throughout. Half an hour or more.
-test-whole: setup guest
-	-scripts/emulated
-	-scripts/setup $(REAL_GUEST_NEEDS) && scripts/as-root scripts/guest-debian
+test-whole: setup guest emulated-if-possible real-guest-if-possible
 	released="$$(CARGO="$(CARGO)" scripts/released)" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
 		DRAINPIPE_TEST_WHOLE=1 DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" DRAINPIPE_TEST_LIBVIRT="$$(scripts/libvirt)" \
 		DRAINPIPE_TEST_RELEASED="$$released" \
@@ -48,9 +50,9 @@ test-emulated: setup guest emulated
 # A whole Debian with PostgreSQL under pgbench, moved twenty times by all options, as a VM of Drainpipe's and as a domain of
 # libvirt's; `make test` moves it twice. The first run fetches some 120 MB of packages.
 REAL_GUEST_NEEDS = debootstrap e2fsprogs
+MAKE_REAL_GUEST = scripts/setup $(REAL_GUEST_NEEDS) && scripts/as-root scripts/guest-debian
 test-guest: setup guest
-	scripts/setup $(REAL_GUEST_NEEDS)
-	scripts/as-root scripts/guest-debian
+	$(MAKE_REAL_GUEST)
 	for all in DRAINPIPE_TEST_WHOLE DRAINPIPE_TEST_WITH_LIBVIRT; do \
 		env $$all=1 CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
 			DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" $(CARGO) test --package drainpipe-cli --test end_to_end -- real_guest:: \
@@ -151,3 +153,10 @@ guest: setup
 
 emulated: setup
 	scripts/emulated
+
+# Where what emulated machines or the real guest boot cannot be had, their tests are skipped, and say so.
+emulated-if-possible: setup
+	-scripts/emulated
+
+real-guest-if-possible: setup guest
+	-$(MAKE_REAL_GUEST)

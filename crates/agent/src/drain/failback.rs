@@ -10,6 +10,7 @@ use drainpipe_engine::drain::plan::Stay;
 use drainpipe_engine::drain::status::{
     DisksProgress, DrainState, DrainStatus, LinkRate, MoveState, MoveStatus,
 };
+use drainpipe_engine::drain::{self, UNKNOWN_SPEED_MBPS};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::progress::{PathRate, Progress};
@@ -34,9 +35,6 @@ use crate::vms::does_not_run;
 
 /// VMs that are fetched at a time: one is on the links while the next is made ready.
 const AT_ONCE: u8 = 2;
-
-/// What is taken for the way there where nothing is known of it.
-const GIGABIT_BYTES_PER_MS: f64 = 125_000.0;
 
 /// How often the host that a VM comes from is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -542,11 +540,12 @@ fn load(one: &MoveStatus, bytes_per_ms: f64) -> Load {
     };
     let predicted_bytes = if one.predicted_bytes > 0 { one.predicted_bytes } else { one.memory_bytes };
     let predicted_bytes = predicted_bytes.saturating_add(one.disks.map_or(0, |disks| disks.bytes));
+    let bytes_per_ms =
+        if bytes_per_ms > 0.0 { bytes_per_ms } else { drain::bytes_per_ms(UNKNOWN_SPEED_MBPS as f64) };
     Load {
         stage,
         steps_ms: 0.0,
-        transfer_ms: predicted_bytes as f64
-            / if bytes_per_ms > 0.0 { bytes_per_ms } else { GIGABIT_BYTES_PER_MS },
+        transfer_ms: predicted_bytes as f64 / bytes_per_ms,
         predicted_bytes,
         sent_bytes: one.arrived_bytes(),
     }

@@ -37,4 +37,4 @@ pub mod view;
 #[cfg(test)]
 mod tests;
 
-pub use predict::{copied_ms, keeps_pace, sending_ms, sent_ms};
+pub use predict::{UNKNOWN_SPEED_MBPS, bytes_per_ms, copied_ms, keeps_pace, sending_ms, sent_ms};

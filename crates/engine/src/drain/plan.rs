@@ -168,16 +168,16 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
     let concurrency = plan.concurrency(most, 0.0);
     let under_way = limits.map_or(u8::MAX, |limits| limits.most_under_way(names()));
     let places = Places { concurrency, under_way };
+    let schedule = schedule_of(view, &going, host.clone(), places.clone(), plan.new_lanes());
     plan.predicted_most_ms = crowded.filter(|_| !going.is_empty()).map(|crowded| {
         let going: Vec<Going<'_>> = going.iter().map(|going| going.among(&crowded)).collect();
-        schedule_of(&crowded, &going, host.clone(), places.clone(), plan.new_lanes()).total_ms
+        let most_ms = schedule_of(&crowded, &going, host, places, plan.new_lanes()).total_ms;
+        // Another order of the same moves may take less, though each takes longer.
+        most_ms.max(schedule.total_ms)
     });
-    let schedule = schedule_of(view, &going, host, places, plan.new_lanes());
     plan.moves =
         going.iter().zip(&schedule.courses).map(|(going, course)| going.as_move(view, course)).collect();
     plan.predicted_ms = schedule.total_ms;
-    // Another order of the same moves may take less, though each takes longer.
-    plan.predicted_most_ms = plan.predicted_most_ms.map(|most_ms| most_ms.max(plan.predicted_ms));
     plan
 }
 

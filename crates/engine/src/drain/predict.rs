@@ -15,7 +15,7 @@ use crate::relayed::Verdict;
 pub(super) const GOODPUT_SHARE: f64 = 0.95;
 
 /// Taken for the speed of paths that is not known, in Mb/s; the least that a server has.
-const UNKNOWN_SPEED_MBPS: u64 = 1_000;
+pub const UNKNOWN_SPEED_MBPS: u64 = 1_000;
 
 /// What was remembered below this, in Mb/s, was no transfer.
 const SLOWEST_MBPS: f64 = 1.0;
@@ -266,7 +266,8 @@ fn seen_ms(target: &TargetView, which: impl Fn(&PathHistory) -> f64) -> Option<f
     target.path_history.as_ref().map(which).filter(|ms| (0.0..=LONGEST_MS).contains(ms))
 }
 
-pub(super) fn bytes_per_ms(mbps: f64) -> f64 {
+/// A speed in Mb/s, in bytes per ms.
+pub fn bytes_per_ms(mbps: f64) -> f64 {
     mbps * 125.0
 }
 
