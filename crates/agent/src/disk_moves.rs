@@ -212,7 +212,7 @@ async fn to_copy(
             )));
         }
         if Path::new(&own.path) == Path::new(to) {
-            return Err(Problem::refused(format!("{disk} of VM {vm} is at {to} already")));
+            return Err(Problem::refused(format!("{disk} of VM {vm} is already at {to}")));
         }
     }
     let host = incoming.host.name();

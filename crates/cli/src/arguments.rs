@@ -60,7 +60,7 @@ Examples:
   drainpipe drain a                            empty host a, after showing how and asking
   drainpipe resume a --failback                let VMs come to host a again, and bring back what left
   drainpipe bench web1 b --report report.html  measure all options there and back
-  drainpipe disk copy a.img b.img              copy a disk, by the storage itself where it can";
+  drainpipe disk copy a.img b.img              copy a disk; the storage does it itself where it can";
 
 fn examples_and_exit_codes() -> String {
     let codes = Exit::ALL.map(|exit| format!("\n  {}  {}", exit.code(), exit.meaning()));
@@ -90,7 +90,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: VmCommand,
     },
-    /// Make and copy large disks on this host, by the storage itself where it can
+    /// Make and copy large disks on this host; the storage does it itself where it can
     Disk {
         #[command(subcommand)]
         command: DiskCommand,
@@ -180,8 +180,7 @@ pub(crate) struct DemoArguments {
     pub(crate) mix: Mix,
     #[command(flatten)]
     pub(crate) dirtying: DirtyingArguments,
-    /// Memory for copies of pages that a compressed migration sends, on each host; as an agent has it by default
-    /// if absent
+    /// Memory on each host for copies of the pages that a compressed migration sends; if absent, the agent's default
     #[arg(long, value_name = "MIB")]
     pub(crate) page_cache_mib: Option<u32>,
     /// The options to compare
@@ -189,7 +188,7 @@ pub(crate) struct DemoArguments {
     pub(crate) options: Vec<RequestedOption>,
     #[command(flatten)]
     pub(crate) watching: WatchingArguments,
-    /// How often each option is measured, there and back
+    /// How many times each option is measured, there and back
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) repeat: u32,
 }
@@ -469,7 +468,7 @@ pub(crate) struct MigrateArguments {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) deadline: Option<u32>,
     /// Hold the CPUs of a VM back if its memory gets dirty too fast, by at most so much of their time; 0 for
-    /// never. As the agent's configuration says if absent: 80 by default
+    /// never. If absent, the agent's configuration decides: 80 by default
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=i64::from(THROTTLE_PERCENT_MAX)))]
     pub(crate) throttle: Option<u8>,
 }
@@ -532,7 +531,7 @@ pub(crate) struct DrainArguments {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=i64::from(TRANSFERS_MAX)))]
     pub(crate) transfers: Option<u8>,
     /// Hold the CPUs of a VM back if its memory gets dirty too fast, by at most so much of their time; 0 for
-    /// never. As the agent's configuration says if absent: 80 by default
+    /// never. If absent, the agent's configuration decides: 80 by default
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=i64::from(THROTTLE_PERCENT_MAX)))]
     pub(crate) throttle: Option<u8>,
     /// Encrypt each VM on its way also where the hosts do not require that
@@ -692,7 +691,7 @@ pub(crate) struct BenchArguments {
     /// The options to compare
     #[arg(long, value_delimiter = ',', default_value = "tcp,compression,multichannel,direct", value_parser = requested_option())]
     pub(crate) options: Vec<RequestedOption>,
-    /// How often each is measured, there and back
+    /// How many times each is measured, there and back
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,
     /// Encrypt also where the hosts do not require that
@@ -713,9 +712,9 @@ pub(crate) struct BenchArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct WatchingArguments {
-    /// Ask the guest for a sign of life each so many ms: silences are known to within that
+    /// Ask the guest for a sign of life every so many ms; silences are known to within that
     ///
-    /// Each ms may take more than half a core of a guest without KVM, which then is no guest that rests.
+    /// Every ms may take more than half a core of a guest without KVM, which then does not rest.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000), value_name = "MS")]
     heartbeat_ms: u64,
 }

@@ -107,7 +107,7 @@ pub(crate) struct LinkArguments {
     /// Run the programs of each host on a CPU of its own
     #[arg(long)]
     pub(crate) own_cpus: bool,
-    /// Let hosts not trust these links: migrations are encrypted
+    /// Have hosts not trust these links: migrations are encrypted
     #[arg(long)]
     pub(crate) untrusted: bool,
 }

@@ -102,7 +102,7 @@ async fn agreed(host: &Host, request: &DrainRequest) -> Result<bool, Problem> {
     output::remark(describe_plan(&view.plan).trim_end());
     if !view.findings.is_empty() {
         view.findings.iter().for_each(tell_finding);
-        return Err(Problem::refused("a plan of which its check finds this is not carried out"));
+        return Err(Problem::refused("the plan is not carried out, because its check found this"));
     }
     ask::confirmed(&format!("Drain {}?", view.plan.host))
 }

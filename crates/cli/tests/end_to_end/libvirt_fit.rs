@@ -146,7 +146,7 @@ fn on_a_network_that_the_target_lacks(lab: &TestLab) {
     };
     let guest = lab.start_domain_as("a", "mail", 160, on_network);
     wait_until_listed(lab, &["mail"]);
-    let words = ["b has not what VM mail needs", "libvirt network front", "virsh net-start front"];
+    let words = ["b lacks what VM mail needs", "libvirt network front", "virsh net-start front"];
     lab.drainpipe(&["migrate", "mail", "b"]).refused(REFUSED, &words);
     start_network("b");
     lab.drainpipe(&["migrate", "mail", "b"]).done();
@@ -164,7 +164,7 @@ fn where_the_networks_daemon_ends(lab: &TestLab) {
     for daemon in lab.pids("a", &["virtnetworkd"]) {
         kill_process(daemon, Signal::TERM).unwrap();
     }
-    let missed = ["a has not what VM mail needs", "libvirt network front"];
+    let missed = ["a lacks what VM mail needs", "libvirt network front"];
     eventually("it is missed", || missed.iter().all(|words| asked().stderr.contains(words)));
     let checked = lab.drainpipe(&["check", "b", "a"]);
     assert!(checked.stdout.contains(missed[0]), "{checked:#?}");

@@ -227,7 +227,7 @@ fn what_is_refused_cancelled_or_fails_leaves_nothing() {
         lab.drainpipe(&["vm", "move-disk", "web", disk, to]).refused(REFUSED, words);
     };
     refused("vdc", &path("x.raw"), &["no disk vdc"]);
-    refused("vda", &path("web.raw"), &["is at", "already"]);
+    refused("vda", &path("web.raw"), &["is already at"]);
     refused("vda", &path("web.qcow2"), &["something under that name already"]);
     refused("vda", &path("../x.raw"), &["is in no directory"]);
     refused("vda", "/dev/x", &["block devices"]);

@@ -23,6 +23,9 @@ const CERTIFICATE_DAYS_WARNING: i64 = 30;
 /// Few VMs need less.
 const MEMORY_LOW_BYTES: u64 = 1 << 30;
 
+/// Where a newer QEMU than that of Debian 12 comes from.
+pub(super) const NEWER_QEMU: &str = "Debian 12 has 7.2, its bookworm-backports a newer one";
+
 pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (own, other) in [(pair.source, pair.target), (pair.target, pair.source)] {
@@ -146,8 +149,8 @@ fn older_target(pair: Pair<'_>) -> Option<Finding> {
                 pair.target.name()
             ))
             .remedy(format!(
-                "give VMs a `machine` that {} has too (qemu-system-x86_64 -machine help); or install QEMU {source} there, as \
-                 from bookworm-backports on Debian 12, whose own is 7.2",
+                "give VMs a `machine` that {} has too (qemu-system-x86_64 -machine help); or install QEMU {source} there \
+                 ({NEWER_QEMU})",
                 pair.target.name()
             ))
     })

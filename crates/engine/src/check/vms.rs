@@ -6,7 +6,7 @@ use super::Pair;
 use super::code::FindingCode;
 use super::facts::CheckFacts;
 use super::finding::{Finding, Place, on};
-use super::hosts::{dotted, numbers};
+use super::hosts::{NEWER_QEMU, dotted, numbers};
 use super::vm::{Obstacle, Told, VmCheck, VmFacts};
 use crate::facts::HugePages;
 
@@ -70,14 +70,17 @@ fn obstacle(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
     Some(match checked.fit.obstacle.as_ref()? {
         Obstacle::MachineUnknown { newest } => finding(FindingCode::VmMachineUnknown)
             .what(format!(
-                "QEMU {qemu} of {target} has no machine type {} of VM {}; the newest that it has of this kind is {}",
+                "QEMU {qemu} of {target} has no machine type {}, which VM {} has; {}",
                 vm.machine,
                 vm.name,
-                newest.as_deref().unwrap_or("none")
+                newest.as_ref().map_or_else(
+                    || "it has none of this kind".into(),
+                    |newest| format!("its newest of this kind is {newest}")
+                )
             ))
             .remedy(format!(
                 "{}; or stop the VM and give it an older `machine`",
-                on(target, "apt install a newer qemu-system-x86")
+                on(target, format!("install a newer QEMU ({NEWER_QEMU})"))
             )),
         Obstacle::NoKvm => finding(FindingCode::VmKvmMissing)
             .what(format!("VM {} runs by KVM, which {target} cannot run", vm.name))
@@ -112,7 +115,7 @@ fn told(pair: Pair<'_>, checked: &VmCheck) -> impl Iterator<Item = Finding> {
     let lacking = checked.fit.lacking.iter().filter_map(|need| vm.needs.get(*need));
     found.extend(lacking.map(|Told { what, remedy }| {
         Finding::new(FindingCode::VmNeedMissing, there(pair, vm))
-            .what(format!("{target} has not what VM {} needs: {what}", vm.name))
+            .what(format!("{target} lacks what VM {} needs: {what}", vm.name))
             .effect("libvirt does not start the VM there")
             .remedy(on(target, remedy))
     }));
@@ -123,7 +126,8 @@ fn padded(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
     (vm.padding_bytes > 0 && vm.memory_bytes >= PADDED_FELT_BYTES).then(|| {
         Finding::new(FindingCode::VmMemoryPadded, [Place::vm(pair.source.name(), &vm.name)])
             .what(format!(
-                "VM {} runs without KVM and was booted for a QEMU before 9.0: it has {} KiB more memory than asked for, so                  that QEMU sees all its writes",
+                "VM {} runs without KVM and was booted for a QEMU before 9.0: it has {} KiB more memory than asked for, so \
+                 that QEMU sees all its writes",
                 vm.name,
                 vm.padding_bytes >> 10
             ))

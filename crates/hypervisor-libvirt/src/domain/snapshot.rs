@@ -72,7 +72,7 @@ pub enum Left {
         path: String,
     },
     /// Of a domain that could not come itself.
-    #[error("the snapshot {} is of a domain that no host lets in: {}", plain(name), why)]
+    #[error("the snapshot {} is of a domain that no host accepts: {}", plain(name), why)]
     Untrusted {
         /// Its name.
         name: String,

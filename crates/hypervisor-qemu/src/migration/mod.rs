@@ -88,7 +88,8 @@ pub enum MigrationError {
     },
     /// QEMU may not fetch pages.
     #[error(
-        "no post-copy to this host: QEMU says `{0}`. Its user needs `userfaultfd`: install Drainpipe's          packaging/udev.rules, which serve QEMU 8.0 and newer, or set vm.unprivileged_userfaultfd=1 by sysctl(8)"
+        "no post-copy to this host: QEMU says `{0}`. Its user needs `userfaultfd`: install Drainpipe's \
+         packaging/udev.rules, which serve QEMU 8.0 and newer, or set vm.unprivileged_userfaultfd=1 by sysctl(8)"
     )]
     NoPostCopy(String),
     /// QEMU cannot encrypt, or not with this key.

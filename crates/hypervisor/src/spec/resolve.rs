@@ -79,7 +79,7 @@ pub enum ResolveError {
     },
     /// This host's QEMU does not know the machine.
     #[error(
-        "QEMU {version} has no machine type `{machine}`; the newest it has of this kind is {newest}; install a newer \
+        "QEMU {version} has no machine type `{machine}`; its newest of this kind is {newest}; install a newer \
          QEMU, or change `machine` in the specification"
     )]
     UnknownMachine {
@@ -416,7 +416,7 @@ mod tests {
     #[test]
     fn refuses_what_the_host_lacks() {
         let error = spec("machine = \"pc-q35-10.0\"").resolve(&facts()).expect_err("unknown");
-        assert!(error.to_string().contains("newest it has of this kind is pc-q35-7.2"), "{error}");
+        assert!(error.to_string().contains("its newest of this kind is pc-q35-7.2"), "{error}");
         let error = spec("machine = \"pc-q35-7.2\"\naccelerator = \"kvm\"").resolve(&facts());
         assert!(matches!(error, Err(ResolveError::NoKvm { .. })), "{error:?}");
     }

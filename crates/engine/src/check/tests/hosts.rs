@@ -16,7 +16,7 @@ pub(super) const OF_HOSTS: &[Case] = &[
         Warning,
         "target-qemu-older",
         &["a", "b"],
-        "bookworm-backports on Debian 12, whose own is 7.2",
+        "Debian 12 has 7.2, its bookworm-backports a newer one",
     ),
     (
         |s| {

@@ -14,7 +14,7 @@ pub(super) const OF_VMS: &[Case] = &[
         Error,
         "vm-machine-unknown",
         &["b VM web1"],
-        "the newest that it has of this kind is pc-q35-7.2",
+        "its newest of this kind is pc-q35-7.2",
     ),
     (
         |s| s.vms[0].fit.missing_bridges = vec!["br0".into()],

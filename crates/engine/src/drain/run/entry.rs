@@ -289,14 +289,14 @@ impl Entry {
         let mib = |bytes: u64| bytes >> 20;
         let (sent, memory) = (mib(self.sent_bytes), mib(self.planned.memory_bytes));
         let what = format!(
-            "its memory gets dirty faster than the links carry it: {sent} MiB were sent of its {memory} MiB, and \
-             there was no end of it"
+            "its memory gets dirty faster than the links carry it: {sent} MiB were sent for its {memory} MiB, and \
+             no end was in sight"
         );
         Problem::failed(match self.patience {
             Patience::Exhausted => {
                 format!(
-                    "{what}; it runs here still. Less load in it, more links, a higher --throttle, or --post-copy at a \
-                     risk let it go"
+                    "{what}; it still runs here. It can move with less load in it, over more links, with a higher \
+                     --throttle, or, at a risk, with --post-copy"
                 )
             }
             _ => format!("{what}; it waits until the others have moved"),
@@ -447,7 +447,7 @@ impl Entry {
             None => String::new(),
         };
         let problem =
-            Problem::failed(format!("{why}; it runs here still, and another drain moves it{before}"));
+            Problem::failed(format!("{why}; it still runs here, and another drain moves it{before}"));
         self.end(Stage::Failed, problem);
     }
 
