@@ -17,9 +17,10 @@ use crate::drain::start_small;
 use crate::kills::qemu_of;
 use crate::program::{DRAINPIPE, REFUSED, Running};
 use crate::scene::{
-    GUARDED_SILENCE_MAX, MEMORY_MIB, Scene, assert_failed, cut_off, find_hand_over, hold_journal,
-    impatient_lab, is_handed_over, record_that_it_ran, rejoin, result_of, wait_until_handed_over,
+    MEMORY_MIB, Scene, assert_failed, cut_off, find_hand_over, hold_journal, impatient_lab, is_handed_over,
+    record_that_it_ran, rejoin, result_of, wait_until_handed_over,
 };
+use crate::silences::{GUARDED_SILENCE_MAX, RUNNING_SILENCE_MAX, UNANSWERED_SILENCE_MAX};
 use crate::support::{TestLab, eventually};
 use crate::switch_over_faults::{hold_until_all_is_there, run_state};
 use crate::whole;
@@ -44,9 +45,6 @@ pub(crate) const TESTS: &[Test] = &[
     ("an_agent_is_killed_as_it_starts_a_vm", an_agent_is_killed_as_it_starts_a_vm),
     ("two_vms_pass_each_other_and_nothing_grows", two_vms_pass_each_other_and_nothing_grows),
 ];
-
-/// The same while the target's agent does not answer: 4 s.
-const UNANSWERED_SILENCE_MAX: Duration = Duration::from_secs(10);
 
 fn the_targets_qemu_is_killed() {
     let scene = Scene::set();
@@ -422,7 +420,7 @@ fn an_agent_is_killed_and_its_program_replaced_while_its_vm_runs() {
     lab.start_agent("b");
     lab.assert_runs_on("web", "b");
     guest.assert_intact();
-    assert!(heartbeat.longest_gap() < Duration::from_secs(2), "{:?}", heartbeat.statistics());
+    assert!(heartbeat.longest_gap() < RUNNING_SILENCE_MAX, "{:?}", heartbeat.statistics());
     lab.migrate("web", "a", &[]);
     guest.assert_intact();
 }

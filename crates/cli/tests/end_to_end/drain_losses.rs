@@ -1,7 +1,5 @@
 //! Hosts that are emptied while QEMUs are killed or a target is rebooted: who can go goes, and what is told is true.
 
-use std::time::Duration;
-
 use drainpipe_agent::api_types::{DrainView, MigrationView, VmState};
 use drainpipe_engine::drain::status::{DrainState, MoveState, MoveStatus};
 use rustix::process::{Signal, kill_process};
@@ -15,6 +13,7 @@ use crate::drain_faults::power_off;
 use crate::guest::Guest;
 use crate::program::LOST;
 use crate::scene::slow_lab;
+use crate::silences::RUNNING_SILENCE_MAX;
 use crate::support::{HostNetwork, TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -26,9 +25,6 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// A guest that is in flight for 8 s over [`slow_lab`], and for 5 s over [`faster_lab`].
 const GUEST_MIB: u64 = 160;
-
-/// How long a VM is silent at most that is not paused, or for its last bytes alone, on a busy machine.
-const RUNNING_SILENCE_MAX: Duration = Duration::from_secs(3);
 
 /// A VM after the other, by connections of QEMU.
 fn one_by_one() -> Value {

@@ -53,7 +53,7 @@ fn a_live_connection_passes_the_targets_firewall() {
     assert!(tracks(&lab, "a", &guest) && !tracks(&lab, "b", &guest));
 
     let used = tracked(&lab.migrate("web", "b", &["--option", "multichannel"]));
-    assert!(used.along >= 1 && used.waited_ms < 1_000.0, "{used:#?}");
+    assert!(used.along >= 1, "{used:#?}");
     assert!(tracks(&lab, "b", &guest), "it is on the target");
     eventually("it is gone from the source", || !tracks(&lab, "a", &guest));
     connection.status(ANSWERS_WITHIN).expect("the connection passes the target's firewall");

@@ -15,6 +15,7 @@ use crate::backend::Backend;
 use crate::guest::{Guest, UNFILLED_MIB};
 use crate::options;
 use crate::scene::{Scene, result_of};
+use crate::silences::THROTTLED_SILENCE_MAX;
 use crate::support::{TestLab, eventually};
 use crate::whole;
 
@@ -40,9 +41,6 @@ const STALL_S: u64 = 15;
 
 /// After two rounds, on a busy machine.
 const THROTTLED_WITHIN: Duration = Duration::from_secs(100);
-
-/// The longest silence of the guest: on a busy machine, while it is throttled.
-const SILENCE_MAX_MS: f64 = 4_000.0;
 
 /// What is done to the source's links for good, how it is cured, and how the VM goes.
 type Outage = (&'static str, &'static str, &'static [&'static str]);
@@ -201,7 +199,7 @@ fn survives(scene: &Scene, (fault, cure, arguments): Outage) {
 
 #[track_caller]
 fn assert_never_silent(heartbeat: &Heartbeat, arguments: &[&str]) {
-    let statistics = heartbeat.statistics();
-    eprintln!("{arguments:?}: silent for {:.0} ms at most", statistics.longest_gap_ms);
-    assert!(statistics.longest_gap_ms < SILENCE_MAX_MS, "{arguments:?}: {statistics:#?}");
+    let longest = heartbeat.longest_gap();
+    eprintln!("{arguments:?}: silent for {longest:.1?} at most");
+    assert!(longest < THROTTLED_SILENCE_MAX, "{arguments:?}: {:#?}", heartbeat.statistics());
 }

@@ -15,9 +15,10 @@ use crate::backend::Backend;
 use crate::guest::Guest;
 use crate::program::{LOST, Output, Running, drainpipe};
 use crate::scene::{
-    GUARDED_SILENCE_MAX, HeldJournal, MEMORY_MIB, SLOW_MBPS, Scene, assert_failed, cut_off, rejoin,
-    result_of, step, wait_until_handed_over, wait_until_told_to_run,
+    HeldJournal, MEMORY_MIB, SLOW_MBPS, Scene, assert_failed, cut_off, rejoin, result_of, step,
+    wait_until_handed_over, wait_until_told_to_run,
 };
+use crate::silences::GUARDED_SILENCE_MAX;
 use crate::support::{TestLab, eventually};
 use crate::whole;
 

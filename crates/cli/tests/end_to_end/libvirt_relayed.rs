@@ -18,7 +18,8 @@ use crate::libvirt_moves::{assert_moved, migrate};
 use crate::link_rate::LinkRate;
 use crate::options;
 use crate::program::Running;
-use crate::scene::{GUARDED_SILENCE_MAX, assert_failed, result_of};
+use crate::scene::{assert_failed, result_of};
+use crate::silences::GUARDED_SILENCE_MAX;
 use crate::support::{TestLab, eventually};
 use crate::whole;
 

@@ -86,6 +86,7 @@ mod scene;
 mod service;
 mod shared_paths;
 mod short_of_memory;
+mod silences;
 mod support;
 mod switch_over_faults;
 mod taken_route;

@@ -10,9 +10,8 @@ use rustix::process::{Pid, Signal, getsid, kill_process};
 use crate::Test;
 use crate::drain::ask;
 use crate::program::Running;
-use crate::scene::{
-    GUARDED_SILENCE_MAX, Scene, hold_journal, record_that_it_ran, result_of, wait_until_handed_over,
-};
+use crate::scene::{Scene, hold_journal, record_that_it_ran, result_of, wait_until_handed_over};
+use crate::silences::GUARDED_SILENCE_MAX;
 use crate::support::eventually;
 
 /// The source asks its target once a second, and waits 5 s for an answer.

@@ -41,9 +41,6 @@ const STANDS_STILL: Duration = Duration::from_secs(30);
 /// Longer than it takes to notice, and shorter than the flight.
 const FAULT_LASTS: Duration = Duration::from_secs(2);
 
-/// From its deadline on: its QEMU may owe one answer, for 5 s, and is stopped at once.
-const UNDONE_WITHIN_MS: f64 = 8_000.0;
-
 fn a_link_goes_down_or_loses_packets() {
     let scene = Scene::set();
     // At the source.
@@ -329,10 +326,8 @@ fn all_links_are_silent_for_longer_than_the_bound() {
 fn for_longer_than_the_migration_may_take(scene: &Scene) {
     let migrating = scene.migrate(&["--deadline", "10"]);
     silence(scene);
-    let output = migrating.wait();
-    assert_failed(&output, "not over within 10 s");
-    let result = result_of(&output);
-    assert!(result.total_ms < 10_000.0 + UNDONE_WITHIN_MS, "{result:#?}");
+    // It is over before the links are back.
+    assert_failed(&migrating.wait(), "not over within 10 s");
     heal(scene);
     scene.assert_settled("a");
 }
@@ -376,9 +371,8 @@ fn the_target_agent_stands_still_for_a_while() {
     scene.assert_settled("b");
 }
 
-/// Both lists come long before an agent that stands still could answer, and say that it does not.
+/// Both lists come while the agent stands still, and say that it does not answer.
 fn lists_are_without_host_b(scene: &Scene) {
-    let asked_at = Instant::now();
     let hosts: Vec<HostStatus> = scene.lab.incomplete_json(&["hosts"]);
     let answered: Vec<bool> = hosts.iter().map(|host| host.host.is_some()).collect();
     assert_eq!(answered, [true, false], "{hosts:#?}");
@@ -388,7 +382,6 @@ fn lists_are_without_host_b(scene: &Scene) {
     assert_eq!(vms.hosts_not_asked, ["b"]);
     assert!(vms.vms.iter().any(|vm| vm.name == "web" && vm.host == "a"), "{vms:#?}");
     assert!(vms.errors.len() == 1 && vms.errors[0].contains("the agent of b"), "{vms:#?}");
-    assert!(asked_at.elapsed() < STANDS_STILL / 3, "{:?}", asked_at.elapsed());
 }
 
 /// When a link was out, or not watched. That it carried less for a while, as on a busy machine, is left out.

@@ -26,10 +26,6 @@ pub(crate) const SLOW_MBPS: &str = "60";
 /// A flight without KVM on a machine that runs other tests too.
 const FLIGHT_MAX: Duration = Duration::from_secs(100);
 
-/// The longest that a VM may stand still when its agent is gone: 3 s until the guard acts, the rest
-/// for a busy machine.
-pub(crate) const GUARDED_SILENCE_MAX: Duration = Duration::from_secs(8);
-
 /// Of the 5 s that an agent waits for its journal, what a test may take to see that the guest stands still; what the
 /// other agent may take to say that all is there; and how often it is tried.
 const SEEN_WITHIN: Duration = Duration::from_millis(2500);

@@ -18,6 +18,7 @@ use crate::scene::{
     HeldJournal, Scene, SmallDisk, assert_failed, cut_off, impatient_lab, rejoin, result_of, slow_lab,
     wait_until_handed_over,
 };
+use crate::silences::{CUT_SILENCE_MAX, RUNNING_SILENCE_MAX};
 use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -31,13 +32,6 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// A guest is in flight for 3 s over them.
 const LINKS: [&str; 4] = ["--link", "200", "--link", "200"];
-
-/// How long a VM stands still whose last bytes do not arrive: 15 s until the source gives up, and what its QEMU and
-/// a busy machine need.
-const CUT_SILENCE_MAX: Duration = Duration::from_secs(22);
-
-/// How long one does that is not paused at all, on a busy machine.
-const RUNNING_SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// A program meets QEMU in the middle of its work.
 const QMP_DEADLINE: Duration = Duration::from_secs(5);

@@ -349,9 +349,7 @@ async fn after_the_switchover_the_source_never_runs_its_guest_again() {
         let pair = writing_pair(&facts, &facts, "left").await;
         stop_for_post_copy(&pair, CLEAR).await;
         leave(&pair).await;
-        let before = Instant::now();
         has_left(&migration::run(&pair.source, DEADLINE).await, &MigrationStatus::PostcopyActive);
-        assert!(before.elapsed() < DEADLINE / 4, "at once");
         run_on_target(&pair).await;
         wait_until_it_writes(&pair.target).await;
 

@@ -1,0 +1,22 @@
+//! How long a guest may be silent: what is promised to users, and what a busy machine adds.
+//!
+//! These are the only bounds from above on elapsed time that a test asserts, since the silence itself is the promise. All
+//! other tests count, or look at what comes before what, and a deadline only ends a wait that hangs. `chaos/scenarios.rs`
+//! has the promises of single faults, derived from the same constants of the agent.
+
+use std::time::Duration;
+
+/// One that is not paused, or only for its last bytes.
+pub(crate) const RUNNING_SILENCE_MAX: Duration = Duration::from_secs(3);
+
+/// One that is throttled.
+pub(crate) const THROTTLED_SILENCE_MAX: Duration = Duration::from_secs(4);
+
+/// One whose agent is gone: 3 s until the guard acts.
+pub(crate) const GUARDED_SILENCE_MAX: Duration = Duration::from_secs(8);
+
+/// The same while the target's agent does not answer: 4 s.
+pub(crate) const UNANSWERED_SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// One whose last bytes do not arrive: 15 s until the source gives up, and what its QEMU needs.
+pub(crate) const CUT_SILENCE_MAX: Duration = Duration::from_secs(22);
