@@ -17,6 +17,7 @@ mod witness;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
+use drainpipe_engine::format::bytes;
 use drainpipe_engine::journal::Doubt;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmSpec;
@@ -83,7 +84,7 @@ enum JournalCause {
     Time(#[from] jiff::Error),
     #[error("cannot create its directory: {0}")]
     Directory(std::io::Error),
-    #[error("its disk is full: {0} KiB are left; make room there")]
+    #[error("its disk is full: {} are left; make room there", bytes(*.0 as f64))]
     NoRoom(u64),
     #[error("its disk cannot be looked at: {0}")]
     Disk(rustix::io::Errno),
@@ -195,7 +196,7 @@ impl Journal {
             // Some file systems do not say how large they are.
             _ if disk.f_blocks == 0 => Ok(()),
             ROOM_MIN_BYTES.. => Ok(()),
-            free_bytes => Err(JournalCause::NoRoom(free_bytes >> 10)),
+            free_bytes => Err(JournalCause::NoRoom(free_bytes)),
         });
         checked.map_err(|source| JournalError { path: self.path.clone(), source })
     }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use drainpipe_engine::format::duration;
 use drainpipe_engine::problem::ProblemKind;
 use serde::de::IgnoredAny;
 use tokio::time::sleep;
@@ -16,7 +17,7 @@ pub(crate) async fn keep_alive(socket: PathBuf) {
     let every = limit / 4;
     loop {
         if !answers(&socket, every).await {
-            warn!("the agent does not answer itself within {every:?}");
+            warn!("the agent does not answer itself within {}", duration(every.as_secs_f64() * 1e3));
         } else if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]) {
             warn!(%error, "cannot tell the service manager that the agent answers");
         }

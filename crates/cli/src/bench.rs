@@ -201,7 +201,7 @@ async fn at_rest(watch: &Watch) -> Result<[String; 2], Problem> {
             "longest silence of the guest at rest, asked each {beats_every} ms: {}",
             format::duration(silence)
         ),
-        format!("rewritten by the guest at rest: {rate:.0} MiB/s"),
+        format!("rewritten by the guest at rest: {}/s", format::bytes(rate * format::MIB)),
     ])
 }
 

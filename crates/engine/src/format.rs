@@ -39,6 +39,16 @@ pub fn estimate_up_to(ms: f64, most_ms: Option<f64>) -> String {
     }
 }
 
+/// A time that users set, or that something took of it, in seconds as they set it: "20 s", "1800 s".
+pub fn seconds(ms: f64) -> String {
+    if ms.is_finite() && ms >= 0.0 { format!("{:.0} s", ms / 1e3) } else { NONE.to_owned() }
+}
+
+/// A time of a packet there and back, to the microsecond: "0.250 ms".
+pub fn round_trip(ms: f64) -> String {
+    if ms.is_finite() && ms >= 0.0 { format!("{ms:.3} ms") } else { NONE.to_owned() }
+}
+
 fn minutes(ms: f64) -> String {
     let seconds = (ms / 1e3).round();
     format!("{:.0} min {:.0} s", (seconds / 60.0).floor(), seconds % 60.0)
@@ -76,6 +86,22 @@ pub fn bytes(bytes: f64) -> String {
         amount /= 1024.0;
     }
     NONE.to_owned()
+}
+
+/// Memory as specifications have it, in whole MiB: "4096 MiB".
+pub fn mib(mib: u64) -> String {
+    format!("{mib} MiB")
+}
+
+/// Memory that is needed, in MiB as specifications have it, and never too little: beside [`mib_free`], two amounts that
+/// differ never read alike where it matters.
+pub fn mib_needed(bytes: u64) -> String {
+    mib(bytes.div_ceil(1 << 20))
+}
+
+/// Memory that is free, in MiB, and never too much.
+pub fn mib_free(bytes: u64) -> String {
+    mib(bytes >> 20)
 }
 
 /// A ratio: "1.96 ×".
@@ -241,6 +267,22 @@ mod tests {
         ] {
             assert_eq!(bytes(amount), text);
         }
+    }
+
+    #[test]
+    fn what_is_needed_is_more_than_what_is_free_also_by_a_byte() {
+        let bytes = 4_096 << 20;
+        assert_eq!([mib_needed(bytes), mib_free(bytes)], ["4096 MiB", "4096 MiB"]);
+        assert_eq!([mib_needed(bytes + 1), mib_free(bytes)], ["4097 MiB", "4096 MiB"]);
+        assert_eq!([mib_needed(bytes), mib_free(bytes - 1)], ["4096 MiB", "4095 MiB"]);
+    }
+
+    #[test]
+    fn what_users_set_is_said_as_they_set_it() {
+        for (ms, text) in [(20_000.0, "20 s"), (1_800_000.0, "1800 s"), (f64::NAN, NONE), (-1.0, NONE)] {
+            assert_eq!(seconds(ms), text, "{ms}");
+        }
+        assert_eq!(round_trip(0.25), "0.250 ms");
     }
 
     #[test]

@@ -74,6 +74,7 @@ use self::post_copy::{Rest, Trigger};
 use self::undo::{RESUME_ATTEMPTS, Undo};
 pub use self::view::{Stage, Timings};
 use crate::check::finding::Finding;
+use crate::format::seconds;
 use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::progress::{ProgressMeter, Transferred};
@@ -683,7 +684,7 @@ impl Migration {
         let (held_ms, limits) = (self.held_ms(now_ms), self.limits);
         let too_late = match self.phase {
             Phase::AwaitingTurn { .. } => (held_ms >= limits.held_ms)
-                .then(|| format!("its turn to send did not come within {:.0} s", limits.held_ms / 1000.0)),
+                .then(|| format!("its turn to send did not come within {}", seconds(limits.held_ms))),
             Phase::CopyingDisks | Phase::MirroringDisks => {
                 (now_ms - held_ms >= self.total_ms()).then(|| self.disks_not_there_in_time())
             }

@@ -85,7 +85,7 @@ mod tests {
         let reasons = mark_standby(&mut paths(&[Some(5_000), Some(100)]), GIB);
         assert_eq!(
             reasons[0].to_string(),
-            "e1–e1 is on standby: with 100 Mb/s it brings 34 ms and may cost 671 ms"
+            "e1–e1 is on standby: with 0.10 Gb/s it brings 34 ms and may cost 671 ms"
         );
     }
 

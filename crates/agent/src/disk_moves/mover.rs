@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use drainpipe_engine::format::seconds;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskCopy, DiskMeter, DiskState};
 use drainpipe_hypervisor::spec::{Disk, VmSpec};
@@ -92,8 +93,8 @@ impl Mover {
             let silent_ms = lock(&self.one.meter).silent_ms(self.one.now_ms());
             if silent_ms > SILENT_MS_MAX {
                 return Err(Problem::failed(format!(
-                    "nothing was copied for {:.0} s: look at the storage with {}",
-                    silent_ms / 1e3,
+                    "nothing was copied for {}: look at the storage with {}",
+                    seconds(silent_ms),
                     self.one.to
                 )));
             }

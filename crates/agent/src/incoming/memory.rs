@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use drainpipe_engine::facts::{HugePages, MemoryNeeds};
+use drainpipe_engine::format::{mib, mib_free, mib_needed};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::{VmName, VmSpec};
 
@@ -52,11 +53,11 @@ fn check_room(
         return Ok(());
     }
     Err(Problem::refused(format!(
-        "{} is short of memory for VM {}: {} MiB needed, {} MiB available; stop or move VMs there first",
+        "{} is short of memory for VM {}: {} needed, {} available; stop or move VMs there first",
         incoming.host.name(),
         definition.name,
-        needed >> 20,
-        available >> 20
+        mib_needed(needed),
+        mib_free(available)
     )))
 }
 
@@ -73,10 +74,11 @@ fn check_huge_pages(
         return Ok(());
     }
     Err(Problem::refused(format!(
-        "{} is short of huge pages for VM {}: {count} of {size_mib} MiB needed, {free} free; set more aside in \
+        "{} is short of huge pages for VM {}: {count} of {} needed, {free} free; set more aside in \
          /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages",
         incoming.host.name(),
         definition.name,
+        mib(size_mib),
         size_mib << 10
     )))
 }

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use drainpipe_engine::format::{mib_free, mib_needed};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskImage, FileRoom, UnfitDevice};
 use drainpipe_engine::vm_resources::{NotAllowed, Place};
@@ -31,8 +32,8 @@ pub(super) enum CannotMake {
     #[error("there is something under that name already")]
     Taken,
     /// There is not enough room.
-    #[error("{free_mib} MiB are free there, {needed_mib} MiB are needed")]
-    NoRoom { free_mib: u64, needed_mib: u64 },
+    #[error("{} are free there, {} are needed", mib_free(*.free_bytes), mib_needed(*.needed_bytes))]
+    NoRoom { free_bytes: u64, needed_bytes: u64 },
     /// A VM here has it.
     #[error("a VM here names it as its disk {}", .0.display())]
     InUse(PathBuf),
@@ -196,11 +197,11 @@ pub(super) fn check_room(
     promised_bytes: impl FnOnce(u64) -> u64,
 ) -> Result<(), CannotMake> {
     check_free(rules, path)?;
-    let free = room(rules, path, promised_bytes)?.free_bytes;
-    if free >= bytes {
+    let free_bytes = room(rules, path, promised_bytes)?.free_bytes;
+    if free_bytes >= bytes {
         return Ok(());
     }
-    Err(CannotMake::NoRoom { free_mib: free >> 20, needed_mib: bytes.div_ceil(1 << 20) })
+    Err(CannotMake::NoRoom { free_bytes, needed_bytes: bytes })
 }
 
 /// Refuses a name that something has.

@@ -90,7 +90,7 @@ async fn measure(lab: &Lab, arguments: &DemoArguments) -> Result<BenchReport, Pr
     let fleet = ConnectionArguments::of_socket(&lab_command::agent_socket(lab, "a")?).fleet()?;
     let spec = guest_spec(arguments, &newest_machine(&arguments.qemu).await?)?;
     vm::create(&fleet, &spec, None).await?;
-    output::remark(&format!("booting a Linux guest of {} MiB on host a", arguments.memory_mib));
+    output::remark(&format!("booting a Linux guest of {} on host a", format::mib(arguments.memory_mib)));
     vm::start(&fleet, GUEST_NAME, &[]).await?;
     let client_namespace = lab_command::client_namespace(lab)?;
     wait_until_ready(&spec, client_namespace.clone()).await?;

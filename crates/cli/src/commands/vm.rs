@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use drainpipe_agent::api_types::{CreateVm, MigrationView, MoveDiskRequest, ReclaimRequest, VmState, VmView};
+use drainpipe_engine::format::mib;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::result::MigrationResult;
 use drainpipe_hypervisor::spec::{DiskFormat, GroupName, Placement, VmSpec};
@@ -57,7 +58,7 @@ fn tabulate(vms: &[VmView]) -> Result<(), Problem> {
     let tells_owners = vms.iter().any(|vm| vm.manager.is_some());
     let owner = |vm: &VmView| if vm.manager.is_some() { "libvirt" } else { "drainpipe" };
     let rows = vms.iter().map(|vm| {
-        let memory = format!("{} MiB", vm.memory_mib);
+        let memory = mib(vm.memory_mib);
         let row = [vm.name.clone(), vm.host.clone(), describe_state(vm), memory, vm.vcpus.to_string()];
         row.into_iter().chain(tells_owners.then(|| owner(vm).to_owned())).collect()
     });

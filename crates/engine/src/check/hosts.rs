@@ -4,7 +4,7 @@ use super::Pair;
 use super::code::FindingCode;
 use super::facts::{CheckFacts, ForeignRoute};
 use super::finding::{Finding, Place, on};
-use crate::format::duration;
+use crate::format::{duration, mib_free};
 use crate::plan::no_route;
 use crate::protocol::{Speaker, agree};
 
@@ -365,7 +365,7 @@ fn little_memory(pair: Pair<'_>) -> Option<Finding> {
     let free = target.host.memory_available_bytes;
     (pair.vms.is_empty() && free < MEMORY_LOW_BYTES).then(|| {
         Finding::new(FindingCode::TargetMemoryLow, here(target))
-            .what(format!("{} has {} MiB of memory free", target.name(), free >> 20))
+            .what(format!("{} has {} of memory free", target.name(), mib_free(free)))
             .effect("larger VMs are refused there")
             .remedy(on(target.name(), "free -m; move other VMs away first"))
     })

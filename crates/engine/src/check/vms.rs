@@ -9,6 +9,7 @@ use super::finding::{Finding, Place, on};
 use super::hosts::{NEWER_QEMU, dotted, numbers};
 use super::vm::{Obstacle, Told, VmCheck, VmFacts};
 use crate::facts::HugePages;
+use crate::format::{bytes, mib, mib_free, mib_needed};
 
 mod cpu;
 mod files;
@@ -126,10 +127,10 @@ fn padded(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
     (vm.padding_bytes > 0 && vm.memory_bytes >= PADDED_FELT_BYTES).then(|| {
         Finding::new(FindingCode::VmMemoryPadded, [Place::vm(pair.source.name(), &vm.name)])
             .what(format!(
-                "VM {} runs without KVM and was booted for a QEMU before 9.0: it has {} KiB more memory than asked for, so \
+                "VM {} runs without KVM and was booted for a QEMU before 9.0: it has {} more memory than asked for, so \
                  that QEMU sees all its writes",
                 vm.name,
-                vm.padding_bytes >> 10
+                bytes(vm.padding_bytes as f64)
             ))
             .effect(
                 "it may stand still for some seconds when copying begins, while QEMU goes through its memory page by \
@@ -169,11 +170,11 @@ fn memory(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
     (free < needed).then(|| {
         Finding::new(FindingCode::VmMemoryShort, there(pair, vm))
             .what(format!(
-                "{} is short of memory for VM {}: {} MiB needed, {} MiB available",
+                "{} is short of memory for VM {}: {} needed, {} available",
                 pair.target.name(),
                 vm.name,
-                needed >> 20,
-                free >> 20
+                mib_needed(needed),
+                mib_free(free)
             ))
             .effect("the VM is refused there")
             .remedy("stop or move VMs there first; drainpipe hosts shows what each host has free")
@@ -188,12 +189,12 @@ fn memory_of_all(pair: Pair<'_>) -> Option<Finding> {
     (largest <= free && free < all).then(|| {
         Finding::new(FindingCode::VmsMemoryShort, [Place::host(pair.target.name())])
             .what(format!(
-                "the {} VMs of {} need {} MiB together, {} has {} MiB available",
+                "the {} VMs of {} need {} together, {} has {} available",
                 pair.vms.len(),
                 pair.source.name(),
-                all >> 20,
+                mib_needed(all),
                 pair.target.name(),
-                free >> 20
+                mib_free(free)
             ))
             .effect("the last of them are refused there")
             .remedy("take some of them to another host")
@@ -206,8 +207,9 @@ fn huge_pages(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
     (free < count).then(|| {
         Finding::new(FindingCode::VmHugePagesShort, there(pair, vm))
             .what(format!(
-                "{target} is short of huge pages for VM {}: {count} of {size_mib} MiB needed, {free} free",
-                vm.name
+                "{target} is short of huge pages for VM {}: {count} of {} needed, {free} free",
+                vm.name,
+                mib(size_mib)
             ))
             .effect("the VM is refused there")
             .remedy(set_aside(target, HugePages { size_mib, count: count - free }))
@@ -225,8 +227,9 @@ fn huge_pages_of_all(pair: Pair<'_>) -> Vec<Finding> {
         (largest <= free && free < all).then(|| {
             Finding::new(FindingCode::VmsHugePagesShort, [Place::host(target)])
                 .what(format!(
-                    "the VMs of {} need {all} huge pages of {size_mib} MiB together, {target} has {free} free",
-                    pair.source.name()
+                    "the VMs of {} need {all} huge pages of {} together, {target} has {free} free",
+                    pair.source.name(),
+                    mib(size_mib)
                 ))
                 .effect("the last of them are refused there")
                 .remedy(set_aside(target, HugePages { size_mib, count: all - free }))
@@ -294,9 +297,9 @@ fn small_pages(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
         let target = pair.target.name();
         Finding::new(FindingCode::VmSmallPages, there(pair, vm))
             .what(format!(
-                "VM {} has {} GiB, and {target} gives no huge pages (transparent_hugepage is `never`)",
+                "VM {} has {}, and {target} gives no huge pages (transparent_hugepage is `never`)",
                 vm.name,
-                vm.memory_bytes >> 30
+                bytes(vm.memory_bytes as f64)
             ))
             .effect("its memory is in pages of 4 KiB there: it runs slower, and so does its next migration")
             .remedy(format!(

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::disks;
 use super::predict::paths_mbps;
 use super::view::{DrainView, Placement, TargetView, VmView};
-use crate::format::bytes;
+use crate::format::{bytes, mib_free, mib_needed};
 
 /// Targets that the reason of a VM that stays names one by one.
 const NAMED_TARGETS: usize = 5;
@@ -328,9 +328,9 @@ impl<'a> Room<'a> {
         let needs_bytes = needs_bytes(vms);
         (needs_bytes > self.free_bytes).then(|| {
             format!(
-                "{} MiB are needed and {} MiB free after what is planned to go there",
-                needs_bytes.div_ceil(1 << 20),
-                self.free_bytes >> 20
+                "{} are needed and {} free after what is planned to go there",
+                mib_needed(needs_bytes),
+                mib_free(self.free_bytes)
             )
         })
     }

@@ -2,10 +2,11 @@
 
 use super::Migration;
 use crate::check::code::FindingCode;
+use crate::format::seconds;
 
 impl Migration {
     pub(super) fn not_over_in_time(&self, now_ms: f64) -> String {
-        let within = format!("not over within {:.0} s", self.total_ms() / 1000.0);
+        let within = format!("not over within {}", seconds(self.total_ms()));
         let longer = "`migrate --deadline`, or [limits] deadline_s in agent.toml, gives it longer";
         if self.meter.is_stalled(now_ms) {
             return format!("{within}: {}", self.nothing_arrived(now_ms));
@@ -23,7 +24,7 @@ impl Migration {
     }
 
     pub(super) fn nothing_arrived(&self, now_ms: f64) -> String {
-        let seconds = self.meter.silent_ms(now_ms) / 1000.0;
+        let silence = seconds(self.meter.silent_ms(now_ms));
         let waiting = self.meter.stalled_paths(now_ms);
         // What waited on one that is out waits on the others since.
         let out: Vec<_> = self.paths_out.iter().filter(|path| !waiting.contains(path)).cloned().collect();
@@ -33,7 +34,7 @@ impl Migration {
         };
         let over = said(" over ", &waiting, "");
         let beside = said(" (out of use: ", &out, ")");
-        format!("nothing has arrived for {seconds:.0} s{over}{beside}; look at the links of both hosts")
+        format!("nothing has arrived for {silence}{over}{beside}; look at the links of both hosts")
     }
 }
 

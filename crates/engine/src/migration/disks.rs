@@ -1,7 +1,7 @@
 //! The disks that are copied: before the memory, while the VM runs; and over before the hand-over is recorded.
 
 use super::{Action, Migration, Phase};
-use crate::format;
+use crate::format::{self, seconds};
 use crate::progress::pause_is_near;
 use crate::storage::{DiskProgress, HeldWrites, WriteLimit, allowance_ms};
 
@@ -240,13 +240,15 @@ impl Migration {
 
     pub(super) fn disks_not_there_in_time(&self) -> String {
         if (self.disk_copies == DiskCopies::Along { is_outpaced: true }) {
-            let within_s = self.total_ms() / 1000.0;
-            return format!("the disks were not copied within {within_s:.0} s: {ALONG_OUTPACED}");
+            return format!(
+                "the disks were not copied within {}: {ALONG_OUTPACED}",
+                seconds(self.total_ms())
+            );
         }
         format!(
-            "the disks were not copied within {:.0} s: the paths, or the disks themselves, are too slow for what is on them \
+            "the disks were not copied within {}: the paths, or the disks themselves, are too slow for what is on them \
              and what the VM writes; `migrate --deadline` gives it longer",
-            self.total_ms() / 1000.0
+            seconds(self.total_ms())
         )
     }
 
@@ -263,8 +265,8 @@ impl Migration {
         };
         (silent_ms >= self.limits.stall_ms).then(|| {
             format!(
-                "{what} for {:.0} s; look at the links of both hosts, and at the target's disk",
-                silent_ms / 1000.0
+                "{what} for {}; look at the links of both hosts, and at the target's disk",
+                seconds(silent_ms)
             )
         })
     }

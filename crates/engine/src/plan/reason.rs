@@ -7,7 +7,7 @@ use super::incapable::Incapable;
 use super::making::{CORE_ENCRYPTS_MBPS, MULTICHANNEL_CONNECTIONS};
 use super::rdma::NoRdma;
 use super::spreading::NotSpread;
-use crate::format::{duration, rate};
+use crate::format::{duration, link_speed, rate};
 
 /// One reason for what a plan is. Its words are for people.
 #[derive(Debug, Clone, PartialEq)]
@@ -120,17 +120,16 @@ impl fmt::Display for Reason {
             }
             Self::Standby { path, speed_mbps, brings_ms, costs_ms } => {
                 let (brings, costs) = (duration(*brings_ms), duration(*costs_ms));
-                write!(f, "{path} is on standby: with {speed_mbps} Mb/s it brings {brings} and may cost {costs}")
+                write!(f, "{path} is on standby: with {} it brings {brings} and may cost {costs}", rate(*speed_mbps / 1e3))
             }
             Self::SeveralEncrypt { path, speed_mbps } => {
-                let core_gbps = CORE_ENCRYPTS_MBPS as f64 / 1e3;
                 write!(
                     f,
-                    "{MULTICHANNEL_CONNECTIONS} connections share it, since a core of each host encrypts some \
-                     {core_gbps:.0} Gb/s, "
+                    "{MULTICHANNEL_CONNECTIONS} connections share it, since a core of each host encrypts some {}, ",
+                    link_speed(CORE_ENCRYPTS_MBPS)
                 )?;
                 match speed_mbps {
-                    Some(speed_mbps) => write!(f, "fewer than the {:.1} of {path}", *speed_mbps as f64 / 1e3),
+                    Some(speed_mbps) => write!(f, "less than the {} of {path}", link_speed(*speed_mbps)),
                     None => write!(f, "and the speed of {path} is not known"),
                 }
             }

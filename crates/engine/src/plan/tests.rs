@@ -115,7 +115,7 @@ fn what_may_be_faster_than_one_connection_is_encrypted_by_several() {
         (plan.option(), plan.spread(), plan.transfer.parallel().map(|parallel| parallel.channels))
     };
     for (speed_mbps, expected, words) in [
-        (Some(25_000), several, "encrypts some 7 Gb/s, fewer than the 25.0 of e0–e0"),
+        (Some(25_000), several, "encrypts some 7 Gb/s, less than the 25 Gb/s of e0–e0"),
         (None, several, "and the speed of e0–e0 is not known"),
         (Some(CORE_ENCRYPTS_MBPS), one, "one path only, no RDMA device on a and b"),
     ] {

@@ -3,6 +3,7 @@
 use drainpipe_engine::check::facts::BondFacts;
 use drainpipe_engine::check::path_report::{PathEndFacts, PathReport};
 use drainpipe_engine::check::trial::PacketTrial;
+use drainpipe_engine::format::round_trip;
 
 /// Head and rows. What no link has has no column.
 pub(super) fn table(
@@ -52,7 +53,7 @@ fn largest_packet(path: &PathReport) -> String {
 }
 
 fn there_and_back(path: &PathReport) -> String {
-    path.trial.least_round_trip_ms().map_or("unknown".into(), |ms| format!("{ms:.3} ms"))
+    path.trial.least_round_trip_ms().map_or("unknown".into(), round_trip)
 }
 
 fn lost(path: &PathReport) -> String {

@@ -143,7 +143,7 @@ pub(super) const OF_VMS: &[Case] = &[
         Remark,
         "vm-small-pages",
         &["b VM web1"],
-        "has 64 GiB",
+        "has 64.0 GiB",
     ),
     (
         |s| s.vms[0].vm.padding_bytes = 8 << 10,

@@ -4,6 +4,7 @@ use super::super::eta::{Load, LoadStage};
 use super::super::plan::{Move, Stay};
 use super::super::status::{DisksProgress, MoveState, MoveStatus};
 use super::{Closing, Departure};
+use crate::format::bytes;
 use crate::problem::{Problem, ProblemKind};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -286,10 +287,9 @@ impl Entry {
 
     /// Why it was taken from the links.
     pub(super) fn overstayed(&self) -> Problem {
-        let mib = |bytes: u64| bytes >> 20;
-        let (sent, memory) = (mib(self.sent_bytes), mib(self.planned.memory_bytes));
+        let [sent, memory] = [self.sent_bytes, self.planned.memory_bytes].map(|amount| bytes(amount as f64));
         let what = format!(
-            "its memory gets dirty faster than the links carry it: {sent} MiB were sent for its {memory} MiB, and \
+            "its memory gets dirty faster than the links carry it: {sent} were sent for its {memory}, and \
              no end was in sight"
         );
         Problem::failed(match self.patience {
