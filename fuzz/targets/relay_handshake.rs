@@ -1,4 +1,4 @@
-//! What strangers say to either end of a relay.
+//! What unauthenticated peers say to either end of a relay.
 
 #![no_main]
 

@@ -52,7 +52,7 @@ const STREAMS: usize = 8;
 const CONNECTIONS_MAX: usize = 256;
 
 /// Connections that have not shown yet that they may be there.
-const STRANGERS_MAX: usize = 32;
+const UNAUTHENTICATED_MAX: usize = 32;
 
 /// How long the end of all connections may take. The VM stands still meanwhile.
 const FINISHED_WITHIN: Duration = Duration::from_secs(2);
@@ -398,10 +398,10 @@ struct Entrance {
 
 async fn receive(listener: TcpListener, entrance: Entrance) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
+    let unauthenticated = Arc::new(Semaphore::new(UNAUTHENTICATED_MAX));
     let mut connections = JoinSet::new();
     loop {
-        let Ok(stranger) = Arc::clone(&strangers).acquire_owned().await else { return };
+        let Ok(admission) = Arc::clone(&unauthenticated).acquire_owned().await else { return };
         let Ok((socket, from)) = listener.accept().await else {
             // Descriptors may be short for a while.
             sleep(LOOK_EVERY).await;
@@ -410,7 +410,7 @@ async fn receive(listener: TcpListener, entrance: Entrance) {
         while connections.try_join_next().is_some() {}
         let (entrance, places) = (entrance.clone(), Arc::clone(&places));
         connections.spawn(async move {
-            if let Err(error) = entrance.let_in(socket, stranger, &places).await {
+            if let Err(error) = entrance.let_in(socket, admission, &places).await {
                 debug!(%from, %error, "a connection for a disk has ended");
             }
         });
@@ -422,11 +422,11 @@ impl Entrance {
     async fn let_in(
         self,
         socket: TcpStream,
-        stranger: OwnedSemaphorePermit,
+        admission: OwnedSemaphorePermit,
         places: &Semaphore,
     ) -> io::Result<()> {
         let (source, splitter) = timeout(CONNECTED_WITHIN, self.welcome(socket)).await??;
-        drop(stranger);
+        drop(admission);
         let _place = places.try_acquire().map_err(|_| io::Error::other("there are too many of them"))?;
         splitter.serve(source).await.map_err(io::Error::other)
     }

@@ -41,7 +41,7 @@ pub(crate) use self::disks::{
     close as close_disks, keep_expiring, left as left_disks, make as make_disks, named as named_disks,
     promised_bytes as promised_disk_bytes, remove_left as remove_left_disks,
 };
-pub(crate) use self::ending::{clear_discarded, close_arrivals, stop_told};
+pub(crate) use self::ending::{clear_discarded, close_unfinished, stop_told};
 pub(crate) use self::holding::{check_nowhere_else, holding};
 pub(crate) use self::hooks::tell_of_left;
 pub(crate) use self::memory::reserve_memory;

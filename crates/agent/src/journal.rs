@@ -1,12 +1,12 @@
 //! The journal: what this host's agent must know after a crash, and the history of migrations. `SQLite`,
 //! each record durable before the call returns.
 
-mod arrivals;
 mod changes;
 mod disk_moves;
 mod disks;
 mod drains;
 mod hooks;
+mod incoming;
 mod migrations;
 mod schema;
 mod settings;
@@ -27,12 +27,12 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tokio::sync::watch;
 
-pub(crate) use self::arrivals::{Arrival, IncomingRecord};
 pub(crate) use self::changes::HostChange;
 pub(crate) use self::disk_moves::DiskMoveRecord;
 pub(crate) use self::disks::{DiskFile, FileId, LeftFile, MadeDisk, Unrenamed};
 pub(crate) use self::drains::DrainRecord;
 pub(crate) use self::hooks::HookDue;
+pub(crate) use self::incoming::{IncomingRecord, UnfinishedIncoming};
 pub(crate) use self::migrations::OpenMigration;
 use self::schema::open_connection;
 pub(crate) use self::standing::{Adopted, file_of, look, set_aside};
@@ -213,7 +213,7 @@ impl Journal {
     pub(crate) fn forget_vm(&self, name: &str) -> Result<(), JournalError> {
         self.run(|connection| {
             let transaction = connection.transaction()?;
-            arrivals::finish_arrivals_of(&transaction, name)?;
+            incoming::finish_incoming_of(&transaction, name)?;
             transaction.execute("DELETE FROM vms WHERE name = ?1", [name])?;
             transaction.commit()?;
             Ok(())

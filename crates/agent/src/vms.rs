@@ -260,7 +260,7 @@ impl Vms {
     /// it. In doubt it is not: a target's QEMU may say the same of itself (`prelaunch`), and have the only copy of a VM.
     async fn never_ran(&self, name: &str, vmm: &dyn Machine) -> Result<bool, Problem> {
         let is_on_its_way = self.journal.open_migrations()?.iter().any(|open| open.vm == name)
-            || self.journal.unfinished_arrivals()?.iter().any(|arrival| arrival.vm == name);
+            || self.journal.unfinished_incoming()?.iter().any(|unfinished| unfinished.vm == name);
         // QEMU is asked last: one whose target died may not answer for long.
         Ok(!is_on_its_way
             && matches!(vmm.role(), Ok(Role::Fresh))
@@ -525,7 +525,7 @@ impl Vms {
         check(claimed.definition.clone()).await?;
         let spec = claimed.definition.resolve(&self.facts).map_err(Problem::refused)?;
         self.clear_remains(&claimed.definition).await?;
-        self.journal.finish_arrivals_of(name)?;
+        self.journal.finish_incoming_of(name)?;
         let vmm = self
             .launch(spec, &Beside::of(claimed.definition.clone()), Role::Fresh)
             .await

@@ -50,8 +50,8 @@ pub struct CoreWait {
 #[derive(Debug, Clone, Default)]
 pub struct FreeCores {
     looks: VecDeque<f64>,
-    // How many threads of all of one core's shared it, with one more.
-    sharers: VecDeque<f64>,
+    // Among how many threads the kernel shares out each core, with one more.
+    threads: VecDeque<f64>,
     waits: VecDeque<CoreWait>,
 }
 
@@ -68,8 +68,8 @@ impl FreeCores {
         self.waits.push_front(look.wait);
         if let Some(threads) = look.threads_per_core.filter(|threads| *threads >= 0.0 && threads.is_finite())
         {
-            self.sharers.truncate(LOOKS_MAX - 1);
-            self.sharers.push_front(threads + 1.0 / look.cores.max(1.0));
+            self.threads.truncate(LOOKS_MAX - 1);
+            self.threads.push_front(threads + 1.0 / look.cores.max(1.0));
         }
     }
 
@@ -82,8 +82,8 @@ impl FreeCores {
     /// What one thread more gets of a core, 0 to 1; none before there was a second to look at. Of moments, of which each
     /// says little, all count.
     pub fn share(&self) -> Option<f64> {
-        let sharers = self.sharers.iter().sum::<f64>() / self.sharers.len() as f64;
-        (self.sharers.len() >= LATEST).then(|| (1.0 / sharers).min(self.own_share()).min(1.0))
+        let threads = self.threads.iter().sum::<f64>() / self.threads.len() as f64;
+        (self.threads.len() >= LATEST).then(|| (1.0 / threads).min(self.own_share()).min(1.0))
     }
 
     /// What the agent got while it wanted a core.
@@ -165,8 +165,8 @@ mod tests {
             }
             free.share()
         };
-        let crowded = share(10, 990).unwrap();
-        assert!((crowded - 0.01).abs() < 1e-9, "{crowded}: its session shares a small part of the cores");
+        let busy = share(10, 990).unwrap();
+        assert!((busy - 0.01).abs() < 1e-9, "{busy}: its session shares a small part of the cores");
         assert_eq!(share(30, 10), Some(0.2), "it seldom wanted one, and 19 others want the four");
         assert_eq!(share(0, 1), Some(0.2), "too little to tell");
     }

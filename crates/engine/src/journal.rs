@@ -222,14 +222,14 @@ mod tests {
     }
 
     #[test]
-    fn an_older_one_another_and_a_stranger_among_the_qemus_are_told_apart() {
+    fn an_older_one_another_and_an_unrecorded_one_among_the_qemus_are_told_apart() {
         let peer = || Witness::Peer("b".into());
         let older = doubts(&sound("one", 3), &[heard_by(peer(), "one", 4)], &[]);
         assert_eq!(older, [Doubt::Older { by: peer(), heard: 4, found: 3 }]);
         let another = doubts(&sound("one", 9), &[heard_by(peer(), "two", 4)], &[]);
         assert_eq!(another, [Doubt::Another(peer())]);
-        let stranger = doubts(&sound("one", 9), &[heard_by(peer(), "one", 9)], &["web".into()]);
-        assert_eq!(stranger, [Doubt::Unrecorded(vec!["web".into()])]);
+        let unrecorded = doubts(&sound("one", 9), &[heard_by(peer(), "one", 9)], &["web".into()]);
+        assert_eq!(unrecorded, [Doubt::Unrecorded(vec!["web".into()])]);
         let malformed = doubts(&JournalFile::Malformed("no database".into()), &[], &[]);
         assert_eq!(malformed, [Doubt::Malformed("no database".into())]);
     }

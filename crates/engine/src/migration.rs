@@ -253,10 +253,10 @@ impl Migration {
 
     fn next(&mut self, now_ms: f64, event: Event) -> Option<Action> {
         match event {
-            Event::Progress(transferred, arrivals) => {
+            Event::Progress(transferred, paths) => {
                 self.meter.record(now_ms, transferred);
                 self.consider_throttle(now_ms, Some(&transferred));
-                self.meter.record_paths(now_ms, arrivals);
+                self.meter.record_paths(now_ms, paths);
                 self.is_ending = self.meter.left_ms().is_some_and(|left_ms| left_ms <= ENDING_MS);
                 self.consider_holding_writes(now_ms);
                 self.check_limits(now_ms).or_else(|| self.consider_post_copy(now_ms, &transferred))

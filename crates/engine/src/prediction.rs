@@ -16,7 +16,7 @@ pub(crate) const UNKNOWN_SHARE: f64 = 0.25;
 const LEAST_CORES: f64 = 0.01;
 
 /// Other migrations of a drain on the same cores: a target takes four at a time, unless somebody has set it.
-const OWN_SHARERS: f64 = 3.0;
+const OTHER_MIGRATIONS: f64 = 3.0;
 
 /// A host on which one thread more gets less than this of a core is busy.
 const BUSY_BELOW: f64 = 0.7;
@@ -47,8 +47,8 @@ pub fn eased(share: f64) -> f64 {
 }
 
 /// The same if others want as much as now all the time, and other migrations of the drain share the core too.
-pub fn crowded(share: f64) -> f64 {
-    1.0 / (1.0 / share.max(LEAST_CORES) + OWN_SHARERS)
+pub fn busiest(share: f64) -> f64 {
+    1.0 / (1.0 / share.max(LEAST_CORES) + OTHER_MIGRATIONS)
 }
 
 /// Cores that a migration has on the host where it has fewer; absent where one does not say.

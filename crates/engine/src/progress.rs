@@ -202,8 +202,8 @@ impl ProgressMeter {
     }
 
     /// Takes a reading of each path.
-    pub fn record_paths(&mut self, now_ms: f64, arrivals: Vec<PathArrival>) {
-        for PathArrival { link, peer_link, arrived_bytes, is_waiting } in arrivals {
+    pub fn record_paths(&mut self, now_ms: f64, paths: Vec<PathArrival>) {
+        for PathArrival { link, peer_link, arrived_bytes, is_waiting } in paths {
             let meter = self.paths.entry(PathEnds { link, peer_link }).or_default();
             meter.record(now_ms, arrived_bytes, is_waiting);
         }

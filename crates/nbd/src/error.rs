@@ -26,7 +26,7 @@ pub enum SplitterError {
     NoClient,
     /// Another program than the one for which the disk is served.
     #[error("a local NBD client that is not the VM's QEMU")]
-    Stranger,
+    OtherClient,
     /// The local QEMU is gone without a word.
     #[error("the connection to the local QEMU broke: {0}; does it still run?")]
     Client(Arc<io::Error>),

@@ -9,7 +9,7 @@
 //! the idle cores as a [`Sender`](crate::Sender)'s threads are, and count among those.
 
 mod bundle;
-mod steering;
+mod controller;
 mod unpacker;
 mod worker;
 
@@ -74,7 +74,7 @@ impl Packers {
             spawn(format!("disk-pack-{number}"), move || worker::run(&pool))?;
         }
         let pool = Arc::clone(pool);
-        spawn("disk-control".into(), move || steering::run(&pool))?;
+        spawn("disk-control".into(), move || controller::run(&pool))?;
         Ok(packers)
     }
 

@@ -43,13 +43,13 @@ pub(super) struct PacketEnd {
     socket: Arc<UdpSocket>,
     peer: SocketAddr,
     token: Uuid,
-    arrivals: Arc<Arrivals>,
+    counters: Arc<PacketCounters>,
     counting: JoinHandle<()>,
 }
 
 /// What has arrived so far. A size is 16 bits, so there are bounded many.
 #[derive(Debug, Default)]
-struct Arrivals {
+struct PacketCounters {
     counts: Mutex<Arrived>,
     pong: Notify,
 }
@@ -59,9 +59,9 @@ impl PacketEnd {
     pub(super) fn begin(socket: UdpSocket, peer: SocketAddr, token: Uuid) -> io::Result<Self> {
         keep_whole(&socket, peer.ip())?;
         let socket = Arc::new(socket);
-        let arrivals = Arc::new(Arrivals::default());
-        let counting = tokio::spawn(count(Arc::clone(&socket), peer, token, Arc::clone(&arrivals)));
-        Ok(Self { socket, peer, token, arrivals, counting })
+        let counters = Arc::new(PacketCounters::default());
+        let counting = tokio::spawn(count(Arc::clone(&socket), peer, token, Arc::clone(&counters)));
+        Ok(Self { socket, peer, token, counters, counting })
     }
 
     /// Sends packets of these sizes. What the link refuses as too large does not arrive, which says
@@ -78,7 +78,7 @@ impl PacketEnd {
 
     /// What has arrived so far.
     pub(super) fn arrived(&self) -> Arrived {
-        lock(&self.arrivals.counts).clone()
+        lock(&self.counters.counts).clone()
     }
 
     /// The least time to the other end and back.
@@ -90,7 +90,7 @@ impl PacketEnd {
             if began > end {
                 break;
             }
-            let pong = self.arrivals.pong.notified();
+            let pong = self.counters.pong.notified();
             self.say(PING, HEADER_BYTES).await.ok()?;
             if timeout(ROUND_TRIP_DEADLINE, pong).await.is_err() {
                 // A path that does not answer once is not asked on.
@@ -118,7 +118,7 @@ impl Drop for PacketEnd {
 
 /// Unauthenticated peers may send too; only what knows the token and comes from the other end counts. An answer is
 /// as long as what it answers, so nobody is flooded by way of this host.
-async fn count(socket: Arc<UdpSocket>, peer: SocketAddr, token: Uuid, arrivals: Arc<Arrivals>) {
+async fn count(socket: Arc<UdpSocket>, peer: SocketAddr, token: Uuid, counters: Arc<PacketCounters>) {
     let mut datagram = vec![0; usize::from(u16::MAX)];
     loop {
         let Ok((bytes, from)) = socket.recv_from(&mut datagram).await else {
@@ -127,12 +127,12 @@ async fn count(socket: Arc<UdpSocket>, peer: SocketAddr, token: Uuid, arrivals: 
             continue;
         };
         match kind_of(&datagram[..bytes], token).filter(|_| from == peer) {
-            Some(SIZED) => count_one(&arrivals, bytes, peer),
+            Some(SIZED) => count_one(&counters, bytes, peer),
             Some(PING) => {
                 datagram[TOKEN_BYTES] = PONG;
                 let _lost = socket.send_to(&datagram[..bytes], peer).await;
             }
-            Some(PONG) => arrivals.pong.notify_waiters(),
+            Some(PONG) => counters.pong.notify_waiters(),
             _ => {}
         }
     }
@@ -144,10 +144,10 @@ pub(crate) fn kind_of(datagram: &[u8], token: Uuid) -> Option<u8> {
     rest.first().copied().filter(|_| said == token.as_bytes())
 }
 
-fn count_one(arrivals: &Arrivals, bytes: usize, peer: SocketAddr) {
+fn count_one(counters: &PacketCounters, bytes: usize, peer: SocketAddr) {
     let Ok(bytes) = u16::try_from(bytes) else { return };
     let size = bytes.saturating_add(headers_bytes(peer));
-    let mut counts = lock(&arrivals.counts);
+    let mut counts = lock(&counters.counts);
     let count = counts.entry(size).or_default();
     *count = count.saturating_add(1);
 }

@@ -12,7 +12,7 @@ use tracing::{debug, info, warn};
 
 use super::silence::ask_source;
 use super::{Incoming, disks};
-use crate::journal::Arrival;
+use crate::journal::UnfinishedIncoming;
 use crate::vms::{Claim, QMP_DEADLINE};
 
 /// How often what failed is tried again.
@@ -25,59 +25,71 @@ pub(crate) async fn resume_recorded(
     incoming: &Arc<Incoming>,
     is_meant: impl Fn(&str) -> bool,
 ) -> Result<(), Problem> {
-    for arrival in incoming.journal.unfinished_arrivals()? {
-        if !is_meant(&arrival.vm) {
+    for unfinished in incoming.journal.unfinished_incoming()? {
+        if !is_meant(&unfinished.vm) {
             continue;
         }
         let (mut resumption, mut action) = Resumption::begin();
         while !matches!(action, Action::Pause | Action::AskSource | Action::Leave) {
-            action = resumption.handle(perform(incoming, &arrival, action).await);
+            action = resumption.handle(perform(incoming, &unfinished, action).await);
         }
-        tokio::spawn(go_on(Arc::clone(incoming), arrival, resumption, action));
+        tokio::spawn(go_on(Arc::clone(incoming), unfinished, resumption, action));
     }
     Ok(())
 }
 
-async fn go_on(incoming: Arc<Incoming>, arrival: Arrival, mut resumption: Resumption, mut action: Action) {
+async fn go_on(
+    incoming: Arc<Incoming>,
+    unfinished: UnfinishedIncoming,
+    mut resumption: Resumption,
+    mut action: Action,
+) {
     while action != Action::Leave {
-        action = resumption.handle(perform(&incoming, &arrival, action).await);
+        action = resumption.handle(perform(&incoming, &unfinished, action).await);
     }
 }
 
-async fn perform(incoming: &Incoming, arrival: &Arrival, action: Action) -> Event {
-    try_perform(incoming, arrival, action).await.unwrap_or_else(|problem| {
-        not_settled(arrival, &problem);
+async fn perform(incoming: &Incoming, unfinished: &UnfinishedIncoming, action: Action) -> Event {
+    try_perform(incoming, unfinished, action).await.unwrap_or_else(|problem| {
+        not_settled(unfinished, &problem);
         Event::Failed
     })
 }
 
-fn not_settled(arrival: &Arrival, problem: &Problem) {
-    debug!(vm = arrival.vm, %problem, "whether it runs here, and still is this host's, is not settled yet");
+fn not_settled(unfinished: &UnfinishedIncoming, problem: &Problem) {
+    debug!(vm = unfinished.vm, %problem, "whether it runs here, and still is this host's, is not settled yet");
 }
 
-async fn try_perform(incoming: &Incoming, arrival: &Arrival, action: Action) -> Result<Event, Problem> {
+async fn try_perform(
+    incoming: &Incoming,
+    unfinished: &UnfinishedIncoming,
+    action: Action,
+) -> Result<Event, Problem> {
     match action {
-        Action::Recall => return recall(incoming, arrival),
-        Action::LetRun => return Ok(let_run(incoming, arrival).await),
+        Action::Recall => return recall(incoming, unfinished),
+        Action::LetRun => return Ok(let_run(incoming, unfinished).await),
         Action::AskSource => {
-            let (said, problem) = ask_source(incoming, &arrival.source, &arrival.id).await;
+            let (said, problem) = ask_source(incoming, &unfinished.source, &unfinished.id).await;
             if let Some(problem) = problem {
-                not_settled(arrival, &problem);
+                not_settled(unfinished, &problem);
             }
             return Ok(Event::SourceSays(said));
         }
-        Action::Finish => incoming.journal.finish_incoming(&arrival.id)?,
-        Action::Forget => forget(incoming, arrival)?,
+        Action::Finish => incoming.journal.finish_incoming(&unfinished.id)?,
+        Action::Forget => forget(incoming, unfinished)?,
         Action::Pause => sleep(AGAIN_AFTER).await,
         Action::Leave => {}
     }
     Ok(Event::Done)
 }
 
-fn recall(incoming: &Incoming, Arrival { id, vm, .. }: &Arrival) -> Result<Event, Problem> {
+fn recall(
+    incoming: &Incoming,
+    UnfinishedIncoming { id, vm, .. }: &UnfinishedIncoming,
+) -> Result<Event, Problem> {
     let state = incoming.journal.incoming_state(id)?.map(|(_, state)| state);
     let is_open = state == Some(IncomingState::Running);
-    // An older Drainpipe left the arrival open when the VM moved on.
+    // An older Drainpipe left it open when the VM moved on.
     let is_here = incoming.vms.contains(vm);
     // Then only that migration says where it may run.
     let moves_on = incoming.journal.open_migrations()?.iter().any(|open| open.vm == *vm);
@@ -88,7 +100,7 @@ fn recall(incoming: &Incoming, Arrival { id, vm, .. }: &Arrival) -> Result<Event
     })
 }
 
-async fn let_run(incoming: &Incoming, Arrival { id, vm, .. }: &Arrival) -> Event {
+async fn let_run(incoming: &Incoming, UnfinishedIncoming { id, vm, .. }: &UnfinishedIncoming) -> Event {
     let Some(vmm) = incoming.vms.running(vm) else { return Event::Failed };
     if let Err(problem) = disks::close_left_open(incoming, id, &*vmm).await {
         warn!(vm, %problem, "was handed over to this host, but others may write to its disks yet: it does not run");
@@ -107,13 +119,13 @@ async fn let_run(incoming: &Incoming, Arrival { id, vm, .. }: &Arrival) -> Event
 }
 
 /// It was given back to its source, which took this host for lost.
-fn forget(incoming: &Incoming, arrival: &Arrival) -> Result<(), Problem> {
-    let Arrival { id, vm, source } = arrival;
+fn forget(incoming: &Incoming, unfinished: &UnfinishedIncoming) -> Result<(), Problem> {
+    let UnfinishedIncoming { id, vm, source } = unfinished;
     let claimed = incoming.vms.claim(vm, Claim::Changing)?;
     let is_here = claimed.vmm.is_some();
     if !is_here {
         // First: as disks of a VM that was given up they would be removed.
-        disks::keep_given_back(incoming, arrival)?;
+        disks::keep_given_back(incoming, unfinished)?;
     }
     if is_here || !incoming.journal.take_back_run(id)? {
         warn!(

@@ -26,7 +26,7 @@ use super::vm::IncomingVm;
 use super::{Incoming, must_wait, refused_here};
 use crate::api_types::{ConnectionRequest, DiskEndpoint, IncomingRequest, LeftDisk};
 use crate::disk_streams::DiskReceiver;
-use crate::journal::{Arrival, DiskFile, FileId, LeftFile, MadeDisk};
+use crate::journal::{DiskFile, FileId, LeftFile, MadeDisk, UnfinishedIncoming};
 use crate::lock::lock;
 use crate::vm_files::NotMade;
 use crate::vms::QMP_DEADLINE;
@@ -259,8 +259,8 @@ pub(super) async fn close_left_open(incoming: &Incoming, id: &str, vmm: &dyn Mac
 
 /// The VM goes on where it came from, with its disks there. It may have written to these: they stay until an operator
 /// removes them.
-pub(super) fn keep_given_back(incoming: &Incoming, arrival: &Arrival) -> Result<(), Problem> {
-    let Arrival { id, vm, source } = arrival;
+pub(super) fn keep_given_back(incoming: &Incoming, unfinished: &UnfinishedIncoming) -> Result<(), Problem> {
+    let UnfinishedIncoming { id, vm, source } = unfinished;
     for MadeDisk { disk: DiskFile { path, file }, .. } in incoming.journal.made_disks(id)? {
         warn!(
             vm,

@@ -72,15 +72,15 @@ pub(super) async fn remove(incoming: &Incoming, id: &str, entry: Option<&Incomin
     Ok(incoming.journal.forget_incoming_vm(id)?)
 }
 
-/// A VM has left this host, or was removed. What its arrivals still hold here goes, though whoever sent it may not have
-/// heard yet that it ran here.
-pub(crate) async fn close_arrivals(incoming: &Incoming, vm: &str) {
+/// A VM has left this host, or was removed. What its migrations to this host still hold here goes, though whoever sent it
+/// may not have heard yet that it ran here.
+pub(crate) async fn close_unfinished(incoming: &Incoming, vm: &str) {
     for id in incoming.entries.ids_of(vm) {
         match incoming.journal.incoming_state(&id) {
             Ok(Some((_, IncomingState::Finished))) => {}
             Ok(_) => continue,
             Err(error) => {
-                warn!(vm, migration = id, %error, "whether its arrival is closed is not known; looked at again soon");
+                warn!(vm, migration = id, %error, "whether its migration to this host is closed is not known; looked at again soon");
                 continue;
             }
         }
@@ -92,7 +92,7 @@ pub(crate) async fn close_arrivals(incoming: &Incoming, vm: &str) {
 }
 
 /// Puts the network back and records that nothing is left to do.
-pub(super) async fn finish_arrival(incoming: &Incoming, id: &str) -> Result<(), Problem> {
+pub(super) async fn finish_incoming(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     incoming.transfer.watches.leave(id).await?;
     incoming.journal.finish_incoming(id)?;
     let entry = incoming.entries.remove(id);

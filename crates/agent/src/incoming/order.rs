@@ -13,7 +13,7 @@ use drainpipe_relay::{Receiver, RelayError};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::{info, warn};
 
-use super::ending::{finish_arrival, remove};
+use super::ending::{finish_incoming, remove};
 use super::post_copy::{look_at_rest, told_qemu};
 use super::vm::{IncomingVm, WATCH_EVERY, not_built};
 use super::{Incoming, no_migration, not_on_its_way};
@@ -177,7 +177,7 @@ impl<'a> Carrier<'a> {
             Action::TakeBackRun => drop(incoming.journal.take_back_run(id)?),
             Action::RecordDiscard => return Ok(Event::State(incoming.journal.discard_incoming(id)?)),
             Action::Remove => remove(incoming, id, self.entry.as_deref()).await?,
-            Action::Close => finish_arrival(incoming, id).await?,
+            Action::Close => finish_incoming(incoming, id).await?,
             Action::NoteSourceKnows => incoming.journal.source_knows(id)?,
             // Those who carry out are given no answer to carry out.
             Action::Answer(_) => {}

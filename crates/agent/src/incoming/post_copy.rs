@@ -40,7 +40,7 @@ pub(super) async fn look_at_rest(vmm: &dyn Machine) -> Result<Received, VmError>
 
 /// Takes up the VMs of which a part was still to come when an earlier life of this agent ended.
 pub(crate) async fn take_up_parts(incoming: &Arc<Incoming>) -> Result<(), Problem> {
-    for record in incoming.journal.post_copy_arrivals()? {
+    for record in incoming.journal.post_copy_incoming()? {
         let is_last = incoming.journal.is_last_incoming(&record)?;
         let vmm = incoming.vms.running(&record.vm).filter(|vmm| is_last && vmm.alive());
         if let Some(vmm) = vmm

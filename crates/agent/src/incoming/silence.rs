@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::Incoming;
-use super::ending::finish_arrival;
+use super::ending::finish_incoming;
 use super::order::carry_out;
 use super::vm::{IncomingVm, WATCH_EVERY};
 use crate::api_types::HandOverView;
@@ -48,7 +48,7 @@ pub(super) async fn perform(incoming: &Incoming, entry: &IncomingVm, action: Act
         Action::Hear => entry.hear(),
         Action::Look => return look(incoming, entry).await,
         Action::Close => {
-            if let Err(problem) = finish_arrival(incoming, &entry.id).await {
+            if let Err(problem) = finish_incoming(incoming, &entry.id).await {
                 cannot_settle(entry, &problem);
             }
         }

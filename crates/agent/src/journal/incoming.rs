@@ -25,7 +25,7 @@ pub(crate) struct IncomingRecord {
 
 /// A VM that came here and may not have been let run yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Arrival {
+pub(crate) struct UnfinishedIncoming {
     /// Identifier of the migration.
     pub(crate) id: String,
     /// The VM.
@@ -77,7 +77,7 @@ impl Journal {
                 IncomingState::Discarded => return Ok(false),
             }
             // It has left since, if it was here before.
-            finish_arrivals_of(&transaction, &record.vm)?;
+            finish_incoming_of(&transaction, &record.vm)?;
             transaction.execute("UPDATE incoming SET state = 'running' WHERE id = ?1", [id])?;
             insert_vm(&transaction, &record.spec)?;
             transaction.commit()?;
@@ -128,17 +128,18 @@ impl Journal {
     }
 
     /// A VM is this host's, whatever the host says that it came from: somebody boots it here.
-    pub(crate) fn finish_arrivals_of(&self, name: &str) -> Result<(), JournalError> {
-        self.run(|connection| finish_arrivals_of(connection, name))
+    pub(crate) fn finish_incoming_of(&self, name: &str) -> Result<(), JournalError> {
+        self.run(|connection| finish_incoming_of(connection, name))
     }
 
     /// VMs that are recorded to run here, of which nobody has said yet that they do.
-    pub(crate) fn unfinished_arrivals(&self) -> Result<Vec<Arrival>, JournalError> {
+    pub(crate) fn unfinished_incoming(&self) -> Result<Vec<UnfinishedIncoming>, JournalError> {
         self.run(|connection| {
             let mut statement =
                 connection.prepare("SELECT id, vm, source FROM incoming WHERE state = 'running'")?;
-            let rows = statement
-                .query_map([], |row| Ok(Arrival { id: row.get(0)?, vm: row.get(1)?, source: row.get(2)? }))?;
+            let rows = statement.query_map([], |row| {
+                Ok(UnfinishedIncoming { id: row.get(0)?, vm: row.get(1)?, source: row.get(2)? })
+            })?;
             Ok(rows.collect::<Result<_, _>>()?)
         })
     }
@@ -198,7 +199,7 @@ impl Journal {
     }
 
     /// VMs that run here, or did, and may have before all their memory was there.
-    pub(crate) fn post_copy_arrivals(&self) -> Result<Vec<IncomingRecord>, JournalError> {
+    pub(crate) fn post_copy_incoming(&self) -> Result<Vec<IncomingRecord>, JournalError> {
         self.incoming_where("post_copy = 1 AND state IN ('running', 'finished')")
     }
 
@@ -242,7 +243,7 @@ fn prune(connection: &Connection, keep: u32) -> Result<(), JournalCause> {
     Ok(())
 }
 
-pub(super) fn finish_arrivals_of(connection: &Connection, vm: &str) -> Result<(), JournalCause> {
+pub(super) fn finish_incoming_of(connection: &Connection, vm: &str) -> Result<(), JournalCause> {
     connection.execute("UPDATE incoming SET state = 'finished' WHERE vm = ?1 AND state = 'running'", [vm])?;
     disks_are_its_own(connection)
 }

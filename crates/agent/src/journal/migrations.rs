@@ -6,7 +6,7 @@ use drainpipe_engine::result::MigrationResult;
 use jiff::Timestamp;
 use rusqlite::{OptionalExtension, params};
 
-use super::arrivals::finish_arrivals_of;
+use super::incoming::finish_incoming_of;
 use super::{HISTORY_LENGTH, Journal, JournalError, from_json, to_json};
 use crate::api_types::MigrateRequest;
 
@@ -95,7 +95,7 @@ impl Journal {
             )?;
             if vm_left {
                 // Whoever sent it here may not have heard yet that it ran. It never runs here by that migration again.
-                finish_arrivals_of(&transaction, &result.vm)?;
+                finish_incoming_of(&transaction, &result.vm)?;
                 transaction.execute("DELETE FROM vms WHERE name = ?1", [&result.vm])?;
             }
             transaction.execute(

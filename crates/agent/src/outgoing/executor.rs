@@ -407,7 +407,7 @@ impl Executor {
             warn!(%problem, migration = result.id, "the network is put back at the next start");
         }
         if left {
-            incoming::close_arrivals(&self.outgoing.incoming, &result.vm).await;
+            incoming::close_unfinished(&self.outgoing.incoming, &result.vm).await;
             self.outgoing.vms.forget(&result.vm);
         } else if let Ok(vmm) = self.vmm() {
             self.forget_leaving_disks();

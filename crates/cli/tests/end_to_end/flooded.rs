@@ -27,12 +27,12 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// More than an agent has places for, whoever they are of.
-const STRANGERS: usize = 1_500;
+const UNAUTHENTICATED: usize = 1_500;
 const IDLE: usize = 300;
 
 /// As fast as it grows, and as what is closed is made anew: what is silent is closed after 3 s, so that all of the agent's
 /// places are taken all the time.
-const STRANGERS_EVERY: Duration = Duration::from_millis(1);
+const UNAUTHENTICATED_EVERY: Duration = Duration::from_millis(1);
 const IDLE_EVERY: Duration = Duration::from_millis(10);
 
 /// In which a flood is waited for.
@@ -41,8 +41,9 @@ const PARTS: usize = 10;
 fn silent_connections_keep_nobody_out() {
     let scene = scene();
     let address = scene.lab.agent_address("a");
-    let flood =
-        Flood::start(&scene.lab, STRANGERS, STRANGERS_EVERY, move || TcpStream::connect(address).ok());
+    let flood = Flood::start(&scene.lab, UNAUTHENTICATED, UNAUTHENTICATED_EVERY, move || {
+        TcpStream::connect(address).ok()
+    });
     assert_unharmed(&scene, flood);
 }
 

@@ -29,7 +29,7 @@ fn who_connects_before_the_source_is_not_let_in() {
         .flat_map(|host| ["e0", "e1"].map(|link| lab.lab().spec().link_address(host, link).unwrap().into()))
         .collect();
     let (going, rounds) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
-    let strangers: Vec<_> = addresses
+    let peers: Vec<_> = addresses
         .into_iter()
         .map(|address| {
             let namespace = File::open(lab.namespace("c")).unwrap();
@@ -44,14 +44,14 @@ fn who_connects_before_the_source_is_not_let_in() {
             })
         })
         .collect();
-    eventually("the stranger is there", || rounds.load(Ordering::Relaxed) > 4);
+    eventually("the unauthenticated peers are there", || rounds.load(Ordering::Relaxed) > 4);
     for target in ["b", "a"] {
         let result = lab.migrate("web", target, &["--option", "tcp"]);
         assert!(!result.encryption.is_some_and(|used| used.is_encrypted), "it was to go in the clear");
     }
     going.store(false, Ordering::Relaxed);
-    for stranger in strangers {
-        stranger.join().unwrap();
+    for peer in peers {
+        peer.join().unwrap();
     }
     guest.assert_intact();
     eventually("the network is put back", || lab.network() == before);

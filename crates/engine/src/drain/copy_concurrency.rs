@@ -1,16 +1,16 @@
 //! How many VMs have their disks copied at a time between the same two devices, found by trying.
 //!
-//! Each lane begins with one. When copies have carried something for a while, one more is let into one lane. It stays
+//! Each pair of devices begins with one. When copies have carried something for a while, one more is let onto one pair. It stays
 //! so if all copies together carry clearly more then, else there is one fewer when the next one ends: disks seek, links
-//! do not. One lane is tried at a time, since lanes share links.
+//! do not. One pair is tried at a time, since pairs share links.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::concurrency::NEARLY_FULL;
-use super::disks::Lane;
+use super::disks::DevicePair;
 
-/// VMs at most in one lane: beyond these no disk was seen to gain.
-const LANE_MAX: u8 = 4;
+/// VMs at most between one pair of devices: beyond these no disk was seen to gain.
+const COPIES_MAX: u8 = 4;
 
 /// After a copy has begun or ended the others need so long until they carry what they will.
 const RAMP_MS: f64 = 1_000.0;
@@ -21,19 +21,19 @@ const WINDOW_MS: f64 = 4_000.0;
 /// One more must carry so much more.
 const GAIN: f64 = 0.05;
 
-/// After a try that did not pay none is made in that lane for so long; twice as long after each further one.
+/// After a try that did not pay none is made with that pair for so long; twice as long after each further one.
 const HOLD_MS: f64 = 30_000.0;
 
 /// The longest hold.
 const HOLD_MS_MAX: f64 = 480_000.0;
 
-/// How many VMs are in each lane.
-pub(super) type Busy = BTreeMap<Lane, u8>;
+/// How many VMs are copied between each pair.
+pub(super) type Busy = BTreeMap<DevicePair, u8>;
 
 /// Finds how many are best in each.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Lanes {
-    known: BTreeMap<Lane, OfLane>,
+pub(super) struct CopyConcurrency {
+    known: BTreeMap<DevicePair, OfPair>,
     trial: Option<Trial>,
     window: Option<Window>,
     // What all links carry together, in bytes per ms, where that is known.
@@ -41,22 +41,22 @@ pub(super) struct Lanes {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct OfLane {
+struct OfPair {
     allowed: u8,
     hold_ms: f64,
     hold_until_ms: f64,
 }
 
-impl Default for OfLane {
+impl Default for OfPair {
     fn default() -> Self {
         Self { allowed: 1, hold_ms: HOLD_MS, hold_until_ms: f64::NEG_INFINITY }
     }
 }
 
-/// One more in a lane than was found to be good.
+/// One more between a pair than was found to be good.
 #[derive(Debug, Clone)]
 struct Trial {
-    lane: Lane,
+    pair: DevicePair,
     // What all carried without it, and who was where.
     carried: f64,
     before: Busy,
@@ -70,30 +70,30 @@ struct Window {
     first: Option<(f64, u64)>,
 }
 
-impl Lanes {
+impl CopyConcurrency {
     /// What all links carry together from now on, in bytes per ms, where that is known.
     pub(super) fn carry_at_most(&mut self, links: Option<f64>) {
         self.links = links;
     }
 
     /// How many VMs may be in it.
-    pub(super) fn allowed(&self, lane: &Lane) -> u8 {
-        self.known.get(lane).map_or(1, |of| of.allowed)
+    pub(super) fn allowed(&self, pair: &DevicePair) -> u8 {
+        self.known.get(pair).map_or(1, |of| of.allowed)
     }
 
     /// Whether a VM may be let into these, where so many are by now.
-    pub(super) fn have_room(&self, lanes: &BTreeSet<Lane>, busy: &Busy) -> bool {
-        lanes.iter().all(|lane| in_lane(busy, lane) < self.allowed(lane))
+    pub(super) fn have_room(&self, pairs: &BTreeSet<DevicePair>, busy: &Busy) -> bool {
+        pairs.iter().all(|pair| between(busy, pair) < self.allowed(pair))
     }
 
     /// Takes a sample, some times a second: what all copies have carried since the drain began, unless something else is
-    /// on the links; in which lanes copies are under way; and which are wanted by VMs that wait.
+    /// on the links; between which devices copies are under way; and which are wanted by VMs that wait.
     pub(super) fn observe(
         &mut self,
         now_ms: f64,
         copied_bytes: Option<u64>,
         busy: &Busy,
-        wanted: &BTreeSet<Lane>,
+        wanted: &BTreeSet<DevicePair>,
     ) {
         self.end_unwanted_trial(busy, wanted);
         let Some(copied_bytes) = copied_bytes.filter(|_| !busy.is_empty()) else {
@@ -125,40 +125,40 @@ impl Lanes {
         Some(copied_bytes.saturating_sub(first_bytes) as f64 / (now_ms - first_ms))
     }
 
-    /// In the lane with the fewest that somebody waits for.
-    fn begin_trial(&mut self, now_ms: f64, carries: f64, busy: &Busy, wanted: &BTreeSet<Lane>) {
+    /// With the pair of the fewest that somebody waits for.
+    fn begin_trial(&mut self, now_ms: f64, carries: f64, busy: &Busy, wanted: &BTreeSet<DevicePair>) {
         let are_full = self.links.is_some_and(|links| carries >= NEARLY_FULL * links);
-        let is_settled = busy.iter().all(|(lane, count)| *count <= self.allowed(lane));
+        let is_settled = busy.iter().all(|(pair, count)| *count <= self.allowed(pair));
         if carries <= 0.0 || are_full || !is_settled {
             return;
         }
-        let may_be_tried = |lane: &&Lane| {
-            let of = self.known.get(*lane).copied().unwrap_or_default();
-            in_lane(busy, lane) == of.allowed && of.allowed < LANE_MAX && now_ms >= of.hold_until_ms
+        let may_be_tried = |pair: &&DevicePair| {
+            let of = self.known.get(*pair).copied().unwrap_or_default();
+            between(busy, pair) == of.allowed && of.allowed < COPIES_MAX && now_ms >= of.hold_until_ms
         };
-        let Some(lane) = wanted.iter().filter(may_be_tried).min_by_key(|lane| self.allowed(lane)) else {
+        let Some(pair) = wanted.iter().filter(may_be_tried).min_by_key(|pair| self.allowed(pair)) else {
             return;
         };
-        self.known.entry(lane.clone()).or_default().allowed += 1;
-        self.trial = Some(Trial { lane: lane.clone(), carried: carries, before: busy.clone() });
+        self.known.entry(pair.clone()).or_default().allowed += 1;
+        self.trial = Some(Trial { pair: pair.clone(), carried: carries, before: busy.clone() });
     }
 
     fn judge(&mut self, now_ms: f64, trial: Trial, carries: f64, busy: &Busy) {
-        if in_lane(busy, &trial.lane) < self.allowed(&trial.lane) {
+        if between(busy, &trial.pair) < self.allowed(&trial.pair) {
             // It has not begun yet.
             self.trial = Some(trial);
             return;
         }
         let mut one_fewer = busy.clone();
-        one_fewer.entry(trial.lane.clone()).and_modify(|count| *count -= 1);
+        one_fewer.entry(trial.pair.clone()).and_modify(|count| *count -= 1);
         let does_pay = carries >= trial.carried * (1.0 + GAIN);
         // Beside others than before, it says nothing.
         let is_comparable = one_fewer == trial.before;
         if is_comparable && does_pay {
             return;
         }
-        self.step_back(&trial.lane);
-        let of = self.known.entry(trial.lane).or_default();
+        self.step_back(&trial.pair);
+        let of = self.known.entry(trial.pair).or_default();
         of.hold_until_ms = now_ms + of.hold_ms;
         if is_comparable {
             of.hold_ms = (of.hold_ms * 2.0).min(HOLD_MS_MAX);
@@ -166,24 +166,24 @@ impl Lanes {
     }
 
     /// Nobody is there any more who would be let in.
-    fn end_unwanted_trial(&mut self, busy: &Busy, wanted: &BTreeSet<Lane>) {
+    fn end_unwanted_trial(&mut self, busy: &Busy, wanted: &BTreeSet<DevicePair>) {
         let Some(trial) = self.trial.take() else { return };
-        let has_begun = in_lane(busy, &trial.lane) >= self.allowed(&trial.lane);
-        if has_begun || wanted.contains(&trial.lane) {
+        let has_begun = between(busy, &trial.pair) >= self.allowed(&trial.pair);
+        if has_begun || wanted.contains(&trial.pair) {
             self.trial = Some(trial);
         } else {
-            self.step_back(&trial.lane);
+            self.step_back(&trial.pair);
         }
     }
 
-    fn step_back(&mut self, lane: &Lane) {
-        let of = self.known.entry(lane.clone()).or_default();
+    fn step_back(&mut self, pair: &DevicePair) {
+        let of = self.known.entry(pair.clone()).or_default();
         of.allowed = of.allowed.saturating_sub(1).max(1);
     }
 }
 
-fn in_lane(busy: &Busy, lane: &Lane) -> u8 {
-    busy.get(lane).copied().unwrap_or(0)
+fn between(busy: &Busy, pair: &DevicePair) -> u8 {
+    busy.get(pair).copied().unwrap_or(0)
 }
 
 #[cfg(test)]

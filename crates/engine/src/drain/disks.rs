@@ -30,20 +30,20 @@ pub struct FileSystemView {
 
 /// From one device to another: copies between the same two share what these can do.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Lane {
+pub(super) struct DevicePair {
     target: String,
     from_device: u64,
     to_device: u64,
 }
 
 /// Between which devices these are copied.
-pub(super) fn lanes(target: &str, disks: &[DrainedDisk]) -> BTreeSet<Lane> {
-    let lane = |disk: &DrainedDisk| Lane {
+pub(super) fn device_pairs(target: &str, disks: &[DrainedDisk]) -> BTreeSet<DevicePair> {
+    let pair = |disk: &DrainedDisk| DevicePair {
         target: target.to_owned(),
         from_device: disk.from_device,
         to_device: disk.to_device,
     };
-    disks.iter().map(lane).collect()
+    disks.iter().map(pair).collect()
 }
 
 /// What their copies have to carry. Of an image that stands on others it is not known, and at most its size.

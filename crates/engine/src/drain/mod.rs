@@ -1,27 +1,27 @@
 //! Emptying a host: what is known, the plan that follows, who decides while it is carried out.
 //!
 //! ```text
-//! view         what was seen when the plan was made: VMs, targets, what was remembered
-//! disks        which disks go with a VM, and between which devices
-//! plan         which VM goes where, in which order, how long it will take; which stay, and why
-//! placement    which target takes which VM
-//! order        whose turn it is among those that go to several targets
-//! limited      what to know of bandwidth limits before it begins
-//! lint         whether a plan may be carried out as it is
-//! predict      what moving one VM will take
-//! host_links   what the host's links carry to several targets at once
-//! schedule     how long all take that share the links
-//! concurrency  how many VMs are on the links at a time
-//! lanes        how many copy disks at a time
-//! eta          when it will be over
-//! run          the drain under way: events in, actions out
+//! view              what was seen when the plan was made: VMs, targets, what was remembered
+//! disks             which disks go with a VM, and between which devices
+//! plan              which VM goes where, in which order, how long it will take; which stay, and why
+//! placement         which target takes which VM
+//! order             whose turn it is among those that go to several targets
+//! limited           what to know of bandwidth limits before it begins
+//! lint              whether a plan may be carried out as it is
+//! predict           what moving one VM will take
+//! host_links        what the host's links carry to several targets at once
+//! schedule          how long all take that share the links
+//! concurrency       how many VMs are on the links at a time
+//! copy_concurrency  how many copy disks at a time
+//! eta               when it will be over
+//! run               the drain under way: events in, actions out
 //! ```
 
 mod concurrency;
+mod copy_concurrency;
 pub mod disks;
 pub mod eta;
 mod host_links;
-mod lanes;
 mod limited;
 pub mod lint;
 mod order;

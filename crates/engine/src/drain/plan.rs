@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::concurrency::Concurrency;
-use super::disks::{self, DrainedDisk, Lane, lanes};
+use super::copy_concurrency::CopyConcurrency;
+use super::disks::{self, DevicePair, DrainedDisk, device_pairs};
 use super::host_links::HostLinks;
-use super::lanes::Lanes;
 use super::limited::limits_told;
 use super::order::in_turns;
 use super::placement::{Place, place, way_of, without_reserve};
@@ -95,8 +95,8 @@ impl Move {
     }
 
     /// Between which devices its disks go.
-    pub(super) fn lanes(&self) -> BTreeSet<Lane> {
-        lanes(&self.target, &self.disks)
+    pub(super) fn device_pairs(&self) -> BTreeSet<DevicePair> {
+        device_pairs(&self.target, &self.disks)
     }
 }
 
@@ -118,7 +118,7 @@ const NO_POST_COPY_WITH_DISKS: &str = "its disks are copied, and the two do not 
 /// Makes the plan for what is seen. The limits, if there are any, bound how many VMs are on the links at a time: as
 /// they do in the drain that carries it out, by the targets that VMs go to.
 pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
-    let (eased, crowded) = (on_busy_cores(view, prediction::eased), on_busy_cores(view, prediction::crowded));
+    let (eased, busiest) = (on_busy_cores(view, prediction::eased), on_busy_cores(view, prediction::busiest));
     let view = eased.as_ref().unwrap_or(view);
     let places = place(view);
     let (mut going, mut stays) = (vec![], vec![]);
@@ -168,10 +168,10 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
     let concurrency = plan.concurrency(most, 0.0);
     let under_way = limits.map_or(u8::MAX, |limits| limits.most_under_way(names()));
     let places = Places { concurrency, under_way };
-    let schedule = schedule_of(view, &going, host.clone(), places.clone(), plan.new_lanes());
-    plan.predicted_most_ms = crowded.filter(|_| !going.is_empty()).map(|crowded| {
-        let going: Vec<Going<'_>> = going.iter().map(|going| going.among(&crowded)).collect();
-        let most_ms = schedule_of(&crowded, &going, host, places, plan.new_lanes()).total_ms;
+    let schedule = schedule_of(view, &going, host.clone(), places.clone(), plan.copy_concurrency());
+    plan.predicted_most_ms = busiest.filter(|_| !going.is_empty()).map(|busiest| {
+        let going: Vec<Going<'_>> = going.iter().map(|going| going.among(&busiest)).collect();
+        let most_ms = schedule_of(&busiest, &going, host, places, plan.copy_concurrency()).total_ms;
         // Another order of the same moves may take less, though each takes longer.
         most_ms.max(schedule.total_ms)
     });
@@ -190,10 +190,10 @@ impl DrainPlan {
     }
 
     /// How the number of copies of disks at a time is found, from now on.
-    pub(super) fn new_lanes(&self) -> Lanes {
-        let mut lanes = Lanes::default();
-        lanes.carry_at_most(self.links_bytes_per_ms());
-        lanes
+    pub(super) fn copy_concurrency(&self) -> CopyConcurrency {
+        let mut copies = CopyConcurrency::default();
+        copies.carry_at_most(self.links_bytes_per_ms());
+        copies
     }
 
     /// What the links carry together, where that is known.
@@ -335,7 +335,7 @@ fn schedule_of(
     going: &[Going<'_>],
     host: HostLinks,
     places: Places,
-    lanes_at_a_time: Lanes,
+    copy_concurrency: CopyConcurrency,
 ) -> Schedule {
     let of_target = |mbps: fn(&TargetView) -> f64| {
         view.targets.iter().map(|target| bytes_per_ms(mbps(target))).collect::<Vec<_>>()
@@ -351,9 +351,9 @@ fn schedule_of(
         load: going.prediction.load,
         setup_ms: setup_ms(&view.targets[going.target]),
         completion_ms: completion_ms(&view.targets[going.target]),
-        lanes: lanes(&view.targets[going.target].name, going.disks),
+        device_pairs: device_pairs(&view.targets[going.target].name, going.disks),
     };
-    schedule(&going.iter().map(transfer).collect::<Vec<_>>(), &links, places, lanes_at_a_time)
+    schedule(&going.iter().map(transfer).collect::<Vec<_>>(), &links, places, copy_concurrency)
 }
 
 /// The same view with other cores on the ways where they are busy, if they are on any.

@@ -1,9 +1,9 @@
 //! What moving a VM will take: what it has to send, and what its links carry.
 
 use super::concurrency::{Concurrency, NEARLY_FULL};
+use super::copy_concurrency::CopyConcurrency;
 use super::disks;
 use super::host_links::HostLinks;
-use super::lanes::Lanes;
 use super::schedule::{Course, Links, Places, Transfer, schedule};
 use super::view::{MemorySample, PathHistory, TargetView, VmView};
 use crate::convergence::converges;
@@ -148,10 +148,10 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
         target_bytes_per_ms: vec![bytes_per_ms],
         host: HostLinks::of_speeds(&[speed_mbps(target)]),
     };
-    let lanes = disks::lanes(&target.name, vm.copies_to(&target.name));
-    let transfer = Transfer { target: 0, load, lanes, setup_ms: 0.0, completion_ms: 0.0 };
+    let device_pairs = disks::device_pairs(&target.name, vm.copies_to(&target.name));
+    let transfer = Transfer { target: 0, load, device_pairs, setup_ms: 0.0, completion_ms: 0.0 };
     let places = Places { concurrency: Concurrency::fixed(1), under_way: 1 };
-    let course = schedule(&[transfer], &alone, places, Lanes::default()).courses[0];
+    let course = schedule(&[transfer], &alone, places, CopyConcurrency::default()).courses[0];
     let Course { transfer_ms, bytes } = course;
     let converges = load.converges(bytes_per_ms_to_converge(target));
     Prediction {

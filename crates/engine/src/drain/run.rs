@@ -37,9 +37,9 @@ mod turns;
 use std::collections::BTreeSet;
 
 use super::concurrency::Concurrency;
+use super::copy_concurrency::CopyConcurrency;
 use super::disks::DrainedDisk;
 use super::eta::Eta;
-use super::lanes::Lanes;
 use super::pace::Pace;
 use super::plan::{DrainPlan, Stay};
 use super::status::{DrainState, DrainStatus, MoveStatus};
@@ -276,7 +276,7 @@ pub struct Drain {
     // Those of them that may go when room comes free.
     await_room: bool,
     concurrency: Concurrency,
-    lanes: Lanes,
+    copy_concurrency: CopyConcurrency,
     // VMs that leave this host by migrations of somebody else.
     others: u8,
     pace: Pace,
@@ -311,7 +311,7 @@ impl Drain {
             predicted_ms: plan.predicted_ms,
             predicted_most_ms: plan.predicted_most_ms,
             concurrency: plan.concurrency(most, now_ms),
-            lanes: plan.new_lanes(),
+            copy_concurrency: plan.copy_concurrency(),
             others,
             pace: Pace::default(),
             eta: Eta::planned(entries.iter().map(Entry::load), plan.predicted_ms),
@@ -377,7 +377,7 @@ impl Drain {
             self.pace.sample(now_ms);
         }
         self.eta.look(now_ms, self.entries.iter().map(Entry::load));
-        self.observe_lanes(now_ms);
+        self.observe_copies(now_ms);
         // Beside copies of disks, what arrives of memory says nothing.
         let is_alone = !self.entries.iter().any(|entry| entry.stage == Stage::CopyingDisks);
         let on_links = if is_alone { self.staying_on_links(now_ms) } else { 0 };

@@ -4,9 +4,9 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::concurrency::Concurrency;
-use super::disks::Lane;
+use super::copy_concurrency::{Busy, CopyConcurrency};
+use super::disks::DevicePair;
 use super::host_links::HostLinks;
-use super::lanes::{Busy, Lanes};
 use super::predict::{Load, ROUNDS_MAX, whole_bytes};
 use super::run::{AHEAD, FIRST_ALONE_MS};
 use crate::migration::{ENDING_MS, downtime_limit_ms};
@@ -33,7 +33,7 @@ pub(super) struct Transfer {
     /// What it has to send.
     pub(super) load: Load,
     /// Between which devices its disks are copied.
-    pub(super) lanes: BTreeSet<Lane>,
+    pub(super) device_pairs: BTreeSet<DevicePair>,
     /// Steps 1 to 5 that come before its turn.
     pub(super) setup_ms: f64,
     /// Steps 9 and 10 that follow it.
@@ -81,15 +81,20 @@ pub(super) struct Schedule {
 }
 
 /// Plays transfers through that share the links fairly. The next one's turn comes when little is left of a VM; that of a
-/// VM with disks when its lanes have room, and no VM without waits before it.
-pub(super) fn schedule(transfers: &[Transfer], links: &Links, places: Places, lanes: Lanes) -> Schedule {
+/// VM with disks when its devices have room, and no VM without waits before it.
+pub(super) fn schedule(
+    transfers: &[Transfer],
+    links: &Links,
+    places: Places,
+    copy_concurrency: CopyConcurrency,
+) -> Schedule {
     let Places { concurrency, under_way } = places;
     let mut play = Play {
         transfers,
         links,
         concurrency,
         under_way: usize::from(under_way.max(1)),
-        lanes,
+        copy_concurrency,
         released_ms: vec![],
         ended_ms: vec![],
         waiting: (0..transfers.len()).collect(),
@@ -113,7 +118,7 @@ struct Play<'a> {
     links: &'a Links,
     concurrency: Concurrency,
     under_way: usize,
-    lanes: Lanes,
+    copy_concurrency: CopyConcurrency,
     // Of those without disks, when their turns came, and when they were over.
     released_ms: Vec<f64>,
     ended_ms: Vec<f64>,
@@ -172,8 +177,8 @@ impl Play<'_> {
         // As the drain itself: one at a time begins beside those that are nearly over.
         while let Some(index) = self.next_waiting().and_then(|at| self.waiting.remove(at)) {
             let phase = Phase::Starting { until_ms: self.now_ms + self.transfers[index].load.start_ms };
-            let gives_way = self.is_one_ending() && self.transfers[index].lanes.is_empty();
-            if self.transfers[index].lanes.is_empty() {
+            let gives_way = self.is_one_ending() && self.transfers[index].device_pairs.is_empty();
+            if self.transfers[index].device_pairs.is_empty() {
                 self.released_ms.push(self.now_ms);
             }
             self.active.push(Active { index, since_ms: self.now_ms, gives_way, phase });
@@ -187,21 +192,25 @@ impl Play<'_> {
         let has_turn = self.on_links() < self.concurrency.allowed()
             && with_memory <= usize::from(self.concurrency.allowed())
             && self.next_is_ready_ms().is_some_and(|at_ms| at_ms <= self.now_ms);
-        if self.waiting.iter().all(|index| self.transfers[*index].lanes.is_empty()) {
+        if self.waiting.iter().all(|index| self.transfers[*index].device_pairs.is_empty()) {
             return has_turn.then_some(0);
         }
         let busy = self.busy();
         let mut others_wait = false;
         self.waiting.iter().position(|index| {
-            let lanes = &self.transfers[*index].lanes;
-            others_wait |= lanes.is_empty();
-            if lanes.is_empty() { has_turn } else { !others_wait && self.lanes.have_room(lanes, &busy) }
+            let pairs = &self.transfers[*index].device_pairs;
+            others_wait |= pairs.is_empty();
+            if pairs.is_empty() {
+                has_turn
+            } else {
+                !others_wait && self.copy_concurrency.have_room(pairs, &busy)
+            }
         })
     }
 
     /// When the next one without disks is ready for its turn; none while it depends on others that have not ended.
     fn next_is_ready_ms(&self) -> Option<f64> {
-        let next = self.waiting.iter().find(|index| self.transfers[**index].lanes.is_empty())?;
+        let next = self.waiting.iter().find(|index| self.transfers[**index].device_pairs.is_empty())?;
         let number = self.released_ms.len();
         let ahead = usize::from(self.concurrency.allowed().saturating_add(AHEAD));
         let has_place_ms = match number.checked_sub(self.under_way) {
@@ -217,13 +226,13 @@ impl Play<'_> {
     }
 
     /// Where those would go whose disks are still to be copied.
-    fn wanted(&self) -> BTreeSet<Lane> {
-        self.waiting.iter().flat_map(|index| &self.transfers[*index].lanes).cloned().collect()
+    fn wanted(&self) -> BTreeSet<DevicePair> {
+        self.waiting.iter().flat_map(|index| &self.transfers[*index].device_pairs).cloned().collect()
     }
 
     /// Or will, before its memory.
     fn copies_disks(&self, active: &Active) -> bool {
-        let has_disks = !self.transfers[active.index].lanes.is_empty();
+        let has_disks = !self.transfers[active.index].device_pairs.is_empty();
         has_disks && matches!(active.phase, Phase::Starting { .. } | Phase::CopyingDisks { .. })
     }
 
@@ -231,8 +240,8 @@ impl Play<'_> {
     fn busy(&self) -> Busy {
         let mut busy = Busy::new();
         let copying = self.active.iter().filter(|active| self.copies_disks(active));
-        for lane in copying.flat_map(|active| &self.transfers[active.index].lanes) {
-            *busy.entry(lane.clone()).or_default() += 1;
+        for pair in copying.flat_map(|active| &self.transfers[active.index].device_pairs) {
+            *busy.entry(pair.clone()).or_default() += 1;
         }
         busy
     }
@@ -294,7 +303,7 @@ impl Play<'_> {
                 let is_alone = copies == self.active.len();
                 let copied_bytes = is_alone.then_some(whole_bytes(self.copied_bytes));
                 let (busy, wanted) = (self.busy(), self.wanted());
-                self.lanes.observe(self.now_ms, copied_bytes, &busy, &wanted);
+                self.copy_concurrency.observe(self.now_ms, copied_bytes, &busy, &wanted);
             }
         }
     }
@@ -346,7 +355,7 @@ impl Play<'_> {
                 let transfer = &transfers[active.index];
                 courses[active.index].transfer_ms = now_ms - active.since_ms;
                 *total_ms = total_ms.max(now_ms + transfer.completion_ms);
-                if transfer.lanes.is_empty() {
+                if transfer.device_pairs.is_empty() {
                     ended_ms.push(now_ms + transfer.completion_ms);
                 }
             }
@@ -414,7 +423,7 @@ mod tests {
         let transfer = |target: &usize| Transfer {
             target: *target,
             load,
-            lanes: BTreeSet::new(),
+            device_pairs: BTreeSet::new(),
             setup_ms: 0.0,
             completion_ms: 50.0,
         };
@@ -426,7 +435,7 @@ mod tests {
     }
 
     fn played(transfers: &[Transfer], links: &Links, concurrency: Concurrency) -> Schedule {
-        schedule(transfers, links, Places { concurrency, under_way: u8::MAX }, Lanes::default())
+        schedule(transfers, links, Places { concurrency, under_way: u8::MAX }, CopyConcurrency::default())
     }
 
     fn near(value: f64, expected: f64) {
@@ -488,8 +497,9 @@ mod tests {
         };
         let links = links(125_000.0, 125_000.0);
         let places = |under_way| Places { concurrency: Concurrency::fixed(1), under_way };
-        let taken_ms =
-            |vms: &[Transfer], under_way| schedule(vms, &links, places(under_way), Lanes::default()).total_ms;
+        let taken_ms = |vms: &[Transfer], under_way| {
+            schedule(vms, &links, places(under_way), CopyConcurrency::default()).total_ms
+        };
         near(taken_ms(&of(50.0), 4), total_ms(&of(50.0), &links, 1));
         // Each holds its place for some 11 s, four at a time.
         let slow_ms = taken_ms(&of(10_000.0), 4);

@@ -651,7 +651,7 @@ fn plant(plan: &mut DrainPlan, view: &DrainView, fault: usize, at: Index) -> Opt
             Some("drain-other-host")
         }
         11 => {
-            plan.moves[at].vm = "stranger".into();
+            plan.moves[at].vm = "unknown".into();
             Some("drain-unknown-vm")
         }
         12 => {
@@ -712,10 +712,10 @@ fn a_vm_goes_where_its_disks_are_seen_unless_somebody_would_stay() {
     assert_eq!(target_of(&plan(&seen, None), "x"), Some("c"));
     let refused = BTreeMap::from([("b".to_owned(), "no such CPU".to_owned())]);
     let other = VmView { refusals: refused, ..vm("y", 4) };
-    let crowded = view([vms, vec![other]].concat(), vec![with_room("b", 64, 64), slow]);
-    let plan = plan(&crowded, None);
+    let busy = view([vms, vec![other]].concat(), vec![with_room("b", 64, 64), slow]);
+    let plan = plan(&busy, None);
     assert_eq!((target_of(&plan, "x"), target_of(&plan, "y")), (Some("b"), Some("c")));
-    assert_eq!((plan.moves.len(), lint(&crowded, &plan)), (2, vec![]));
+    assert_eq!((plan.moves.len(), lint(&busy, &plan)), (2, vec![]));
 }
 
 #[test]

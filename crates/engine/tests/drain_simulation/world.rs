@@ -217,11 +217,11 @@ impl Vm {
     }
 
     /// The devices between which its disk goes, until its memory follows.
-    pub(crate) fn lane(&self) -> Option<(usize, u64)> {
+    pub(crate) fn device_pair(&self) -> Option<(usize, u64)> {
         let flight = self.flight.filter(|_| self.is_copied())?;
-        let is_in_lane =
+        let holds_devices =
             matches!(flight.step, Step::Begun | Step::Reserved | Step::Prepared | Step::Copying(_));
-        is_in_lane.then_some((flight.target, self.from_device))
+        holds_devices.then_some((flight.target, self.from_device))
     }
 
     fn copies(&self, target: usize) -> Vec<DrainedDisk> {

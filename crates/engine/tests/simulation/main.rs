@@ -23,8 +23,8 @@ mod qemu;
 mod random;
 mod rules;
 mod source;
-mod strangers;
 mod target;
+mod third_host;
 mod turns;
 mod world;
 
@@ -149,8 +149,8 @@ planted_bugs_are_found! {
     found_older_journal_that_is_believed: OlderJournalBelieved,
     found_start_without_a_question: StartsUnasked,
     found_record_forgotten_before_it_is_settled: PrunesUnsettled,
-    found_migration_that_another_host_gives_up: StrangerCloses,
-    found_stranger_taken_for_the_source: StrangerIsSign,
+    found_migration_that_another_host_gives_up: ThirdHostCloses,
+    found_third_host_taken_for_the_source: ThirdHostIsSign,
     found_arrival_that_is_left_open: LeavingKeepsArrival,
     found_dropped_arrival: DroppedArrival,
     found_record_believed_to_be_the_deed: BelievedRecord,

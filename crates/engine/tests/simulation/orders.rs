@@ -13,8 +13,8 @@ use crate::faults::Fault;
 use crate::network::{Answer, Letter, Order, Question, Said};
 use crate::planted::Planted;
 use crate::qemu::{Arrival, Reply, TargetQemu};
-use crate::strangers::Speaker;
 use crate::target::Entry;
+use crate::third_host::Speaker;
 use crate::world::{Host, Sight, World};
 
 /// How long an answer may be held back.

@@ -37,9 +37,9 @@ pub(crate) enum Planted {
     /// Records of migrations are forgotten that are not settled.
     PrunesUnsettled,
     /// A host has another one's migration given up.
-    StrangerCloses,
+    ThirdHostCloses,
     /// A question of another host is taken for a sign of life of the source.
-    StrangerIsSign,
+    ThirdHostIsSign,
     /// A VM that leaves its target for a third host leaves its arrival there open.
     LeavingKeepsArrival,
     /// The target says that the VM runs when that is only recorded.
@@ -130,7 +130,7 @@ impl Planted {
             | Self::ThrottleLeft
             | Self::WritesStayHeld
             | Self::GuardWaits
-            | Self::StrangerCloses
+            | Self::ThirdHostCloses
             | Self::TakesPartBack => &["I3"],
             Self::PrunesUnsettled => &["does not know that the VM runs there", "I1", "I3"],
             Self::ForgottenDiscard => &["I1", "I5"],
@@ -142,7 +142,7 @@ impl Planted {
             | Self::DisksLeftOpen => &["I2"],
             Self::RunsIncomplete => &["I4"],
             Self::NotLookedAt | Self::EndedIsRunning => &["was seen as"],
-            Self::NoDeadline | Self::SettledUnrun | Self::MuteIsReady | Self::StrangerIsSign => &["I5"],
+            Self::NoDeadline | Self::SettledUnrun | Self::MuteIsReady | Self::ThirdHostIsSign => &["I5"],
             Self::Clear | Self::SilentFallback => &["I6"],
         }
     }

@@ -16,7 +16,7 @@ use crate::network::{HandOver as Told, Letter, Question};
 use crate::orders::{Task, looked_at};
 use crate::planted::Planted;
 use crate::qemu::{Arrival, Parts, Reply, TargetQemu};
-use crate::strangers::Speaker;
+use crate::third_host::Speaker;
 use crate::world::{Host, Life, Sight, World};
 
 const ANSWER_DEADLINE_MS: f64 = 5_000.0;
@@ -213,7 +213,7 @@ impl World {
 
     /// Somebody has said something. Only of its source that is a sign of life.
     pub(crate) fn hears(&mut self, migration: usize, speaker: Speaker) {
-        if speaker == Speaker::Stranger && self.planted != Planted::StrangerIsSign {
+        if speaker == Speaker::ThirdHost && self.planted != Planted::ThirdHostIsSign {
             return;
         }
         let now_ms = self.now_ms;

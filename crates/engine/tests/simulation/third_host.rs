@@ -14,7 +14,7 @@ const ASK_EVERY_MS: f64 = 4_000.0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Speaker {
     Source,
-    Stranger,
+    ThirdHost,
 }
 
 impl World {
@@ -48,31 +48,31 @@ impl World {
 
     /// The third host begins to ask about all migrations, and has the last one given up.
     pub(crate) fn meddle(&mut self) {
-        self.stranger_asks_ms = self.now_ms;
+        self.third_host_asks_ms = self.now_ms;
         if self.target.life != Life::Up {
             return;
         }
         // It is refused: a migration is its source's.
         if let Some(last) = self.source.journal.len().checked_sub(1)
-            && self.planted == Planted::StrangerCloses
+            && self.planted == Planted::ThirdHostCloses
         {
             self.own_task(Order::Discard { is_sources: true }, last);
         }
     }
 
     /// What was decided of each VM on its way, it may know.
-    pub(crate) fn stranger_asks(&mut self) {
-        if self.now_ms < self.stranger_asks_ms {
+    pub(crate) fn third_host_asks(&mut self) {
+        if self.now_ms < self.third_host_asks_ms {
             return;
         }
-        self.stranger_asks_ms = self.now_ms + ASK_EVERY_MS;
+        self.third_host_asks_ms = self.now_ms + ASK_EVERY_MS;
         if self.target.life != Life::Up {
             return;
         }
         let asked: Vec<usize> = self.target.entries.keys().copied().collect();
         for migration in asked {
-            self.saw(Sight::StrangerAsked);
-            self.hears(migration, Speaker::Stranger);
+            self.saw(Sight::ThirdHostAsked);
+            self.hears(migration, Speaker::ThirdHost);
         }
     }
 }

@@ -87,7 +87,7 @@ pub(crate) enum Sight {
     Revoked,
     RunsMute,
     StartRefused,
-    StrangerAsked,
+    ThirdHostAsked,
     TakenBack,
     TakenUp,
     Throttled,
@@ -124,7 +124,7 @@ impl Sight {
         Self::Revoked,
         Self::RunsMute,
         Self::StartRefused,
-        Self::StrangerAsked,
+        Self::ThirdHostAsked,
         Self::TakenBack,
         Self::TakenUp,
         Self::Throttled,
@@ -161,7 +161,7 @@ pub(crate) struct World {
     /// So much time was passed over in this step, though somebody had something to do.
     pub passed_over_ms: f64,
     /// When the third host asks next.
-    pub stranger_asks_ms: f64,
+    pub third_host_asks_ms: f64,
     pub operator: Operator,
     /// The VM as it is.
     pub newest: u64,
@@ -235,7 +235,7 @@ impl World {
             stood_still_ms: 0.0,
             checked_ms: 0.0,
             passed_over_ms: 0.0,
-            stranger_asks_ms: f64::INFINITY,
+            third_host_asks_ms: f64::INFINITY,
             operator: Operator::default(),
             newest: 1,
             is_lost: false,
@@ -295,7 +295,7 @@ impl World {
         self.wake_up();
         self.tell_of_journal();
         self.hear_of_journal();
-        self.stranger_asks();
+        self.third_host_asks();
         let executor = self.source.executor.as_ref();
         let is_being_decided =
             executor.map_or(self.source.open_migration().is_some(), Executor::is_being_decided);
@@ -415,7 +415,7 @@ impl World {
         self.target.entries.values().for_each(|entry| wakes(entry.wakes_ms()));
         self.target.arrived.values().for_each(|arrived| wakes(arrived.wakes_ms()));
         if !self.target.entries.is_empty() {
-            wakes(self.stranger_asks_ms);
+            wakes(self.third_host_asks_ms);
         }
         // Nothing is left but to look again.
         if next_ms.is_finite() { next_ms } else { self.now_ms + 1_000.0 }

@@ -90,7 +90,7 @@ async fn greet(
 ) -> Result<(TcpStream, String), SplitterError> {
     let is_welcome = tokio::task::spawn_blocking(move || is_client(from)).await.unwrap_or(false);
     if !is_welcome {
-        return Err(SplitterError::Stranger);
+        return Err(SplitterError::OtherClient);
     }
     stream.set_nodelay(true).map_err(SplitterError::client)?;
     let chosen = nbd::offer(&mut stream, &offered).await?;
@@ -164,7 +164,7 @@ mod tests {
             let mut stream = known.connect(address, is_client).await;
             nbd::open(&mut stream, name, size).await.is_ok()
         };
-        assert!(!open("drive-vda", 1 << 20, false).await, "a stranger");
+        assert!(!open("drive-vda", 1 << 20, false).await, "another client");
         assert!(!open("drive-vdc", 1 << 20, true).await, "no such disk");
         assert!(open("drive-vdb", 2 << 20, true).await);
         assert!(open("drive-vda", 1 << 20, true).await);

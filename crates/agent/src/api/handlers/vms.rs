@@ -133,7 +133,7 @@ async fn remove_vm(
 ) -> Answer<()> {
     authorise(&caller, Operation::ManageVms)?;
     incoming.vms.remove(name.as_str()).await?;
-    incoming::close_arrivals(&incoming, name.as_str()).await;
+    incoming::close_unfinished(&incoming, name.as_str()).await;
     Ok(Json(()))
 }
 

@@ -33,11 +33,11 @@ fn an_operator_works_over_tls(lab: &TestLab) {
         lab.assert_runs_on("web", target);
     }
 
-    let strangers = lab.files().join("pki");
-    let strangers = strangers.to_str().unwrap();
-    lab.drainpipe(&["pki", "init", "--directory", strangers]).done();
-    lab.drainpipe(&["pki", "operator", "eve", "--directory", strangers]).done();
-    let eve = over_tls(lab, &Path::new(strangers).join("operators/eve"), &["vms"]);
+    let other_authority = lab.files().join("pki");
+    let other_authority = other_authority.to_str().unwrap();
+    lab.drainpipe(&["pki", "init", "--directory", other_authority]).done();
+    lab.drainpipe(&["pki", "operator", "eve", "--directory", other_authority]).done();
+    let eve = over_tls(lab, &Path::new(other_authority).join("operators/eve"), &["vms"]);
     eve.refused(1, &["cannot be reached", "another authority"]);
 }
 

@@ -170,7 +170,7 @@ impl<'lab> Faults<'lab> {
                 vec![(Victim::Machine, Some(Undo::Rest(Busy::begin())))]
             }
             FaultKind::FloodOfDeletes if is_free(&requests) => {
-                let flood = self.stranger(at, copies).map(|from| Flood::begin(self.lab, &from, host));
+                let flood = self.uninvolved_host(at, copies).map(|from| Flood::begin(self.lab, &from, host));
                 flood.map(|flood| (requests, Some(Undo::Await(flood)))).into_iter().collect()
             }
             FaultKind::KillAgent
@@ -222,7 +222,7 @@ impl<'lab> Faults<'lab> {
     }
 
     /// A host that has nothing to do with this VM.
-    fn stranger(&self, at: &Where, copies: &Copies) -> Option<String> {
+    fn uninvolved_host(&self, at: &Where, copies: &Copies) -> Option<String> {
         let has_part =
             |host: &String| *host == at.host || copies.living(&at.vm).any(|copy| copy.identity.host == *host);
         self.lab.hosts().into_iter().find(|host| !has_part(host))

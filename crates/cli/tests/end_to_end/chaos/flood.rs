@@ -48,7 +48,7 @@ async fn ask(client: &ApiClient) -> Result<(), Problem> {
         let _ = client.delete::<Value>(&format!("/v1/incoming/{}", id(&mut random))).await;
     }
     let id = id(&mut random);
-    let permit: Value = client.post("/v1/incoming", &stranger(&id)).await?;
+    let permit: Value = client.post("/v1/incoming", &unknown_vm(&id)).await?;
     let _ = client.delete::<Value>(&format!("/v1/incoming/{id}")).await;
     if permit == "granted" { Ok(()) } else { Err(Problem::failed(permit)) }
 }
@@ -60,8 +60,8 @@ fn id(random: &mut Random) -> String {
 }
 
 /// A VM of that host's own.
-fn stranger(id: &str) -> Value {
-    let definition = json!({ "name": "stranger", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
+fn unknown_vm(id: &str) -> Value {
+    let definition = json!({ "name": "unknown", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
     let mut spec = definition.clone();
     for (field, value) in
         [("uuid", json!(id)), ("accelerator", json!("tcg")), ("memory_padding_kib", json!(8))]

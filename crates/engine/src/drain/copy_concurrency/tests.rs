@@ -1,13 +1,13 @@
 use proptest::prelude::*;
 
-use super::super::disks::{DrainedDisk, lanes};
+use super::super::disks::{DrainedDisk, device_pairs};
 use super::super::predict::whole_bytes;
 use super::*;
 use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
 
 const TICK_MS: f64 = 200.0;
 
-fn lane(from_device: u64) -> Lane {
+fn pair(from_device: u64) -> DevicePair {
     let copy = DiskCopy {
         disk: DiskName::at(0).unwrap(),
         from: "/srv/disk".into(),
@@ -19,13 +19,13 @@ fn lane(from_device: u64) -> Lane {
         is_flattened: false,
         from_device: None,
     };
-    lanes("b", &[DrainedDisk { copy, from_device, to_device: 7 }]).pop_first().unwrap()
+    device_pairs("b", &[DrainedDisk { copy, from_device, to_device: 7 }]).pop_first().unwrap()
 }
 
-/// Disks without end to copy, of which so many bytes a millisecond are carried by how many there are in each lane.
+/// Disks without end to copy, of which so many bytes a millisecond are carried by how many there are between each pair.
 struct Disks<F: Fn(&Busy) -> f64> {
-    lanes: Lanes,
-    wanted: BTreeSet<Lane>,
+    copy_concurrency: CopyConcurrency,
+    wanted: BTreeSet<DevicePair>,
     carries: F,
     now_ms: f64,
     copied_bytes: f64,
@@ -33,13 +33,13 @@ struct Disks<F: Fn(&Busy) -> f64> {
 
 impl<F: Fn(&Busy) -> f64> Disks<F> {
     fn new(count: u64, carries: F) -> Self {
-        let wanted = (0..count).map(lane).collect();
-        Self { lanes: Lanes::default(), wanted, carries, now_ms: 0.0, copied_bytes: 0.0 }
+        let wanted = (0..count).map(pair).collect();
+        Self { copy_concurrency: CopyConcurrency::default(), wanted, carries, now_ms: 0.0, copied_bytes: 0.0 }
     }
 
     /// As many as may be in each, all the time.
     fn busy(&self) -> Busy {
-        self.wanted.iter().map(|lane| (lane.clone(), self.lanes.allowed(lane))).collect()
+        self.wanted.iter().map(|pair| (pair.clone(), self.copy_concurrency.allowed(pair))).collect()
     }
 
     fn run(&mut self, ms: f64) {
@@ -48,15 +48,20 @@ impl<F: Fn(&Busy) -> f64> Disks<F> {
             let busy = self.busy();
             self.now_ms += TICK_MS;
             self.copied_bytes += (self.carries)(&busy) * TICK_MS;
-            self.lanes.observe(self.now_ms, Some(whole_bytes(self.copied_bytes)), &busy, &self.wanted);
+            self.copy_concurrency.observe(
+                self.now_ms,
+                Some(whole_bytes(self.copied_bytes)),
+                &busy,
+                &self.wanted,
+            );
         }
     }
 
     fn allowed(&self) -> Vec<u8> {
-        self.wanted.iter().map(|lane| self.lanes.allowed(lane)).collect()
+        self.wanted.iter().map(|pair| self.copy_concurrency.allowed(pair)).collect()
     }
 
-    /// Share of so long a time in which there were no more than so many in the first lane.
+    /// Share of so long a time in which there were no more than so many between the first pair.
     fn share_within(&mut self, ms: f64, most: u8) -> f64 {
         let looks = 1_000_u32;
         let mut within = 0;
@@ -74,12 +79,12 @@ fn count(busy: &Busy) -> f64 {
 
 #[test]
 fn each_lane_begins_with_one() {
-    let lanes = Lanes::default();
-    let (one, other) = (lane(0), lane(1));
+    let copies = CopyConcurrency::default();
+    let (one, other) = (pair(0), pair(1));
     let busy = Busy::from([(one.clone(), 1)]);
-    assert!(!lanes.have_room(&BTreeSet::from([one.clone()]), &busy));
-    assert!(lanes.have_room(&BTreeSet::from([other.clone()]), &busy));
-    assert!(!lanes.have_room(&BTreeSet::from([one, other]), &busy), "one of its disks is in the way");
+    assert!(!copies.have_room(&BTreeSet::from([one.clone()]), &busy));
+    assert!(copies.have_room(&BTreeSet::from([other.clone()]), &busy));
+    assert!(!copies.have_room(&BTreeSet::from([one, other]), &busy), "one of its disks is in the way");
 }
 
 #[test]
@@ -102,15 +107,15 @@ fn a_disk_that_carries_more_with_three_gets_three() {
 #[test]
 fn full_links_get_no_more() {
     let mut disks = Disks::new(2, |busy| 30_000.0 * count(busy));
-    disks.lanes.carry_at_most(Some(60_000.0));
+    disks.copy_concurrency.carry_at_most(Some(60_000.0));
     disks.run(600_000.0);
     assert_eq!(disks.allowed(), [1, 1]);
 }
 
 #[test]
-fn each_lane_gets_what_its_disks_bear() {
-    let (one, other) = (lane(0), lane(1));
-    let of = move |busy: &Busy, lane: &Lane| f64::from(busy.get(lane).copied().unwrap_or(0));
+fn each_pair_gets_what_its_disks_bear() {
+    let (one, other) = (pair(0), pair(1));
+    let of = move |busy: &Busy, pair: &DevicePair| f64::from(busy.get(pair).copied().unwrap_or(0));
     let mut disks =
         Disks::new(2, move |busy| 50_000.0 * of(busy, &one).min(2.0) + 40_000.0 / of(busy, &other));
     disks.run(60_000.0);
@@ -121,21 +126,21 @@ fn each_lane_gets_what_its_disks_bear() {
 
 #[test]
 fn nothing_is_learnt_beside_memory_and_a_try_ends_with_who_wanted_it() {
-    let (mut lanes, one) = (Lanes::default(), lane(0));
+    let (mut copies, one) = (CopyConcurrency::default(), pair(0));
     let (busy, wanted) = (Busy::from([(one.clone(), 1)]), BTreeSet::from([one.clone()]));
     let mut now_ms = 0.0;
-    let mut watch = |lanes: &mut Lanes, is_alone: bool, wanted: &BTreeSet<Lane>| {
+    let mut watch = |copies: &mut CopyConcurrency, is_alone: bool, wanted: &BTreeSet<DevicePair>| {
         for _ in 0..60 {
             now_ms += TICK_MS;
-            lanes.observe(now_ms, is_alone.then_some(whole_bytes(now_ms * 1_000.0)), &busy, wanted);
+            copies.observe(now_ms, is_alone.then_some(whole_bytes(now_ms * 1_000.0)), &busy, wanted);
         }
     };
-    watch(&mut lanes, false, &wanted);
-    assert_eq!(lanes.allowed(&one), 1);
-    watch(&mut lanes, true, &wanted);
-    assert_eq!(lanes.allowed(&one), 2);
-    watch(&mut lanes, true, &BTreeSet::new());
-    assert_eq!(lanes.allowed(&one), 1);
+    watch(&mut copies, false, &wanted);
+    assert_eq!(copies.allowed(&one), 1);
+    watch(&mut copies, true, &wanted);
+    assert_eq!(copies.allowed(&one), 2);
+    watch(&mut copies, true, &BTreeSet::new());
+    assert_eq!(copies.allowed(&one), 1);
 }
 
 proptest! {
@@ -146,16 +151,16 @@ proptest! {
             0..200,
         ),
     ) {
-        let (mut lanes, mut now_ms, mut copied) = (Lanes::default(), 0.0, 0);
+        let (mut copies, mut now_ms, mut copied) = (CopyConcurrency::default(), 0.0, 0);
         for (ms, more, counts, wants) in looks {
             now_ms += ms;
             let each = (0..).zip(&counts).filter(|(_, count)| **count > 0);
-            let busy: Busy = each.map(|(index, count)| (lane(index), *count)).collect();
-            let wanted = (0..3).filter(|index| wants & (1 << index) != 0).map(lane).collect();
-            let before: Vec<u8> = (0..3).map(|index| lanes.allowed(&lane(index))).collect();
-            lanes.observe(now_ms, more.map(|more| { copied += more; copied }), &busy, &wanted);
-            let after: Vec<u8> = (0..3).map(|index| lanes.allowed(&lane(index))).collect();
-            prop_assert!(after.iter().all(|allowed| (1..=LANE_MAX).contains(allowed)), "{after:?}");
+            let busy: Busy = each.map(|(index, count)| (pair(index), *count)).collect();
+            let wanted = (0..3).filter(|index| wants & (1 << index) != 0).map(pair).collect();
+            let before: Vec<u8> = (0..3).map(|index| copies.allowed(&pair(index))).collect();
+            copies.observe(now_ms, more.map(|more| { copied += more; copied }), &busy, &wanted);
+            let after: Vec<u8> = (0..3).map(|index| copies.allowed(&pair(index))).collect();
+            prop_assert!(after.iter().all(|allowed| (1..=COPIES_MAX).contains(allowed)), "{after:?}");
             let grown = before.iter().zip(&after).filter(|(before, after)| after > before).count();
             prop_assert!(grown <= 1, "{before:?} {after:?}");
         }

@@ -119,7 +119,7 @@ impl Drain {
         if self.targets_left().next().is_some() {
             self.concurrency.bound(self.limits.most_on_links(self.targets_left()));
             self.concurrency.carry_at_most(links);
-            self.lanes.carry_at_most(links);
+            self.copy_concurrency.carry_at_most(links);
         }
         if moves_any {
             let is_waiting = |entry: &&Entry| entry.stage == Stage::Waiting;

@@ -142,7 +142,7 @@ impl Drain {
             let is_copied = !entry.planned.disks.is_empty();
             others_wait |= is_next && !is_copied;
             // Those before it in the plan go first.
-            is_next && if is_copied { !others_wait && self.lanes_have_room(entry) } else { may_prepare }
+            is_next && if is_copied { !others_wait && self.devices_have_room(entry) } else { may_prepare }
         })
     }
 

@@ -11,10 +11,10 @@ use crate::planted::Planted;
 use crate::world::{At, Flight, Vm};
 
 /// Copies of disks between the same two devices.
-const LANE_MAX: usize = 4;
+const COPIES_MAX: usize = 4;
 
 /// Until something has been measured.
-const LANES_OPEN_MS: f64 = 5_000.0;
+const ONE_COPY_MS: f64 = 5_000.0;
 
 impl Simulation {
     /// What the drain may want at this moment.
@@ -90,15 +90,15 @@ impl Simulation {
         Ok(())
     }
 
-    /// In each lane there is one at first, and never more than a disk bears.
-    fn check_lanes(&self) -> Result<(), String> {
-        let mut lanes = BTreeMap::<_, usize>::new();
-        for lane in self.world.vms.iter().filter_map(Vm::lane) {
-            *lanes.entry(lane).or_default() += 1;
+    /// Between each pair of devices one is copied at first, and never more than a disk bears.
+    fn check_copies(&self) -> Result<(), String> {
+        let mut pairs = BTreeMap::<_, usize>::new();
+        for pair in self.world.vms.iter().filter_map(Vm::device_pair) {
+            *pairs.entry(pair).or_default() += 1;
         }
-        let most = if self.now_ms - self.begun_ms < LANES_OPEN_MS { 1 } else { LANE_MAX };
-        match lanes.into_iter().find(|(_, count)| *count > most) {
-            Some((lane, count)) => Err(format!("{count} copies at a time in {lane:?}")),
+        let most = if self.now_ms - self.begun_ms < ONE_COPY_MS { 1 } else { COPIES_MAX };
+        match pairs.into_iter().find(|(_, count)| *count > most) {
+            Some((pair, count)) => Err(format!("{count} copies at a time in {pair:?}")),
             None => Ok(()),
         }
     }
@@ -122,7 +122,7 @@ impl Simulation {
         }
         let most = self.limits.transfers.unwrap_or(u8::MAX);
         self.check_links(most)?;
-        self.check_lanes()?;
+        self.check_copies()?;
         for host in 0..self.world.hosts.len() {
             let inbound = flights.iter().filter(|flight| flight.target == host).count();
             if inbound > usize::from(self.limits.inbound) {
