@@ -92,7 +92,7 @@ pub(super) fn a_target_short_of_memory() {
     lab.drainpipe(&["migrate", "big", "b"]).done();
     // Firmware without a disk touches little of it: what is promised to the first one is free still.
     lab.drainpipe(&["migrate", "second", "b"])
-        .refused(REFUSED, &["b is short of memory for VM second", "384 MiB needed", "MiB available"]);
+        .refused(REFUSED, &["b is short of memory for VM second", "385 MiB needed", "MiB available"]);
     lab.assert_runs_on("big", "b");
     lab.assert_runs_on("second", "a");
 }
