@@ -259,6 +259,16 @@ fn from_json<T: DeserializeOwned>(text: &str) -> Result<T, JournalCause> {
 }
 
 #[cfg(test)]
+impl Journal {
+    /// An empty one, as long as its directory is kept.
+    pub(crate) fn temporary() -> (tempfile::TempDir, Self) {
+        let directory = tempfile::tempdir().expect("there is room for a journal");
+        let journal = Self::open(directory.path(), directory.path()).expect("it is empty");
+        (directory, journal)
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::thread;
 

@@ -289,8 +289,8 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     #[ignore = "`a_setting_that_is_changed_twice_is_put_back` runs it in a network namespace"]
     async fn inside_a_network_namespace() {
-        let directory = tempfile::tempdir().unwrap();
-        let journal = Arc::new(Journal::open(directory.path(), directory.path()).unwrap());
+        let (_directory, journal) = Journal::temporary();
+        let journal = Arc::new(journal);
         let network = HostNetwork::open(Arc::clone(&journal)).unwrap();
         let buffers =
             |most: u32| Change::Sysctl { key: BUFFERS.into(), value: format!("4096\t8192\t{most}") };

@@ -301,8 +301,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn what_was_in_doubt_is_told_as_it_is_once_its_target_has_answered() {
-        let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::open(directory.path(), directory.path()).unwrap();
+        let (_directory, journal) = Journal::temporary();
         let vms = ["db", "shop", "web"];
         for vm in vms {
             begin(&journal, vm);
@@ -326,8 +325,7 @@ mod tests {
     /// The drain begins at 1000 s by a clock that is then put back.
     #[tokio::test(flavor = "multi_thread")]
     async fn who_has_left_since_a_drain_began_is_known_whatever_the_clock_says() {
-        let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::open(directory.path(), directory.path()).unwrap();
+        let (_directory, journal) = Journal::temporary();
         let at = |seconds| Timestamp::from_second(seconds).unwrap();
         for (vm, ended_s) in [("long-gone", 500), ("by-a-clock-that-was-ahead", 5_000), ("just-gone", 995)] {
             begin(&journal, vm);

@@ -123,8 +123,7 @@ mod tests {
 
     #[test]
     fn one_record_says_which_disk_a_vm_has() {
-        let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::open(directory.path(), directory.path()).unwrap();
+        let (_directory, journal) = Journal::temporary();
         journal.define_vm(&definition("/old")).unwrap();
         let file = |device| Some(FileId { device, inode: 7, born_ns: 0 });
         let mut of = DiskMoveRecord {

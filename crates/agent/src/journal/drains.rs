@@ -359,12 +359,6 @@ mod tests {
     use super::super::schema::SCHEMA_CHANGES;
     use super::*;
 
-    fn journal() -> (tempfile::TempDir, Journal) {
-        let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::open(directory.path(), directory.path()).unwrap();
-        (directory, journal)
-    }
-
     fn moved(vm: &str, target: &str, state: MoveState) -> MoveStatus {
         MoveStatus {
             vm: vm.into(),
@@ -402,7 +396,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_drain_cordons_the_host_until_it_is_resumed() {
-        let (directory, journal) = journal();
+        let (directory, journal) = Journal::temporary();
         assert!(journal.cordon().unwrap().is_none());
         begun(&journal, "one");
         journal.end_drain("one", Timestamp::UNIX_EPOCH).unwrap();
@@ -417,7 +411,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_way_back_begins_with_the_end_of_the_cordon_or_not_at_all() {
-        let (_directory, journal) = journal();
+        let (_directory, journal) = Journal::temporary();
         begun(&journal, "one");
         let status =
             DrainStatus { moves: vec![moved("web", "b", MoveState::Waiting)], ..DrainStatus::begun() };
@@ -435,7 +429,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn what_came_by_a_swap_is_told_from_what_was_here() {
-        let (_directory, journal) = journal();
+        let (_directory, journal) = Journal::temporary();
         let come = |id: &str, name: &str, source: &str| {
             let text = format!("name = \"{name}\"\nmemory_mib = 64\nvcpus = 1\nmachine = \"pc-q35-7.2\"");
             assert!(journal.begin_incoming(id, source, &toml::from_str(&text).unwrap()).unwrap());
@@ -457,7 +451,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_drain_that_is_not_resumed_is_carried_on_with_what_it_has_moved() {
-        let (_directory, journal) = journal();
+        let (_directory, journal) = Journal::temporary();
         let status = begun(&journal, "one").status;
         let (second, first) =
             (moved("db", "c", MoveState::Moved), moved("web", "b", MoveState::Transferring));
@@ -477,7 +471,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_drain_that_is_carried_on_and_refused_is_as_it_was() {
-        let (_directory, journal) = journal();
+        let (_directory, journal) = Journal::temporary();
         let ended_at = Timestamp::from_second(7).unwrap();
         for ended_at in [Some(ended_at), None] {
             let status = begin(&journal, "one", Some("b")).record.status;
@@ -519,7 +513,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn what_was_found_is_kept_for_a_target_and_an_option() {
-        let (_directory, journal) = journal();
+        let (_directory, journal) = Journal::temporary();
         let found = |target: &str, option| journal.transfers_found(target, option).unwrap();
         let of = |transfers, targets| FoundTransfers { transfers, targets };
         journal.remember_transfers(["b", "c"].into_iter(), RequestedOption::Tcp, of(4, 2)).unwrap();
@@ -534,7 +528,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn after_a_resume_a_drain_is_a_new_one_and_the_way_back_is_none() {
-        let (_directory, journal) = journal();
+        let (_directory, journal) = Journal::temporary();
         begun(&journal, "one");
         journal.lift_cordon().unwrap();
         let two = begin(&journal, "two", None);

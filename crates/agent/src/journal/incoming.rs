@@ -279,12 +279,6 @@ mod tests {
 
     use super::*;
 
-    fn journal() -> (tempfile::TempDir, Journal) {
-        let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::open(directory.path(), directory.path()).unwrap();
-        (directory, journal)
-    }
-
     fn begin(journal: &Journal, id: &str, vm: &str) {
         let spec = json!({ "name": vm, "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
         assert!(journal.begin_incoming(id, "a", &serde_json::from_value(spec).unwrap()).unwrap());
@@ -296,7 +290,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn what_is_not_settled_is_not_pruned() {
-        let (_directory, journal) = journal();
+        let (_directory, journal) = Journal::temporary();
         for id in ["waiting", "running", "here", "unheard", "left", "remains", "gone", "discarded"] {
             begin(&journal, id, id);
         }
@@ -330,7 +324,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_vm_that_comes_again_closes_its_arrivals_before() {
-        let (_directory, journal) = journal();
+        let (_directory, journal) = Journal::temporary();
         for id in ["first", "second"] {
             begin(&journal, id, "web");
             assert!(journal.run_incoming(id).unwrap());
@@ -345,7 +339,7 @@ mod tests {
     /// More than the records that are kept.
     #[tokio::test(flavor = "multi_thread")]
     async fn whoever_gives_up_what_nobody_knows_leaves_no_record_and_prunes_nothing() {
-        let (_directory, journal) = journal();
+        let (_directory, journal) = Journal::temporary();
         begin(&journal, "here", "here");
         assert!(journal.run_incoming("here").unwrap());
         journal.finish_incoming("here").unwrap();
@@ -366,7 +360,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn nothing_is_recorded_of_a_migration_that_is_not_known() {
-        let (_directory, journal) = journal();
+        let (_directory, journal) = Journal::temporary();
         assert_eq!(journal.discard_incoming("x").unwrap(), None);
         journal.source_knows("x").unwrap();
         assert_eq!(state(&journal, "x"), None);

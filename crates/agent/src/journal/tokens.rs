@@ -137,8 +137,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_used_token_is_shown_again_for_a_minute_and_never_after_a_revocation() {
-        let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::open(directory.path(), directory.path()).unwrap();
+        let (_directory, journal) = Journal::temporary();
         journal.add_token("abc", 0, 1000).unwrap();
         assert_eq!(journal.take_token("abc", "b key", 10).unwrap(), TokenUse::First);
         assert_eq!(journal.take_token("abc", "b key", 69).unwrap(), TokenUse::Again);
