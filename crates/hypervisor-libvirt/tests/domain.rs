@@ -15,10 +15,10 @@ use drainpipe_hypervisor_libvirt::domain::{
 use uuid::Uuid;
 
 const SECRET_OF_DISK: Uuid = Uuid::from_u128(0x5a8f_6c0e_0f0f_4c8c_9d5f_0000_0000_00c1);
+const SECRET_OF_TPM: Uuid = Uuid::from_u128(0x5a8f_6c0e_0f0f_4c8c_9d5f_0000_0000_00a1);
+
 /// Parsing takes a second at most: a machine would be very busy.
 const HANGS_AFTER: Duration = Duration::from_mins(5);
-
-const SECRET_OF_TPM: Uuid = Uuid::from_u128(0x5a8f_6c0e_0f0f_4c8c_9d5f_0000_0000_00a1);
 
 fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/domains")

@@ -80,7 +80,7 @@ pub(crate) async fn close_unfinished(incoming: &Incoming, vm: &str) {
             Ok(Some((_, IncomingState::Finished))) => {}
             Ok(_) => continue,
             Err(error) => {
-                warn!(vm, migration = id, %error, "whether its migration to this host is closed is not known; looked at again soon");
+                warn!(vm, migration = id, %error, "whether it still holds anything here is not known; looked at again soon");
                 continue;
             }
         }

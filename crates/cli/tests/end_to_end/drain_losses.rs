@@ -13,7 +13,7 @@ use crate::drain_faults::power_off;
 use crate::guest::Guest;
 use crate::program::LOST;
 use crate::scene::slow_lab;
-use crate::silences::RUNNING_SILENCE_MAX;
+use crate::silences::DRAINED_SILENCE_MAX;
 use crate::support::{HostNetwork, TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -107,7 +107,7 @@ fn a_target_is_rebooted() {
     assert_eq!(attempts, [1, 2], "{drained:#?}");
     lab.assert_runs_on(&on_way.name, "b");
     on_way.assert_intact();
-    assert!(heartbeat.longest_gap() < RUNNING_SILENCE_MAX, "{:?}", heartbeat.statistics());
+    assert!(heartbeat.longest_gap() < DRAINED_SILENCE_MAX, "{:?}", heartbeat.statistics());
     // What was there has ended with its host, and nobody starts it by himself.
     assert_has_died(&lab, &arrived.name, "b");
     boot(&lab, arrived, "b");
@@ -140,7 +140,7 @@ fn a_target_goes_down_and_is_started_later() {
     for words in ["nothing has arrived for 3 s", "no host can take it: b: the agent of b"] {
         assert!(why.contains(words), "`{words}` is missing: {left:#?}");
     }
-    assert!(heartbeat.longest_gap() < RUNNING_SILENCE_MAX, "{:?}", heartbeat.statistics());
+    assert!(heartbeat.longest_gap() < DRAINED_SILENCE_MAX, "{:?}", heartbeat.statistics());
     lab.start_agent("b");
     lab.assert_runs_on("web", "a");
     let again = drain(&lab, "a", one_by_one());
@@ -204,6 +204,6 @@ fn a_targets_qemu_is_killed() {
     assert_eq!(["web", "other"].map(|vm| told(&drained, vm).attempts), [2, 1], "{drained:#?}");
     assert_nowhere_but(&lab, &["web", "other"], &["b"]);
     guest.assert_intact();
-    assert!(heartbeat.longest_gap() < RUNNING_SILENCE_MAX, "{:?}", heartbeat.statistics());
+    assert!(heartbeat.longest_gap() < DRAINED_SILENCE_MAX, "{:?}", heartbeat.statistics());
     assert_tidy(&lab, &network);
 }

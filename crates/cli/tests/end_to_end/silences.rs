@@ -1,13 +1,17 @@
 //! How long a guest may be silent: what is promised to users, and what a busy machine adds.
 //!
-//! These are the only bounds from above on elapsed time that a test asserts, since the silence itself is the promise. All
-//! other tests count, or look at what comes before what, and a deadline only ends a wait that hangs. `chaos/scenarios.rs`
-//! has the promises of single faults, derived from the same constants of the agent.
+//! These, and how long an operator waits beside a flood (`flooded.rs`), are the only bounds from above on elapsed time that a
+//! test asserts: there the time itself is the promise. All other tests count, or look at what comes before what, and a
+//! deadline only ends a wait that hangs. `chaos/scenarios.rs` has the promises of single faults, derived from the same
+//! constants of the agent.
 
 use std::time::Duration;
 
-/// One that is not paused, or only for its last bytes.
-pub(crate) const RUNNING_SILENCE_MAX: Duration = Duration::from_secs(3);
+/// One that is not paused.
+pub(crate) const RUNNING_SILENCE_MAX: Duration = Duration::from_secs(2);
+
+/// One that is not paused in a drain, or only for its last bytes.
+pub(crate) const DRAINED_SILENCE_MAX: Duration = Duration::from_secs(3);
 
 /// One that is throttled.
 pub(crate) const THROTTLED_SILENCE_MAX: Duration = Duration::from_secs(4);
