@@ -1,13 +1,13 @@
 //! What parses a peer's bytes, as functions of bytes: each says what holds whatever the bytes are, and panics where
 //! it does not. `make fuzz` looks for such bytes.
 //!
-//! The datagrams of [`discovery`](crate::discovery) are not among them: they are compared as a whole.
+//! The datagrams of [`discovery`](crate::paths::discovery) are not among them: they are compared as a whole.
 
 use uuid::Uuid;
 
-pub use crate::api::fuzzing::{MESSAGES_HOLD_BYTES, messages, messages_seeds};
 use crate::check::packets;
-use crate::path_watch::hello;
+pub use crate::http::api::fuzzing::{MESSAGES_HOLD_BYTES, messages, messages_seeds};
+use crate::paths::path_watch::hello;
 
 /// Nothing but the datagram itself.
 pub const DATAGRAMS_HOLD_BYTES: usize = 4 << 10;
@@ -39,7 +39,7 @@ pub fn datagrams_seeds() -> Vec<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::fuzzing::is_message;
+    use crate::http::api::fuzzing::is_message;
 
     #[test]
     fn what_is_fuzzed_holds_for_its_seeds() {

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use drainpipe_engine::encryption::EncryptionPolicy;
-use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::transfer::encryption::EncryptionPolicy;
+use drainpipe_engine::transfer::option::RequestedOption;
 use drainpipe_hypervisor::fake::{FakeHypervisor, FakeVm};
 use drainpipe_hypervisor::spec::VmSpec;
 use drainpipe_identity::authority::{InitOptions, IssueOptions, init, issue_host, issue_operator};
@@ -19,11 +19,11 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::api::Parts;
-use crate::api_types::MigrateRequest;
 use crate::app;
-use crate::config::{Config, Link};
-use crate::server;
+use crate::http::api::Parts;
+use crate::http::server;
+use crate::store::config::{Config, Link};
+use drainpipe_api_types::MigrateRequest;
 
 /// Where nothing listens.
 pub(crate) const NOBODY: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1));
@@ -157,7 +157,7 @@ pub(crate) fn own_address() -> SocketAddr {
     static COUNT: AtomicU16 = AtomicU16::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
     let count = u8::try_from(COUNT.fetch_add(1, Ordering::Relaxed)).expect("not so many tests");
-    (Ipv4Addr::new(127, high, low, count), crate::config::DEFAULT_PORT).into()
+    (Ipv4Addr::new(127, high, low, count), crate::store::config::DEFAULT_PORT).into()
 }
 
 /// Certificate, key and authority of somebody, as [`make_certificates`] names them.

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api_types::{HostView, MigrateRequest, PlanView, VmView};
+use drainpipe_api_types::{HostView, MigrateRequest, PlanView, VmView};
 use drainpipe_engine::format;
-use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::migration::result::{EncryptionUse, MigrationResult, Outcome, Verified};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::result::{EncryptionUse, MigrationResult, Outcome, Verified};
+use drainpipe_engine::transfer::option::RequestedOption;
 use drainpipe_guest::client::{Control, ControlError, Heartbeat};
 use drainpipe_guest::dirtier::PAGES_PER_MIB;
 use drainpipe_report::{BenchReport, Conditions, GuestConditions, HostConditions, LinkConditions};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{CommandFactory, FromArgMatches};
 use clap_complete::env::{CompleteEnv, Shells};
 use clap_complete::{ArgValueCandidates, CompletionCandidate, Shell};
-use drainpipe_agent::api_types::{MigrationView, VmView};
+use drainpipe_api_types::{MigrationView, VmView};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DISKS_MAX, DiskName};
 

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use drainpipe_agent::api_types::{HostStatus, VmList, VmState, VmView};
-use drainpipe_agent::client::ApiClient;
-use drainpipe_agent::config::{DEFAULT_PORT, DEFAULT_SOCKET};
+use drainpipe_agent::peers::client::ApiClient;
+use drainpipe_agent::store::config::{DEFAULT_PORT, DEFAULT_SOCKET};
+use drainpipe_api_types::{HostStatus, VmList, VmState, VmView};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_hypervisor::spec::VmName;
 use drainpipe_identity::Identity;

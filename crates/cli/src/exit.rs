@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_engine::result::{MigrationResult, Outcome};
 
 /// How the program ends; [`Exit::meaning`] says what each is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use drainpipe_engine::check::code::FindingCode;
+use drainpipe_engine::finding::code::FindingCode;
 
 /// Words of a page that is read for a task, of `architecture.md`, and of a decision. What is looked up (`reference/`,
 /// `decisions/README.md`) may be longer.

@@ -1,9 +1,9 @@
 //! A host, a link and a path for tests, with nothing to them that matters: each test names what does.
 
-use crate::capabilities::Capabilities;
-use crate::encryption::EncryptionPolicy;
-use crate::facts::{HostFacts, HypervisorVersion, MigrationLink};
-use crate::path::Path;
+use crate::host::capabilities::Capabilities;
+use crate::host::facts::{HostFacts, HypervisorVersion, MigrationLink};
+use crate::paths::path::Path;
+use crate::transfer::encryption::EncryptionPolicy;
 
 /// A host without links, that has no migration address.
 pub(crate) fn host(name: &str) -> HostFacts {

@@ -7,9 +7,7 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::capabilities::Capabilities;
 use crate::check::facts::CheckFacts;
-use crate::check::finding::Finding;
 use crate::check::path_report::PathReport;
 use crate::check::sizes::{Arrived, first_sizes, next_sizes};
 use crate::check::trial::{ClockDifference, PacketTrial, PathTrial};
@@ -17,11 +15,13 @@ use crate::check::vm::{CpuFeatures, FileIdentity, FilePurpose, FileState, VmChec
 use crate::check::{Pair, check, paths_to_try, refusal, worth_telling};
 use crate::drain;
 use crate::drain::view::{DrainView, LimitView, PathView, PlacedVm, Placement, TargetView, VmView};
-use crate::facts::{HostFacts, MemoryNeeds, MigrationLink};
-use crate::option::RequestedOption;
-use crate::path::{Path, Reach, links_to_try};
+use crate::finding::Finding;
+use crate::host::capabilities::Capabilities;
+use crate::host::facts::{HostFacts, MemoryNeeds, MigrationLink};
+use crate::paths::path::{Path, Reach, links_to_try};
 use crate::plan::{Plan, Request, plan};
-use crate::relayed::{Compressible, RelayMeans, Verdict};
+use crate::transfer::option::RequestedOption;
+use crate::transfer::relayed::{Compressible, RelayMeans, Verdict};
 
 /// What texts about an answer of a few kilobytes take, and lists of it.
 pub const ANSWERS_HOLD_BYTES: usize = 8 << 20;

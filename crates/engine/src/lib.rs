@@ -1,48 +1,41 @@
 //! What must happen in a migration: pure decisions, no I/O, no clock.
 //!
 //! Read [`migration`] first: the ten steps as one state machine.
+//!
+//! ```text
+//! migration   one VM's way: source, target and guard; progress and result
+//! drain       emptying a host: the plan, who carries it out, when it will be over
+//! check       what is wrong between two hosts; finding: how that is said
+//! plan        what a migration will do: option, paths, connections, relay; why not more
+//! transfer    how memory goes over the paths, and how long that takes
+//! storage     disks: what is copied, kept, and gone on with
+//! bandwidth   limits, and how they are kept
+//! paths       which link reaches which, and how well
+//! host        facts, capabilities, cores, and what VMs may use
+//! journal     whether a host's journal may be believed, and a VM be started
+//! protocol    what two releases speak with each other
+//! connections who gets in when there are too many
+//! format      bytes, rates and durations as people read them
+//! problem     errors; known: values of a newer peer
+//! ```
 
 pub mod bandwidth;
-pub mod capabilities;
 pub mod check;
-pub mod codec;
 pub mod connections;
-pub mod convergence;
 pub mod drain;
-pub mod encryption;
-pub mod experience;
-pub mod facts;
+pub mod finding;
 #[cfg(test)]
 mod fixtures;
 pub mod format;
-pub mod free_cores;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-pub mod idle_cores;
-pub mod inbound;
+pub mod host;
 pub mod journal;
 mod known;
 pub mod migration;
-pub mod option;
-pub mod pacing;
-mod pairing;
-pub mod path;
-pub mod path_record;
+pub mod paths;
 pub mod plan;
-pub mod prediction;
 pub mod problem;
-pub mod progress;
 pub mod protocol;
-pub mod queue;
-pub mod relayed;
-pub mod result;
-pub mod speed;
-mod standby;
-pub mod standstill;
-pub mod start;
-pub mod step;
 pub mod storage;
-pub mod throttle;
-pub mod vm_resources;
-pub mod watch;
-pub mod wire_rate;
+pub mod transfer;

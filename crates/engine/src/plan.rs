@@ -38,10 +38,10 @@ pub use self::request::Request;
 pub(crate) use self::route::no_route;
 pub use self::transfer::{Packing, Parallel, Spread, Transfer, ZstdLevel};
 use self::wire::WirePlan;
-use crate::encryption::Encryption;
-use crate::option::{MigrationOption, RequestedOption};
-use crate::path::Path;
+use crate::paths::path::Path;
 use crate::storage::DiskCopy;
+use crate::transfer::encryption::Encryption;
+use crate::transfer::option::{MigrationOption, RequestedOption};
 
 /// How one migration will be done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use utoipa::ToSchema;
 
-use crate::check::code::FindingCode;
-use crate::check::finding::{Finding, Place, on};
+use crate::finding::code::FindingCode;
+use crate::finding::{Finding, Place, on};
 use crate::problem::Problem;
 
 /// Longest version that is shown; an honest one is `0.10.0-rc.1` or so.

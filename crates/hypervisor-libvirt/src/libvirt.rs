@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use drainpipe_engine::capabilities::Capabilities;
+use drainpipe_engine::host::capabilities::Capabilities;
 use drainpipe_hypervisor::cpu_models::CpuModels;
 use drainpipe_hypervisor::spec::{Hardware, VmName};
 use drainpipe_hypervisor::words;

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use drainpipe_engine::capabilities::Capabilities;
+use drainpipe_engine::host::capabilities::Capabilities;
 use drainpipe_hypervisor::spec::Hardware;
 use drainpipe_hypervisor::{BinaryStamp, HypervisorFacts, Version, VmDirectory};
 use serde::Deserialize;

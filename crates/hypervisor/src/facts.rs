@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use drainpipe_engine::capabilities::Capabilities;
+use drainpipe_engine::host::capabilities::Capabilities;
 use serde::{Deserialize, Serialize};
 
 use crate::cpu_models::CpuModels;

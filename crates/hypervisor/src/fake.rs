@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use drainpipe_engine::capabilities::Capabilities;
+use drainpipe_engine::host::capabilities::Capabilities;
 
 use self::faults::Faults;
 pub use self::faults::{Act, Fault};

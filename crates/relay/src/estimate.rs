@@ -1,7 +1,7 @@
 //! What packing would make of some memory, before any of it is sent.
 
-use drainpipe_engine::codec::Codec;
-use drainpipe_engine::relayed::Compressible;
+use drainpipe_engine::transfer::codec::Codec;
+use drainpipe_engine::transfer::relayed::Compressible;
 
 use crate::entropy_filter::EntropyFilter;
 use crate::error::RelayError;

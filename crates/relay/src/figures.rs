@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use drainpipe_engine::codec::Codec;
+use drainpipe_engine::transfer::codec::Codec;
 
 /// What a sender has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -2,7 +2,7 @@
 //! packing, one that says whether it is [paged](crate::paged) (1) and [parted](crate::entropy_filter) (2), three for its
 //! length as it follows. Numbers are little-endian.
 
-use drainpipe_engine::codec::Codec;
+use drainpipe_engine::transfer::codec::Codec;
 
 use crate::error::RelayError;
 use crate::paged::OVERHEAD_BYTES_MAX;

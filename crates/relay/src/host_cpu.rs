@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::idle_cores::CoresSample;
+use drainpipe_engine::host::idle_cores::CoresSample;
 use tracing::debug;
 
 use crate::figures::PackingTime;

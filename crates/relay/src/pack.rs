@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use drainpipe_engine::codec::Codec;
+use drainpipe_engine::transfer::codec::Codec;
 use lz4_flex::block::{self, CompressTable};
 use zstd::bulk::Decompressor;
 use zstd::zstd_safe::{CCtx, CParameter, ParamSwitch, ResetDirective, get_error_name};

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use drainpipe_engine::idle_cores::Allowance;
+use drainpipe_engine::host::idle_cores::Allowance;
 use tracing::warn;
 
 pub use self::bundle::Bundle;

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
-use drainpipe_engine::idle_cores::Allowance;
+use drainpipe_engine::host::idle_cores::Allowance;
 use rustix::net::sockopt::socket_peercred;
 use tracing::warn;
 

@@ -11,8 +11,8 @@ mod promises;
 
 use std::process::ExitCode;
 
-use drainpipe_engine::option::RequestedOption;
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
+use drainpipe_engine::transfer::option::RequestedOption;
 use drainpipe_report::summary::Spread;
 use drainpipe_report::{BenchReport, Conditions};
 

@@ -1,7 +1,7 @@
 //! What the numbers say, in words.
 
 use drainpipe_engine::format::{MIB, bytes, count, duration, link_speed, percent, plural, rate, ratio};
-use drainpipe_engine::result::{MigrationResult, Outcome, SourceVm};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome, SourceVm};
 
 use crate::bench::{BenchReport, Conditions, GuestConditions};
 use crate::summary::OptionSummary;
@@ -232,8 +232,8 @@ fn outcome(run: &MigrationResult) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use drainpipe_engine::option::RequestedOption;
-    use drainpipe_engine::result::Verified;
+    use drainpipe_engine::migration::result::Verified;
+    use drainpipe_engine::transfer::option::RequestedOption;
 
     use super::*;
     use crate::sample::{completed, conditions, failed, fallen_back, report};

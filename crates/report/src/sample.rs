@@ -1,11 +1,11 @@
 //! Made-up results for tests.
 
-use drainpipe_engine::option::{MigrationOption, RequestedOption};
-use drainpipe_engine::problem::ProblemKind;
-use drainpipe_engine::result::{
+use drainpipe_engine::migration::result::{
     CompressionUse, CpuSeconds, Event, MigrationResult, Outcome, PathUse, Sample, SourceVm, Verified,
 };
-use drainpipe_engine::step::Step;
+use drainpipe_engine::migration::step::Step;
+use drainpipe_engine::problem::ProblemKind;
+use drainpipe_engine::transfer::option::{MigrationOption, RequestedOption};
 
 use crate::bench::{BenchReport, Conditions, GuestConditions, HostConditions, LinkConditions};
 

@@ -15,8 +15,8 @@ use jiff::Timestamp;
 
 use super::sysfs::SysfsLink;
 use super::{Checks, libvirt};
-use crate::client::ApiClient;
-use crate::release::{NoAnswer, ask_host};
+use crate::peers::client::ApiClient;
+use crate::peers::release::{NoAnswer, ask_host};
 
 /// What another host says of itself, and how far its clock is from this one's.
 pub(super) async fn ask(

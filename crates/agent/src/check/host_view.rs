@@ -5,9 +5,9 @@ use drainpipe_engine::protocol::Release;
 use futures_util::future::join_all;
 
 use super::Checks;
-use crate::api_types::{HostStatus, HostView, PeerView};
 use crate::peers::LIST_DEADLINE;
-use crate::release::look_at_host;
+use crate::peers::release::look_at_host;
+use drainpipe_api_types::{HostStatus, HostView, PeerView};
 
 impl Checks {
     /// This host, for people and peers.

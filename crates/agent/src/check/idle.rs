@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use drainpipe_engine::facts::HostFacts;
-use drainpipe_engine::option::RequestedOption;
-use drainpipe_engine::path::{Path, find_paths};
-use drainpipe_engine::path_record::{PathRecord, after_trial, turned};
+use drainpipe_engine::host::facts::HostFacts;
+use drainpipe_engine::paths::path::{Path, find_paths};
+use drainpipe_engine::paths::path_record::{PathRecord, after_trial, turned};
 use drainpipe_engine::plan::PathTrial;
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::transfer::option::RequestedOption;
 use jiff::Timestamp;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
@@ -18,11 +18,11 @@ use uuid::Uuid;
 
 use super::run::{begin_session, end_session};
 use super::{Checks, facts};
-use crate::api_types::PathsView;
-use crate::client::{ApiClient, in_plain_words};
-use crate::discovery::discover;
-use crate::lock::lock;
-use crate::probe::{self, Connected, Load};
+use crate::paths::discovery::discover;
+use crate::paths::probe::{self, Connected, Load};
+use crate::peers::client::{ApiClient, in_plain_words};
+use crate::store::lock::lock;
+use drainpipe_api_types::PathsView;
 
 /// Before the first peer is looked at, and between two of them in the first round.
 const SETTLE: Duration = Duration::from_secs(2);

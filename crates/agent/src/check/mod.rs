@@ -17,6 +17,7 @@
 //! ```
 
 mod facts;
+pub(crate) mod fixes;
 mod host_view;
 mod idle;
 mod libvirt;
@@ -43,12 +44,12 @@ use self::idle::KnownPaths;
 use self::recent::RecentCounters;
 use crate::host::Host;
 use crate::incoming::Incoming;
-use crate::journal::Journal;
-use crate::lock::lock;
 use crate::peers::Peers;
-use crate::slots::Slots;
-use crate::vm_files::VmFiles;
+use crate::peers::slots::Slots;
+use crate::store::journal::Journal;
+use crate::store::lock::lock;
 use crate::vms::Vms;
+use crate::vms::vm_files::VmFiles;
 
 pub(crate) use facts::read;
 pub(crate) use idle::keep_trying;

@@ -15,8 +15,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use crate::link_socket::{HEADERS_V6_BYTES, headers_bytes, keep_whole};
-use crate::lock::lock;
+use crate::paths::link_socket::{HEADERS_V6_BYTES, headers_bytes, keep_whole};
+use crate::store::lock::lock;
 
 /// How often each size is sent: one lost by chance is not taken for one that does not pass.
 pub(super) const COPIES: u32 = 3;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use drainpipe_engine::check::facts::LinkCounters;
 use drainpipe_net::Link;
 
-use crate::lock::lock;
+use crate::store::lock::lock;
 
 /// Counted is since the last look before that, or since the first look.
 const LOOK_BACK: Duration = Duration::from_mins(15);

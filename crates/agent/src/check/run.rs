@@ -5,9 +5,9 @@ use drainpipe_engine::check::path_report::PathReport;
 use drainpipe_engine::check::sizes::{Arrived, first_sizes, next_sizes};
 use drainpipe_engine::check::trial::{PacketTrial, PathTrial};
 use drainpipe_engine::check::{CheckReport, NotReached, Pair, check, paths_to_try, unreachable};
-use drainpipe_engine::option::RequestedOption;
-use drainpipe_engine::path::Path;
+use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_engine::transfer::option::RequestedOption;
 use futures_util::future::join_all;
 use tokio::net::UdpSocket;
 use tracing::debug;
@@ -16,13 +16,13 @@ use uuid::Uuid;
 use super::packets::{COPIES, PacketEnd};
 use super::session::{ROUNDS_MAX, Round, RoundResult, SessionRequest, SessionView, arrived_at, send_all};
 use super::{Checks, facts, vms, way_back};
-use crate::client::{ApiClient, in_plain_words};
-use crate::config::DEFAULT_PORT;
-use crate::discovery::discover;
-use crate::link_socket::on_link;
-use crate::path_watch;
-use crate::probe::{self, Load, ProbePort};
-use crate::release::NoAnswer;
+use crate::paths::discovery::discover;
+use crate::paths::link_socket::on_link;
+use crate::paths::path_watch;
+use crate::paths::probe::{self, Load, ProbePort};
+use crate::peers::client::{ApiClient, in_plain_words};
+use crate::peers::release::NoAnswer;
+use crate::store::config::DEFAULT_PORT;
 
 /// Checks everything between this host and `target`, for one running VM or for all.
 pub(crate) async fn run(checks: &Checks, target: &str, vm: Option<&str>) -> Result<CheckReport, Problem> {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use drainpipe_engine::check::sizes::Arrived;
-use drainpipe_engine::path::Path;
+use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::problem::Problem;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
@@ -16,10 +16,10 @@ use uuid::Uuid;
 
 use super::Checks;
 use super::packets::PacketEnd;
-use crate::link_socket::on_link;
-use crate::path_watch;
-use crate::probe::{self, ProbePort, ProbePorts};
-use crate::slots::Slot;
+use crate::paths::link_socket::on_link;
+use crate::paths::path_watch;
+use crate::paths::probe::{self, ProbePort, ProbePorts};
+use crate::peers::slots::Slot;
 
 /// How long a session lasts unless it is closed; a check takes a few seconds.
 const SESSION_DEADLINE: Duration = Duration::from_secs(30);

@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{Checks, needs};
-use crate::client::ApiClient;
 use crate::incoming::promised_disk_bytes;
-use crate::vm_files::Look;
+use crate::peers::client::ApiClient;
 use crate::vms::QMP_DEADLINE;
+use crate::vms::vm_files::Look;
 
 /// VMs in one request. A specification is at most some 10 kB, a request 1 MiB.
 const VMS_MAX: usize = 32;

@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
-use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::{NotReached, no_way_back};
+use drainpipe_engine::finding::Finding;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 use utoipa::ToSchema;
 
 use super::Checks;
-use crate::client::{ApiClient, in_plain_words};
+use crate::peers::client::{ApiClient, in_plain_words};
 
 /// How long the other host tries; an agent that is there answers within milliseconds.
 const TRY_DEADLINE: Duration = Duration::from_secs(3);

@@ -14,7 +14,7 @@ use tracing::info;
 
 use super::settling::Ended;
 use super::{DiskMove, DiskMoves};
-use crate::lock::lock;
+use crate::store::lock::lock;
 use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE, does_not_run, qemu_has_ended};
 
 /// How often it is asked how far the copy is.

@@ -12,12 +12,12 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::mover::Mover;
-use crate::api_types::{DiskMoveOutcome, LeftDisk};
-use crate::beside::Beside;
 use crate::incoming::named_disks;
-use crate::journal::{DiskFile, DiskMoveRecord, FileId, LeftFile};
-use crate::vm_files::VmFiles;
+use crate::store::journal::{DiskFile, DiskMoveRecord, FileId, LeftFile};
+use crate::vms::beside::Beside;
+use crate::vms::vm_files::VmFiles;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
+use drainpipe_api_types::{DiskMoveOutcome, LeftDisk};
 
 /// How often it is tried, and how many times: a day.
 const TRY_EVERY: Duration = Duration::from_secs(2);

@@ -12,9 +12,9 @@ use drainpipe_hypervisor::Machine;
 use futures_util::future::join_all;
 use rustix::fs::stat;
 
-use crate::api_types::DrainRequest;
 use crate::check;
 use crate::outgoing::{Meeting, check_hosts, check_vm, disks_of};
+use drainpipe_api_types::DrainRequest;
 
 /// The disks of all running VMs, in the order of these; none where no disk is to be copied.
 pub(super) type OwnDisks = Vec<Result<Vec<OwnDisk>, Problem>>;

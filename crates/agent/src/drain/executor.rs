@@ -10,9 +10,9 @@ use drainpipe_engine::drain::run::{Action, Departure, Drain, Event, MoveEnd};
 use drainpipe_engine::drain::status::{DisksProgress, DrainStatus, LinkRate, MoveState, MoveStatus};
 use drainpipe_engine::drain::view::FoundTransfers;
 use drainpipe_engine::migration::Stage;
-use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::transfer::option::RequestedOption;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
@@ -20,10 +20,10 @@ use tracing::{info, warn};
 
 use super::record::{claim_own, departure, own_migrations, problem_of, settled};
 use super::{Course, Drains, RECORD_AGAIN_AFTER, crashed, limits, migration_deadline_s, plan_anew, sound};
-use crate::api_types::{DrainRequest, MigrateRequest, plan_warnings};
-use crate::journal::DrainRecord;
+use crate::outgoing::supervised;
 use crate::outgoing::{self, Running, Turn};
-use crate::supervised;
+use crate::store::journal::DrainRecord;
+use drainpipe_api_types::{DrainRequest, MigrateRequest, plan_warnings};
 
 /// How often the engine is told that time has passed.
 const TICK: Duration = Duration::from_millis(200);

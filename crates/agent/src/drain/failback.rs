@@ -11,12 +11,12 @@ use drainpipe_engine::drain::status::{
     DisksProgress, DrainState, DrainStatus, LinkRate, MoveState, MoveStatus,
 };
 use drainpipe_engine::drain::{self, UNKNOWN_SPEED_MBPS};
-use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::migration::progress::{PathRate, Progress};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_engine::progress::{PathRate, Progress};
-use drainpipe_engine::result::{MigrationResult, Outcome};
-use drainpipe_engine::step::Step;
 use drainpipe_engine::storage::{DiskCopy, allowance_ms};
+use drainpipe_engine::transfer::option::RequestedOption;
 use futures_util::{StreamExt, stream};
 use jiff::Timestamp;
 use tokio::time::sleep;
@@ -25,13 +25,13 @@ use uuid::Uuid;
 
 use super::record::{self, has_arrived, settled};
 use super::{Course, Drains, RECORD_AGAIN_AFTER, crashed, migration_deadline_s};
-use crate::api_types::{
+use crate::peers::client::ApiClient;
+use crate::store::journal::DrainRecord;
+use crate::store::lock::lock;
+use crate::vms::does_not_run;
+use drainpipe_api_types::{
     DEADLINE_S_MAX, DrainRequest, MigrateRequest, MigrationView, ResumeRequest, VmState, VmView,
 };
-use crate::client::ApiClient;
-use crate::journal::DrainRecord;
-use crate::lock::lock;
-use crate::vms::does_not_run;
 
 /// VMs that are fetched at a time: one is on the links while the next is made ready.
 const AT_ONCE: u8 = 2;

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 
 use drainpipe_engine::drain::run::Departure;
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_engine::result::{MigrationResult, Outcome};
 
 use super::Drains;
-use crate::api_types::{DrainKind, DrainView};
-use crate::journal::{DrainRecord, Journal};
+use crate::store::journal::{DrainRecord, Journal};
 use crate::vms::does_not_run;
+use drainpipe_api_types::{DrainKind, DrainView};
 
 /// This host's cordon, and what is under way or was last.
 pub(crate) fn view(drains: &Drains) -> Result<DrainView, Problem> {
@@ -240,7 +240,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api_types::{DrainRequest, MigrateRequest};
+    use drainpipe_api_types::{DrainRequest, MigrateRequest};
 
     fn in_doubt_move(vm: &str) -> MoveStatus {
         MoveStatus {

@@ -5,20 +5,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use drainpipe_engine::check::code::FindingCode;
-use drainpipe_engine::check::finding::Finding;
 use drainpipe_engine::check::vm::Told;
 use drainpipe_engine::drain::disks::DrainedDisk;
 use drainpipe_engine::drain::status::DrainStatus;
 use drainpipe_engine::drain::view::{
     DrainView, LimitView, PathView, PlacedVm, Placement, TargetView, VmView,
 };
-use drainpipe_engine::facts::{MemoryNeeds, MigrationLink};
-use drainpipe_engine::path::Path;
+use drainpipe_engine::finding::Finding;
+use drainpipe_engine::finding::code::FindingCode;
+use drainpipe_engine::host::facts::{MemoryNeeds, MigrationLink};
+use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::{NoPostCopy, Plan, Request};
-use drainpipe_engine::prediction::{busy_told, cores_had};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::relayed::RelayMeans;
+use drainpipe_engine::transfer::prediction::{busy_told, cores_had};
+use drainpipe_engine::transfer::relayed::RelayMeans;
 use drainpipe_hypervisor::spec::{self, GroupName, VmSpec};
 use drainpipe_hypervisor::{Machine, Manager, RunState, Unmanaged};
 use futures_util::future::join_all;
@@ -28,12 +28,12 @@ use tracing::warn;
 
 use super::Drains;
 use super::disks::{self, Copies, OwnDisks};
-use crate::api_types::{self, BandwidthView, DrainKind, DrainRequest, VmList, VmState};
 use crate::check;
-use crate::memory_look;
+use crate::outgoing::memory_look;
 use crate::outgoing::{Meeting, meet};
-use crate::path_history::{self, Learnt};
+use crate::paths::path_history::{self, Learnt};
 use crate::vms::{PresentVm, QMP_DEADLINE};
+use drainpipe_api_types::{BandwidthView, DrainKind, DrainRequest, VmList, VmState};
 
 /// How long one target may take to say what it is, what it has and which VMs it would take.
 const TARGET_DEADLINE: Duration = Duration::from_secs(10);
@@ -130,7 +130,7 @@ impl Swap {
         let mut vms: BTreeSet<String> = swapped_in.into_iter().collect();
         vms.extend(drains.incoming.entries.names_from(partner));
         let other = match drains.peers.target(partner) {
-            Ok(peer) => peer.get_within::<api_types::DrainView>("/v1/drain", TARGET_DEADLINE).await,
+            Ok(peer) => peer.get_within::<drainpipe_api_types::DrainView>("/v1/drain", TARGET_DEADLINE).await,
             Err(problem) => Err(problem),
         };
         let (other, unknown) = match other {
@@ -371,7 +371,7 @@ fn manager_of_all(running: &[Arc<dyn Machine>]) -> Option<Manager> {
     managers.all(|manager| manager == Some(first)).then_some(first)
 }
 
-fn placed(vm: &api_types::VmView) -> PlacedVm {
+fn placed(vm: &drainpipe_api_types::VmView) -> PlacedVm {
     PlacedVm {
         name: vm.name.clone(),
         needs_bytes: MemoryNeeds::of(vm.memory_mib.saturating_mul(1 << 20), vm.huge_page_mib).bytes,
@@ -433,10 +433,10 @@ fn limit_of(view: BandwidthView) -> LimitView {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use drainpipe_engine::check::finding::{Place, Severity};
-    use drainpipe_engine::encryption::Encryption;
-    use drainpipe_engine::option::RequestedOption;
+    use drainpipe_engine::finding::{Place, Severity};
     use drainpipe_engine::plan::{LimitKeeper, MULTICHANNEL_CONNECTIONS, Parallel, Paths, Spread, Transfer};
+    use drainpipe_engine::transfer::encryption::Encryption;
+    use drainpipe_engine::transfer::option::RequestedOption;
     use serde_json::json;
 
     use super::*;

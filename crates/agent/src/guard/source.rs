@@ -14,7 +14,7 @@ use rustix::net::{Shutdown, shutdown};
 use tokio::time::timeout;
 
 use super::Told;
-use crate::source_state::settled_source_state;
+use crate::guard::source_state::settled_source_state;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
 /// How often a QEMU whose VM runs again is told to let its writes go, and how soon again.

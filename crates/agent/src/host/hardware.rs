@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use drainpipe_engine::facts::HugePages;
+use drainpipe_engine::host::facts::HugePages;
 use drainpipe_engine::problem::Problem;
 
 /// The host's fixed properties.

@@ -10,8 +10,8 @@ use socket2::{Domain, Socket, Type};
 use tracing::{debug, warn};
 
 use super::{Incoming, IncomingVm};
-use crate::api_types::{ConnectionRequest, HostView};
-use crate::ports;
+use crate::host::ports;
+use drainpipe_api_types::{ConnectionRequest, HostView};
 
 /// How long the source may take to say which addresses it has. It has just asked for something itself.
 const SOURCE_DEADLINE: Duration = Duration::from_secs(2);

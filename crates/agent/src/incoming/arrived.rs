@@ -12,7 +12,7 @@ use tracing::{debug, info, warn};
 
 use super::silence::ask_source;
 use super::{Incoming, disks};
-use crate::journal::UnfinishedIncoming;
+use crate::store::journal::UnfinishedIncoming;
 use crate::vms::{Claim, QMP_DEADLINE};
 
 /// How often what failed is tried again.

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use drainpipe_engine::encryption::{refuses_clear, refuses_clear_again};
-use drainpipe_engine::path::Path;
+use drainpipe_engine::bandwidth::queue::unread_limit_bytes;
+use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
-use drainpipe_engine::queue::unread_limit_bytes;
+use drainpipe_engine::transfer::encryption::{refuses_clear, refuses_clear_again};
 use drainpipe_hypervisor::{Machine, Parcel, TlsKey, Transport, VmError, VmErrorKind};
 use ring::rand::{SecureRandom, SystemRandom};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
@@ -20,16 +20,16 @@ use tracing::warn;
 
 use super::vm::IncomingVm;
 use super::{Incoming, allowed_sources, disks, must_wait};
-use crate::api_types::{ConnectionRequest, Endpoint, WatchEnd, WatchRequest};
-use crate::link_socket::on_link;
-use crate::lock::lock;
-use crate::path_watch::Joining;
-use crate::ports;
-use crate::probe::{self, ProbePorts};
-use crate::relay::{self, OtherEnd, RelayedStream};
-use crate::slots::Slots;
-use crate::transport::transport;
+use crate::host::ports;
+use crate::paths::link_socket::on_link;
+use crate::paths::path_watch::Joining;
+use crate::paths::probe::{self, ProbePorts};
+use crate::peers::slots::Slots;
+use crate::store::lock::lock;
+use crate::transfer::relay::{self, OtherEnd, RelayedStream};
+use crate::transfer::transport::transport;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
+use drainpipe_api_types::{ConnectionRequest, Endpoint, WatchEnd, WatchRequest};
 use uuid::Uuid;
 
 /// Migrations of one host, and of all together, for which ports are open at once on which paths are tried.

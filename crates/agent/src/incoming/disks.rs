@@ -24,12 +24,12 @@ pub(super) use self::kept::{bytes as kept_bytes, expire};
 use super::connect::bind_free_port;
 use super::vm::IncomingVm;
 use super::{Incoming, must_wait, refused_here};
-use crate::api_types::{ConnectionRequest, DiskEndpoint, IncomingRequest, LeftDisk};
-use crate::disk_streams::DiskReceiver;
-use crate::journal::{DiskFile, FileId, LeftFile, MadeDisk, UnfinishedIncoming};
-use crate::lock::lock;
-use crate::vm_files::NotMade;
+use crate::store::journal::{DiskFile, FileId, LeftFile, MadeDisk, UnfinishedIncoming};
+use crate::store::lock::lock;
+use crate::transfer::disk_streams::DiskReceiver;
 use crate::vms::QMP_DEADLINE;
+use crate::vms::vm_files::NotMade;
+use drainpipe_api_types::{ConnectionRequest, DiskEndpoint, IncomingRequest, LeftDisk};
 
 /// A disk that is coming, and what of its room is not taken yet.
 struct Promised {

@@ -11,7 +11,7 @@ use super::Incoming;
 use super::tracked::forget_loaded;
 use super::vm::IncomingVm;
 use super::{disks, hooks};
-use crate::journal::IncomingRecord;
+use crate::store::journal::IncomingRecord;
 use crate::vms::{QEMU_DEADLINE, Vms};
 
 /// Removes what is left of the VMs that were discarded, should the agent have stopped half-way.

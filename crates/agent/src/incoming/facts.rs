@@ -1,6 +1,6 @@
 //! What migrations need to know of this host, as it is now.
 
-use drainpipe_engine::facts::{HostFacts, HypervisorVersion};
+use drainpipe_engine::host::facts::{HostFacts, HypervisorVersion};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::HypervisorFacts;
 

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use drainpipe_engine::journal::start::{Answer, Asked, may_start};
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_engine::start::{Answer, Asked, may_start};
 use futures_util::future::join_all;
 use tracing::warn;
 
 use super::Incoming;
-use crate::api_types::{Holding, VmHolding, VmList, VmState};
-use crate::client::ApiClient;
-use crate::proof::{ANSWER_DEADLINE, Proof};
+use crate::peers::client::ApiClient;
+use crate::peers::proof::{ANSWER_DEADLINE, Proof};
+use drainpipe_api_types::{Holding, VmHolding, VmList, VmState};
 
 /// Whether this host has a VM, for another one that is to start it.
 pub(crate) fn holding(incoming: &Incoming, vm: &str, asks: &str) -> Result<VmHolding, Problem> {

@@ -10,9 +10,9 @@ use tracing::warn;
 
 use super::Incoming;
 use super::vm::IncomingVm;
-use crate::hooks::{self, Moment};
-use crate::journal::{HookDue, JournalError};
+use crate::store::journal::{HookDue, JournalError};
 use crate::vms::QMP_DEADLINE;
+use crate::vms::hooks::{self, Moment};
 
 /// How often it is looked whether the VM runs, after the agent was started anew, and how many times.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -52,7 +52,11 @@ pub(super) fn not_due(incoming: &Incoming, id: &str) -> Result<(), JournalError>
     incoming.journal.hook_is_done(id)
 }
 
-async fn tell(hooks: crate::config::Hooks, journal: Arc<crate::journal::Journal>, due: HookDue) {
+async fn tell(
+    hooks: crate::store::config::Hooks,
+    journal: Arc<crate::store::journal::Journal>,
+    due: HookDue,
+) {
     hooks::run(&hooks, Moment::Moved, &due).await;
     if let Err(error) = journal.hook_is_done(&due.migration) {
         warn!(%error, vm = due.vm, "a hook that was told that it runs here is told so again at the next start");

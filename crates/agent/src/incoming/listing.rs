@@ -3,9 +3,9 @@
 use futures_util::future::join_all;
 
 use super::Incoming;
-use crate::api_types::{Scope, VmList, VmState};
 use crate::peers::LIST_DEADLINE;
 use crate::vms::describe;
+use drainpipe_api_types::{Scope, VmList, VmState};
 
 impl Incoming {
     /// The VMs here, or of all hosts that this one knows.

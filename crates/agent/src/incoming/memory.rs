@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use drainpipe_engine::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::format::{mib, mib_free, mib_needed};
+use drainpipe_engine::host::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::{VmName, VmSpec};
 
 use super::{Incoming, IncomingVm};
 use crate::host::hardware;
-use crate::lock::lock;
+use crate::store::lock::lock;
 use crate::vms::needs;
 
 /// Step 3: is there the memory?

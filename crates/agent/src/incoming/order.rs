@@ -18,12 +18,12 @@ use super::post_copy::{look_at_rest, told_qemu};
 use super::vm::{IncomingVm, WATCH_EVERY, not_built};
 use super::{Incoming, no_migration, not_on_its_way};
 use super::{disks, hooks};
-use crate::api_types::TargetUse;
-use crate::cpu_priority;
 use crate::host::hardware;
-use crate::journal::IncomingRecord;
-use crate::lock::lock;
+use crate::store::journal::IncomingRecord;
+use crate::store::lock::lock;
+use crate::vms::cpu_priority;
 use crate::vms::{QMP_DEADLINE, qemu_has_ended};
+use drainpipe_api_types::TargetUse;
 
 /// QEMU closes its sockets a moment before its process has ended. Its source waits for an answer for half a second.
 const EXIT_KNOWN_WITHIN: Duration = Duration::from_millis(300);

@@ -10,9 +10,9 @@ use drainpipe_hypervisor::spec::VmSpec;
 use super::disks;
 use super::vm::IncomingVm;
 use super::{Incoming, insert_locked, name_taken, refused_here};
-use crate::api_types::{IncomingPermit, IncomingRequest};
-use crate::lock::lock;
-use crate::release::agree_with;
+use crate::peers::release::agree_with;
+use crate::store::lock::lock;
+use drainpipe_api_types::{IncomingPermit, IncomingRequest};
 
 /// A VM on its way holds no place any more when its source has not been heard of for this long, though it was
 /// asked. In ms.

@@ -12,9 +12,9 @@ use tracing::{info, warn};
 use super::connect::{Listening, listen};
 use super::vm::{IncomingVm, LOOK_WITHIN};
 use super::{Incoming, insert_unless_there};
-use crate::api_types::{ConnectionRequest, Endpoint};
-use crate::journal::IncomingRecord;
+use crate::store::journal::IncomingRecord;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
+use drainpipe_api_types::{ConnectionRequest, Endpoint};
 
 /// How long the last bytes of a source that is gone may be on their way, and how often it is looked whether they are.
 const LAST_BYTES_WITHIN: Duration = Duration::from_secs(3);

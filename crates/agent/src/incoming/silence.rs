@@ -13,7 +13,7 @@ use super::Incoming;
 use super::ending::finish_incoming;
 use super::order::carry_out;
 use super::vm::{IncomingVm, WATCH_EVERY};
-use crate::api_types::HandOverView;
+use drainpipe_api_types::HandOverView;
 
 /// Looks after it for as long as it is on its way.
 pub(super) async fn watch(incoming: Arc<Incoming>, entry: Arc<IncomingVm>) {

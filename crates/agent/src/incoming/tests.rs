@@ -18,8 +18,8 @@ use drainpipe_hypervisor::fake::FakeVm;
 use drainpipe_hypervisor::{MigrationStatus, Vm};
 
 use super::*;
-use crate::api_types::{HandOverView, IncomingRequest};
 use crate::test_host::{Life, TestHost, definition};
+use drainpipe_api_types::{HandOverView, IncomingRequest};
 
 /// The migration by which a VM comes.
 const ID: &str = "11111111-1111-4111-8111-111111111111";

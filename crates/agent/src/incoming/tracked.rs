@@ -14,8 +14,8 @@ use tracing::warn;
 
 use super::vm::IncomingVm;
 use super::{Incoming, must_wait, not_on_its_way};
-use crate::api_types::{TrackedRequest, TrackedTaken};
-use crate::tracking::{ADDRESSES_MAX, is_of};
+use crate::paths::tracking::{ADDRESSES_MAX, is_of};
+use drainpipe_api_types::{TrackedRequest, TrackedTaken};
 
 /// How long the kernel may take for one request's. The VM runs meanwhile; what comes later than its source waits is of use
 /// all the same.

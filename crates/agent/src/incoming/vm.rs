@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::facts::{HugePages, MemoryNeeds};
+use drainpipe_engine::host::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::migration::target::silence::{GIVE_UP_AFTER_MS, SILENCE_MS, WATCH_EVERY_MS};
 use drainpipe_engine::migration::target::{LOOK_WITHIN_MS, Memory, Received};
 use drainpipe_engine::problem::Problem;
@@ -18,12 +18,12 @@ use drainpipe_relay::Receiver;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
 
-use crate::api_types::IncomingRequest;
-use crate::disk_streams::DiskReceiver;
 use crate::host::hardware;
-use crate::journal::IncomingRecord;
-use crate::lock::lock;
+use crate::store::journal::IncomingRecord;
+use crate::store::lock::lock;
+use crate::transfer::disk_streams::DiskReceiver;
 use crate::vms::{QMP_DEADLINE, Vms, needs};
+use drainpipe_api_types::IncomingRequest;
 
 /// How long a QEMU that may wait for a page may take for an answer. Its source, which is to send that page, waits for it.
 pub(super) const LOOK_WITHIN: Duration = Duration::from_millis(LOOK_WITHIN_MS);

@@ -11,8 +11,8 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::Joining;
-use crate::api_types::FleetNews;
-use crate::client::ApiClient;
+use crate::peers::client::ApiClient;
+use drainpipe_api_types::FleetNews;
 
 /// Longest that another host may take to answer. It has it in mind.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(3);

@@ -12,13 +12,13 @@ use jiff::Timestamp;
 use tracing::{info, warn};
 
 use super::{Meeting, Outgoing};
-use crate::api_types::{LeftDisk, MigrateRequest};
 use crate::check::disks_there;
-use crate::client::ApiClient;
 use crate::incoming::named_disks;
-use crate::journal::{FileId, LeftFile, Unrenamed};
-use crate::vm_files::{VmFiles, device_at};
+use crate::peers::client::ApiClient;
+use crate::store::journal::{FileId, LeftFile, Unrenamed};
 use crate::vms::QMP_DEADLINE;
+use crate::vms::vm_files::{VmFiles, device_at};
+use drainpipe_api_types::{LeftDisk, MigrateRequest};
 
 /// The disks that are copied; none where nobody asks for it.
 pub(super) async fn to_copy(

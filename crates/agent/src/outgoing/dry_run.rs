@@ -1,16 +1,18 @@
 //! A migration that is planned, foreseen and checked, and not begun.
 
-use drainpipe_engine::check::finding::Finding;
-use drainpipe_engine::convergence::{self, Leaving};
+use drainpipe_engine::finding::Finding;
 use drainpipe_engine::plan::{Plan, Request};
-use drainpipe_engine::prediction;
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::transfer::convergence::{self, Leaving};
+use drainpipe_engine::transfer::prediction;
 use drainpipe_hypervisor::{DiskCopies, Machine};
 
 use super::meeting::{Meeting, asked_for, informed, meet, zero_share};
 use super::{Outgoing, disks};
-use crate::api_types::{MigrateRequest, PlanView};
-use crate::{check, memory_look, result};
+use crate::check;
+use crate::outgoing::memory_look;
+use crate::outgoing::result;
+use drainpipe_api_types::{MigrateRequest, PlanView};
 
 /// The plan of a migration that is not begun.
 pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Result<PlanView, Problem> {

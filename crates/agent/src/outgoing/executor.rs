@@ -17,13 +17,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::finding::Finding;
+use drainpipe_engine::migration::progress::Progress;
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_engine::migration::{Action, Event, Migration, Stage};
 use drainpipe_engine::plan::Request;
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_engine::progress::Progress;
 use drainpipe_engine::protocol::Protocol;
-use drainpipe_engine::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor::{Event as VmEvent, Machine, VmError, VmErrorKind};
 use jiff::Timestamp;
 use tokio::sync::{broadcast, mpsc};
@@ -42,20 +42,20 @@ use super::standstill::StandstillWatch;
 use super::target_watch::TargetWatch;
 use super::tracked::Gone;
 use super::{Outgoing, Running, Turn};
-use crate::api_types::{MigrateRequest, TargetUse};
-use crate::bandwidth::{DiskPace, Throttle, Valve};
-use crate::beside::Beside;
-use crate::client::ApiClient;
-use crate::disk_streams::DiskSender;
 use crate::guard::Guard;
+use crate::guard::source_state::settled_source_state;
 use crate::incoming;
-use crate::measure::Measurements;
-use crate::path_watch::News;
-use crate::relay::OutgoingRelay;
-use crate::result;
-use crate::source_state::settled_source_state;
-use crate::throttles;
+use crate::outgoing::measure::Measurements;
+use crate::outgoing::result;
+use crate::paths::path_watch::News;
+use crate::peers::client::ApiClient;
+use crate::transfer::bandwidth::{DiskPace, Throttle, Valve};
+use crate::transfer::disk_streams::DiskSender;
+use crate::transfer::relay::OutgoingRelay;
+use crate::vms::beside::Beside;
+use crate::vms::throttles;
 use crate::vms::{Claimed, QEMU_DEADLINE, QMP_DEADLINE, qemu_has_ended};
+use drainpipe_api_types::{MigrateRequest, TargetUse};
 
 /// How often the transfer is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -73,43 +73,85 @@ pub(super) struct Executor {
     claimed: Claimed,
     request: Request,
     asked: MigrateRequest,
-    // While disks are copied.
-    disks: Option<DiskSender>,
-    disk_pace: DiskPace,
-    // While they are copied.
-    disk_throttle: Option<Throttle>,
-    held_writes: HeldWrites,
-    told_limit_mbps: Option<u64>,
+    copying: Copying,
+    settings: Settings,
+    observed: Observed,
     started_at: Timestamp,
     began: Instant,
     agreed: Agreed,
     // Until the migration is told.
     findings: Vec<Finding>,
-    downtime_limit: DowntimeLimit,
-    unsent_limit: UnsentLimit,
-    no_resets: Setting,
     // Told to send the last bytes of the VM, which is paused for them.
     is_switching_over: bool,
     post_copy: PostCopy,
     // What has become of the VM there.
     target_asked_at: Option<Instant>,
     events: broadcast::Receiver<VmEvent>,
-    pause: Pause,
-    // While memory is sent.
-    standstill_watch: Option<StandstillWatch>,
-    standstill_ms: Option<f64>,
     guard: Option<Guard>,
-    throttle: Option<Throttle>,
-    // Of memory that follows disks by itself.
-    memory_valve: Option<Valve>,
-    cpu_throttle: CpuThrottle,
     news: mpsc::Receiver<News>,
     relay: Option<OutgoingRelay>,
     target_watch: TargetWatch,
     // Its connections, once all is there that it needs to run.
     tracked: Option<Gone>,
+}
+
+/// The copies of its disks, as long as they are made.
+#[derive(Default)]
+struct Copying {
+    sender: Option<DiskSender>,
+    pace: DiskPace,
+    throttle: Option<Throttle>,
+    held_writes: HeldWrites,
+    // Of memory that follows disks by itself.
+    memory_valve: Option<Valve>,
+}
+
+/// What is set on its QEMU and its connections, and taken back.
+struct Settings {
+    bandwidth: Option<Throttle>,
+    told_limit_mbps: Option<u64>,
+    downtime_limit: DowntimeLimit,
+    unsent_limit: UnsentLimit,
+    no_resets: Setting,
+    cpu_throttle: CpuThrottle,
+}
+
+/// What is seen of it, for its result.
+struct Observed {
     measurements: Measurements,
     target_use: TargetUse,
+    pause: Pause,
+    // While memory is sent.
+    standstill_watch: Option<StandstillWatch>,
+    standstill_ms: Option<f64>,
+}
+
+impl Settings {
+    fn none() -> Self {
+        Self {
+            bandwidth: None,
+            told_limit_mbps: None,
+            downtime_limit: DowntimeLimit::default(),
+            unsent_limit: UnsentLimit::new(),
+            no_resets: Setting::new(
+                "should the target's QEMU end meanwhile, this VM may have to be shut down before it can be \
+                 migrated again",
+            ),
+            cpu_throttle: CpuThrottle::default(),
+        }
+    }
+}
+
+impl Observed {
+    fn begin(vmm: Option<&dyn Machine>) -> Self {
+        Self {
+            measurements: Measurements::begin(vmm),
+            target_use: TargetUse::default(),
+            pause: Pause::default(),
+            standstill_watch: None,
+            standstill_ms: None,
+        }
+    }
 }
 
 impl Executor {
@@ -127,43 +169,27 @@ impl Executor {
         Self {
             outgoing: Arc::clone(outgoing),
             running,
-            measurements: Measurements::begin(claimed.vmm.as_deref()),
+            copying: Copying::default(),
+            settings: Settings::none(),
+            observed: Observed::begin(claimed.vmm.as_deref()),
             // Without a QEMU a channel that is closed already.
             events: claimed.vmm.as_ref().map_or_else(|| broadcast::channel(1).1, |vmm| vmm.events()),
             claimed,
             request: asked_for(request),
             asked: request.clone(),
-            disks: None,
-            disk_pace: DiskPace::default(),
-            disk_throttle: None,
-            held_writes: HeldWrites::default(),
-            told_limit_mbps: None,
             started_at,
             began: Instant::now(),
             agreed: Agreed::default(),
             findings: vec![],
-            downtime_limit: DowntimeLimit::default(),
-            unsent_limit: UnsentLimit::new(),
-            no_resets: Setting::new(
-                "should the target's QEMU end meanwhile, this VM may have to be shut down before it can be \
-                 migrated again",
-            ),
             is_switching_over: false,
             post_copy: PostCopy::default(),
             target_asked_at: None,
-            pause: Pause::default(),
-            standstill_watch: None,
-            standstill_ms: None,
             guard: None,
-            throttle: None,
-            memory_valve: None,
-            cpu_throttle: CpuThrottle::default(),
             relay: None,
             target_watch: TargetWatch::default(),
             tracked: None,
             // Closed until paths are watched.
             news: mpsc::channel(1).1,
-            target_use: TargetUse::default(),
         }
     }
 
@@ -230,7 +256,7 @@ impl Executor {
                 migration.handle(self.now_ms(), Event::Found(finding));
             }
             if next.is_none()
-                && let Some(states) = self.held_writes.states.take()
+                && let Some(states) = self.copying.held_writes.states.take()
             {
                 next = migration.handle(self.now_ms(), Event::DiskProgress(states));
             }
@@ -251,7 +277,7 @@ impl Executor {
                 migration.handle(self.now_ms(), throttled);
             }
             self.follow_write_limit(migration.write_limit()).await;
-            self.downtime_limit.awaits_disks = migration.holds_pause(self.now_ms());
+            self.settings.downtime_limit.awaits_disks = migration.holds_pause(self.now_ms());
             let compression = self.relay.as_ref().and_then(OutgoingRelay::progress);
             let progress = Progress { compression, ..migration.progress(self.now_ms()) };
             self.running.progress.send_replace(progress);
@@ -276,8 +302,8 @@ impl Executor {
 
     /// From its pause on it stands still for as long as that takes.
     fn end_standstill_watch(&mut self) {
-        if let Some(watch) = self.standstill_watch.take() {
-            self.standstill_ms = Some(watch.longest_ms());
+        if let Some(watch) = self.observed.standstill_watch.take() {
+            self.observed.standstill_ms = Some(watch.longest_ms());
         }
     }
 
@@ -345,7 +371,8 @@ impl Executor {
 
     fn result(&mut self, migration: &Migration, outcome: Outcome) -> MigrationResult {
         self.end_standstill_watch();
-        let measured = self.measurements.finish(self.claimed.vmm.as_deref(), self.target_use);
+        let measured =
+            self.observed.measurements.finish(self.claimed.vmm.as_deref(), self.observed.target_use);
         let plan = self.agreed.plan.as_ref();
         let mut result = result::assemble(
             result::Identity {
@@ -359,8 +386,8 @@ impl Executor {
             },
             migration,
             result::Pauses {
-                timings: self.pause.correct(migration.timings()),
-                standstill_ms: self.standstill_ms,
+                timings: self.observed.pause.correct(migration.timings()),
+                standstill_ms: self.observed.standstill_ms,
             },
             outcome,
             plan,
@@ -388,7 +415,7 @@ impl Executor {
         let error = result.error.as_deref();
         info!(migration = result.id, vm = result.vm, outcome = ?result.outcome, error, "over");
         if let Ok(vmm) = self.vmm()
-            && self.held_writes.is_begun
+            && self.copying.held_writes.is_begun
             && !left
         {
             // Beside: if it was not done already, its QEMU does not answer.

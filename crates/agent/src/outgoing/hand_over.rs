@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::migration::SourceState;
+use drainpipe_engine::migration::result::MigrationResult;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::result::MigrationResult;
 use tokio::time::{sleep, timeout};
 
 use super::{Outgoing, Running};
-use crate::api_types::HandOverView;
-use crate::source_state::source_state;
+use crate::guard::source_state::source_state;
+use drainpipe_api_types::HandOverView;
 
 /// How long a target that is said to be lost is asked once more, and all is undone.
 const DECISION_DEADLINE: Duration = Duration::from_mins(1);

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::migration::result::MigrationResult;
 use tracing::warn;
 
 use super::Outgoing;
-use crate::hooks::{self, Moment};
-use crate::journal::{HookDue, JournalError};
+use crate::store::journal::{HookDue, JournalError};
+use crate::vms::hooks::{self, Moment};
 
 /// A migration from here is over: has the hook told that the VM stays, if that is due.
 pub(super) fn settle(outgoing: &Arc<Outgoing>, result: &MigrationResult) {

@@ -1,18 +1,18 @@
 //! Step 1: two hosts meet, and plan how a VM goes from one to the other.
 
-use drainpipe_engine::facts::HostFacts;
+use drainpipe_engine::host::facts::HostFacts;
 use drainpipe_engine::plan::{Plan, Request, plan};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::{Machine, Manager};
 
 use super::Outgoing;
-use crate::api_types::{HostView, MigrateRequest};
-use crate::client::ApiClient;
-use crate::discovery::discover;
-use crate::memory_look;
-use crate::path_history::{self, Learnt};
-use crate::release::ask_host;
+use crate::outgoing::memory_look;
+use crate::paths::discovery::discover;
+use crate::paths::path_history::{self, Learnt};
+use crate::peers::client::ApiClient;
+use crate::peers::release::ask_host;
+use drainpipe_api_types::{HostView, MigrateRequest};
 
 /// What a request asks of the plan.
 pub(super) fn asked_for(request: &MigrateRequest) -> Request {

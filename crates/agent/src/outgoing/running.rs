@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use drainpipe_engine::migration::Stage;
-use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::migration::progress::{CompressionProgress, PathRate, Progress, ProgressMeter};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::progress::{CompressionProgress, PathRate, Progress, ProgressMeter};
-use drainpipe_engine::result::{MigrationResult, Outcome};
-use drainpipe_engine::step::Step;
+use drainpipe_engine::transfer::option::RequestedOption;
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 
-use crate::api_types::{MigrateRequest, MigrationView};
-use crate::journal::Journal;
-use crate::lock::lock;
+use crate::store::journal::Journal;
+use crate::store::lock::lock;
+use drainpipe_api_types::{MigrateRequest, MigrationView};
 
 /// Migrations under way from this host.
 #[derive(Debug, Default)]
@@ -246,9 +246,9 @@ mod tests {
     use drainpipe_engine::migration::{Limits, Migration};
 
     use super::*;
-    use crate::api_types::TargetUse;
-    use crate::measure::Measurements;
-    use crate::result::{Identity, Pauses, assemble};
+    use crate::outgoing::measure::Measurements;
+    use crate::outgoing::result::{Identity, Pauses, assemble};
+    use drainpipe_api_types::TargetUse;
 
     fn in_doubt() -> MigrationResult {
         let (migration, _) = Migration::begin(Limits::default());

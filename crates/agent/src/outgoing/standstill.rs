@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::standstill::{Look, StandstillMeter};
+use drainpipe_engine::migration::standstill::{Look, StandstillMeter};
 use drainpipe_hypervisor::{Machine, VcpuTime};
 use tracing::warn;
 
-use crate::lock::lock;
+use crate::store::lock::lock;
 use crate::vms::QMP_DEADLINE;
 
 const LOOK_EVERY: Duration = Duration::from_millis(50);

@@ -11,8 +11,8 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::{ASK_AGAIN_AFTER, Outgoing, RECEIVED_WAIT, Running, received_path};
-use crate::api_types::IncomingView;
 use crate::vms::QMP_DEADLINE;
+use drainpipe_api_types::IncomingView;
 
 /// Asks the target until it is dropped; by default it asks nobody.
 #[derive(Debug, Default)]

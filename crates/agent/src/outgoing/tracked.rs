@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use drainpipe_engine::migration::result::TrackedUse;
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_engine::result::TrackedUse;
 use drainpipe_hypervisor::spec::MacAddress;
 use drainpipe_net::{Tracked, TrackedConnection, forget_tracked};
 use tokio::task::JoinHandle;
@@ -15,11 +15,11 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use super::Outgoing;
-use crate::api_types::{TrackedRequest, TrackedTaken};
-use crate::client::ApiClient;
-use crate::lock::lock;
-use crate::result::tenth;
-use crate::tracking::{self, Look};
+use crate::outgoing::result::tenth;
+use crate::paths::tracking::{self, Look};
+use crate::peers::client::ApiClient;
+use crate::store::lock::lock;
+use drainpipe_api_types::{TrackedRequest, TrackedTaken};
 
 /// How much longer than for its state a VM is paused for its connections at most.
 const PAUSE_LONGER_MAX: Duration = Duration::from_millis(20);

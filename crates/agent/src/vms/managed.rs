@@ -12,8 +12,8 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::{Entry, QEMU_DEADLINE, QMP_DEADLINE, Vms, shown_state};
-use crate::api_types::{VmState, VmView};
-use crate::lock::lock;
+use crate::store::lock::lock;
+use drainpipe_api_types::{VmState, VmView};
 
 /// How often the manager is asked for its VMs where it says nothing by itself.
 const LOOK_EVERY: Duration = Duration::from_secs(10);

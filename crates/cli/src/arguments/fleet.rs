@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueHint};
-use drainpipe_agent::config;
+use drainpipe_agent::store::config;
 use drainpipe_identity::JoinToken;
 
 use crate::completion;

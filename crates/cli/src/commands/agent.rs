@@ -5,9 +5,10 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
 
+use drainpipe_agent::app;
 use drainpipe_agent::app::Ended;
-use drainpipe_agent::config::{Config, Peer, Tls};
-use drainpipe_agent::{app, guard};
+use drainpipe_agent::guard;
+use drainpipe_agent::store::config::{Config, Peer, Tls};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Hypervisor;
 use drainpipe_hypervisor_libvirt::Libvirt;

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use drainpipe_engine::migration::result::Outcome;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::result::Outcome;
 use drainpipe_report::{BenchReport, html, table};
 
 use crate::arguments::BenchArguments;

@@ -4,9 +4,9 @@ mod paths;
 
 use std::time::Duration;
 
-use drainpipe_agent::api_types::CheckRequest;
+use drainpipe_api_types::CheckRequest;
 use drainpipe_engine::check::CheckReport;
-use drainpipe_engine::check::finding::{Finding, Severity};
+use drainpipe_engine::finding::{Finding, Severity};
 use drainpipe_engine::problem::Problem;
 
 use super::fix;

@@ -1,6 +1,6 @@
 //! `drainpipe disk`.
 
-use drainpipe_agent::api_types::LeftDisk;
+use drainpipe_api_types::LeftDisk;
 use drainpipe_engine::format;
 use drainpipe_engine::problem::Problem;
 use drainpipe_storage::measured::MovedBy;

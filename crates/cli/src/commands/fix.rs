@@ -1,8 +1,8 @@
 //! `drainpipe check --fix` and `--undo`.
 
-use drainpipe_agent::api_types::{FixRequest, StandingFix};
-use drainpipe_engine::check::finding::Finding;
-use drainpipe_engine::check::fix::Fix;
+use drainpipe_api_types::{FixRequest, StandingFix};
+use drainpipe_engine::finding::Finding;
+use drainpipe_engine::finding::fix::Fix;
 use drainpipe_engine::problem::Problem;
 use serde::Serialize;
 

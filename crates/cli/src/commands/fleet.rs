@@ -8,12 +8,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api_types::{
+use drainpipe_agent::joining::setup::{self, Standing};
+use drainpipe_agent::peers::client::ApiClient;
+use drainpipe_agent::store::config::{Config, DEFAULT_PATH, DEFAULT_PORT};
+use drainpipe_api_types::{
     DepartureRequest, FleetView, HostView, RevocationRequest, TokenRequest, TokenView,
 };
-use drainpipe_agent::client::ApiClient;
-use drainpipe_agent::config::{Config, DEFAULT_PATH, DEFAULT_PORT};
-use drainpipe_agent::setup::{self, Standing};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_identity::{JoinToken, check_name};
 use tokio::net::lookup_host;

@@ -1,9 +1,9 @@
 //! `drainpipe history`.
 
-use drainpipe_agent::api_types::MigrationView;
+use drainpipe_api_types::MigrationView;
 use drainpipe_engine::format;
+use drainpipe_engine::migration::result::Outcome;
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_engine::result::Outcome;
 use futures_util::future::join_all;
 use serde::de::DeserializeOwned;
 

@@ -1,8 +1,8 @@
 //! `drainpipe hosts`.
 
-use drainpipe_agent::api_types::{HostStatus, PathsView};
+use drainpipe_api_types::{HostStatus, PathsView};
 use drainpipe_engine::format;
-use drainpipe_engine::path_record::PathRecord;
+use drainpipe_engine::paths::path_record::PathRecord;
 use drainpipe_engine::problem::Problem;
 
 use crate::connection::ConnectionArguments;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drainpipe_agent::api_types::{JournalView, LiveVm};
+use drainpipe_api_types::{JournalView, LiveVm};
 use drainpipe_engine::problem::Problem;
 
 use crate::arguments::JournalCommand;

@@ -5,9 +5,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use drainpipe_agent::api_types::HostView;
-use drainpipe_agent::client::ApiClient;
-use drainpipe_agent::config::{DEFAULT_PORT, DEFAULT_SOCKET};
+use drainpipe_agent::peers::client::ApiClient;
+use drainpipe_agent::store::config::{DEFAULT_PORT, DEFAULT_SOCKET};
+use drainpipe_api_types::HostView;
 use drainpipe_engine::format;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor_qemu::{Launcher, QemuUser};

@@ -1,6 +1,6 @@
 //! `drainpipe limit`.
 
-use drainpipe_agent::api_types::{BandwidthRequest, BandwidthView};
+use drainpipe_api_types::{BandwidthRequest, BandwidthView};
 use drainpipe_engine::bandwidth::{BandwidthSetting, Limited};
 use drainpipe_engine::problem::Problem;
 

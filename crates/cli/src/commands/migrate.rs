@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use drainpipe_agent::api_types::{MigrateRequest, PlanView};
-use drainpipe_engine::check::finding::Finding;
-use drainpipe_engine::encryption::Encryption;
+use drainpipe_api_types::{MigrateRequest, PlanView};
+use drainpipe_engine::finding::Finding;
 use drainpipe_engine::format;
-use drainpipe_engine::plan::Spread;
-use drainpipe_engine::problem::Problem;
-use drainpipe_engine::result::{
+use drainpipe_engine::migration::result::{
     CompressionUse, EncryptionUse, MigrationResult, Outcome, PathState, PathUse, SourceVm,
 };
+use drainpipe_engine::plan::Spread;
+use drainpipe_engine::problem::Problem;
+use drainpipe_engine::transfer::encryption::Encryption;
 
 use drainpipe_engine::storage::{DiskCopy, DiskName, DiskUse};
 
@@ -379,7 +379,7 @@ pub(crate) async fn cancel(connection: &ConnectionArguments, id: &str) -> Result
 
 #[cfg(test)]
 mod tests {
-    use drainpipe_engine::check::finding::Severity;
+    use drainpipe_engine::finding::Severity;
 
     use super::*;
 

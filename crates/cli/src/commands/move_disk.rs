@@ -1,6 +1,6 @@
 //! `drainpipe vm move-disk`.
 
-use drainpipe_agent::api_types::{DiskMoveOutcome, DiskMoveResult, DiskMoveView, MoveDiskRequest};
+use drainpipe_api_types::{DiskMoveOutcome, DiskMoveResult, DiskMoveView, MoveDiskRequest};
 use drainpipe_engine::format;
 use drainpipe_engine::problem::Problem;
 

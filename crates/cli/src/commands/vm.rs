@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use drainpipe_agent::api_types::{CreateVm, MigrationView, MoveDiskRequest, ReclaimRequest, VmState, VmView};
+use drainpipe_api_types::{CreateVm, MigrationView, MoveDiskRequest, ReclaimRequest, VmState, VmView};
 use drainpipe_engine::format::mib;
+use drainpipe_engine::migration::result::MigrationResult;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::result::MigrationResult;
 use drainpipe_hypervisor::spec::{DiskFormat, GroupName, Placement, VmSpec};
 use serde::Serialize;
 

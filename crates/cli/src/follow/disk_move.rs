@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api_types::{DiskMoveResult, DiskMoveView, MoveDiskRequest};
+use drainpipe_api_types::{DiskMoveResult, DiskMoveView, MoveDiskRequest};
 use drainpipe_engine::format;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::storage::DiskProgress;

@@ -1,6 +1,6 @@
 //! Follows a drain, or the way back of what it moved.
 
-use drainpipe_agent::api_types::{DrainKind, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest};
+use drainpipe_api_types::{DrainKind, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use serde::Serialize;
 

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api_types::{DrainKind, DrainView};
+use drainpipe_api_types::{DrainKind, DrainView};
 use drainpipe_engine::drain::status::{DrainStatus, LinkRate, MoveState, MoveStatus};
 use drainpipe_engine::format;
 use indicatif::{MultiProgress, ProgressBar};
@@ -266,8 +266,8 @@ fn describe_move(one: &MoveStatus) -> String {
 
 #[cfg(test)]
 mod tests {
+    use drainpipe_engine::migration::progress::CompressionProgress;
     use drainpipe_engine::problem::Problem;
-    use drainpipe_engine::progress::CompressionProgress;
 
     use super::*;
 

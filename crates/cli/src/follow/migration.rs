@@ -2,14 +2,14 @@
 
 use std::cell::Cell;
 
-use drainpipe_agent::api_types::{MigrateRequest, MigrationView};
-use drainpipe_engine::convergence::Outpaced;
+use drainpipe_api_types::{MigrateRequest, MigrationView};
 use drainpipe_engine::format;
+use drainpipe_engine::migration::progress::{CompressionProgress, Progress};
+use drainpipe_engine::migration::result::MigrationResult;
+use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_engine::progress::{CompressionProgress, Progress};
-use drainpipe_engine::result::MigrationResult;
-use drainpipe_engine::step::Step;
 use drainpipe_engine::storage::DiskProgress;
+use drainpipe_engine::transfer::convergence::Outpaced;
 
 use super::display::{Display, set_bar};
 use super::{Followed, Say, interrupts, until_left, until_over};
@@ -180,7 +180,7 @@ pub(crate) fn describe_packing(compression: Option<CompressionProgress>) -> Stri
 
 #[cfg(test)]
 mod tests {
-    use drainpipe_engine::progress::ProgressMeter;
+    use drainpipe_engine::migration::progress::ProgressMeter;
 
     use super::*;
 

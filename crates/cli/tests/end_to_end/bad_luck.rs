@@ -4,10 +4,10 @@
 use std::time::Duration;
 use std::{fs, thread};
 
-use drainpipe_agent::api_types::{VmList, VmState};
-use drainpipe_engine::option::RequestedOption;
-use drainpipe_engine::result::{Outcome, PathState};
-use drainpipe_engine::step::Step;
+use drainpipe_api_types::{VmList, VmState};
+use drainpipe_engine::migration::result::{Outcome, PathState};
+use drainpipe_engine::migration::step::Step;
+use drainpipe_engine::transfer::option::RequestedOption;
 use drainpipe_hypervisor::RunState;
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use drainpipe_agent::api_types::BandwidthView;
+use drainpipe_api_types::BandwidthView;
 use drainpipe_engine::bandwidth::BandwidthSetting;
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use rustix::process::Signal;
 
 use crate::Test;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::migration::result::MigrationResult;
 use drainpipe_guest::dirtier::Dirtying;
 use drainpipe_guest::mix::{Kind, Layout, RUN_PAGES};
 use drainpipe_guest::page::{Content, Identity, PAGE_WORDS};

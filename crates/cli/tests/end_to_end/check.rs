@@ -1,10 +1,10 @@
 //! `drainpipe check`: each thing that a lab can have wrong is found, named and mended, and nothing is
 //! said without it.
 
-use drainpipe_agent::api_types::{DrainPlanView, PlanView};
+use drainpipe_api_types::{DrainPlanView, PlanView};
 use drainpipe_engine::check::CheckReport;
-use drainpipe_engine::check::finding::{Finding, Severity};
 use drainpipe_engine::check::path_report::PathReport;
+use drainpipe_engine::finding::{Finding, Severity};
 use rustix::process::Signal;
 
 use crate::Test;

@@ -13,7 +13,7 @@
 use std::fs;
 use std::process::Command;
 
-use drainpipe_engine::check::finding::Finding;
+use drainpipe_engine::finding::Finding;
 use rustix::process::Signal;
 
 use crate::Test;

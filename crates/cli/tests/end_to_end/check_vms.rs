@@ -4,10 +4,10 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use drainpipe_agent::api_types::PlanView;
+use drainpipe_api_types::PlanView;
 use drainpipe_engine::check::CheckReport;
-use drainpipe_engine::check::finding::Finding;
-use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::finding::Finding;
+use drainpipe_engine::migration::result::MigrationResult;
 use rustix::process::Signal;
 
 use crate::Test;

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use drainpipe_agent::api_types::{LeftDisk, PlanView};
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_api_types::{LeftDisk, PlanView};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_guest::page::{Content, PAGE_BYTES, PAGE_WORDS};
 
 use crate::Test;

@@ -6,8 +6,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
 
-use drainpipe_agent::api_types::LeftDisk;
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_api_types::LeftDisk;
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 
 use rustix::fs::OFlags;
 

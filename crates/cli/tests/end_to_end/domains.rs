@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::Command;
 
-use drainpipe_agent::api_types::VmState;
+use drainpipe_api_types::VmState;
 
 use crate::copied_disks::is_image;
 use crate::guest::{Guest, MACHINE, image};

@@ -4,10 +4,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api_types::{
+use drainpipe_agent::peers::client::ApiClient;
+use drainpipe_api_types::{
     DrainKind, DrainPlanView, DrainView, HostStatus, MigrationView, PLAN_DEADLINE, VmState,
 };
-use drainpipe_agent::client::ApiClient;
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use rustix::process::Signal;

@@ -1,6 +1,6 @@
 //! The commands that empty a host and fill it again, as a person and as a script use them.
 
-use drainpipe_agent::api_types::{DrainKind, DrainPlanView, DrainView, MigrationView};
+use drainpipe_api_types::{DrainKind, DrainPlanView, DrainView, MigrationView};
 use drainpipe_engine::drain::status::{DrainState, MoveState};
 use rustix::process::Signal;
 

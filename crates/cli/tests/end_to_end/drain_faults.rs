@@ -4,9 +4,9 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api_types::{DrainView, VmView};
+use drainpipe_api_types::{DrainView, VmView};
 use drainpipe_engine::drain::status::{DrainState, MoveState};
-use drainpipe_engine::step::Step;
+use drainpipe_engine::migration::step::Step;
 use rustix::process::{Signal, kill_process};
 use serde_json::json;
 

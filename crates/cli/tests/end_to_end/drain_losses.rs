@@ -1,6 +1,6 @@
 //! Hosts that are emptied while QEMUs are killed or a target is rebooted: who can go goes, and what is told is true.
 
-use drainpipe_agent::api_types::{DrainView, MigrationView, VmState};
+use drainpipe_api_types::{DrainView, MigrationView, VmState};
 use drainpipe_engine::drain::status::{DrainState, MoveState, MoveStatus};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};

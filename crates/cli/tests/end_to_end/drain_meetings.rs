@@ -3,10 +3,10 @@
 
 use std::thread;
 
-use drainpipe_agent::api_types::{DrainPlanView, DrainView, MigrationView};
+use drainpipe_api_types::{DrainPlanView, DrainView, MigrationView};
 use drainpipe_engine::drain::status::{DrainState, MoveState};
-use drainpipe_engine::result::{MigrationResult, Outcome};
-use drainpipe_engine::step::Step;
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::step::Step;
 use jiff::{SignedDuration, Timestamp};
 use rustix::process::Signal;
 use serde_json::json;

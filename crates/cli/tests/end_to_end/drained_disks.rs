@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use drainpipe_agent::api_types::DrainPlanView;
+use drainpipe_api_types::DrainPlanView;
 use drainpipe_engine::drain::status::DrainState;
 use rustix::process::Signal;
 use serde_json::json;

@@ -1,8 +1,8 @@
 //! Encrypted migrations: when they are, and that nothing of QEMU's stream is to be seen on the links.
 
-use drainpipe_agent::api_types::PlanView;
-use drainpipe_engine::option::MigrationOption;
-use drainpipe_engine::result::{EncryptionUse, MigrationResult, Outcome};
+use drainpipe_api_types::PlanView;
+use drainpipe_engine::migration::result::{EncryptionUse, MigrationResult, Outcome};
+use drainpipe_engine::transfer::option::MigrationOption;
 use rustix::process::Signal;
 
 use crate::Test;

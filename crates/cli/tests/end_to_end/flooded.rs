@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::result::Outcome;
+use drainpipe_engine::migration::result::Outcome;
 use drainpipe_identity::Identity;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use rustls::{ClientConnection, StreamOwned};

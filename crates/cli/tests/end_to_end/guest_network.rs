@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use drainpipe_engine::result::{MigrationResult, TrackedUse};
+use drainpipe_engine::migration::result::{MigrationResult, TrackedUse};
 use rustix::process::Signal;
 
 use crate::Test;

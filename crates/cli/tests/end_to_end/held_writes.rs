@@ -1,8 +1,8 @@
 //! VMs that move with their disks in the distribution's own QEMU. QEMU 7.2 cannot have their writes wait for the target: these are
 //! held back instead, and let go whatever becomes of the migration.
 
-use drainpipe_agent::api_types::PlanView;
-use drainpipe_engine::result::Outcome;
+use drainpipe_api_types::PlanView;
+use drainpipe_engine::migration::result::Outcome;
 use serde_json::json;
 
 use crate::Test;

@@ -1,8 +1,8 @@
 //! Paths that are tried now and then while no migration is under way: a dead one is known before it is
 //! needed.
 
-use drainpipe_agent::api_types::{HostStatus, PathsView};
-use drainpipe_engine::path_record::PathRecord;
+use drainpipe_api_types::{HostStatus, PathsView};
+use drainpipe_engine::paths::path_record::PathRecord;
 use rustix::process::Signal;
 
 use crate::Test;

@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::thread;
 
-use drainpipe_agent::api_types::LeftDisk;
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_api_types::LeftDisk;
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api_types::{FleetView, HostStatus, HostView};
+use drainpipe_api_types::{FleetView, HostStatus, HostView};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_hypervisor_qemu::QemuUser;
 use drainpipe_identity::{Identity, JoinSecret, JoinToken};
@@ -193,7 +193,7 @@ fn a_token_is_good_once_for_who_has_it() {
         .refused(REFUSED, &["run `drainpipe init` on the host that has the authority's key"]);
     let life = json!({ "life_s": 60 });
     let problem =
-        ask::<drainpipe_agent::api_types::TokenView>(&lab, "b", "/v1/fleet/tokens", Some(life)).unwrap_err();
+        ask::<drainpipe_api_types::TokenView>(&lab, "b", "/v1/fleet/tokens", Some(life)).unwrap_err();
     assert_eq!(problem.kind, ProblemKind::Refused, "{problem}");
 }
 

@@ -7,10 +7,10 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api_types::{MigrationView, VmState};
-use drainpipe_agent::client::ApiClient;
-use drainpipe_engine::result::Outcome;
-use drainpipe_engine::step::Step;
+use drainpipe_agent::peers::client::ApiClient;
+use drainpipe_api_types::{MigrationView, VmState};
+use drainpipe_engine::migration::result::Outcome;
+use drainpipe_engine::migration::step::Step;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::runtime::Runtime;
 

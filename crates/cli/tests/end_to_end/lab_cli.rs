@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use drainpipe_agent::api_types::VmList;
+use drainpipe_api_types::VmList;
 use rustix::process::{Pid, Signal, test_kill_process};
 use serde_json::Value;
 use tempfile::TempDir;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use drainpipe_engine::result::Outcome;
+use drainpipe_engine::migration::result::Outcome;
 use drainpipe_guest::client::Heartbeat;
 use drainpipe_guest::dirtier::Dirtying;
 use rustix::process::{Signal, kill_process};

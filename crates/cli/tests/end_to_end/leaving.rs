@@ -4,10 +4,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api_types::{MigrationView, VmList};
+use drainpipe_api_types::{MigrationView, VmList};
+use drainpipe_engine::migration::result::Outcome;
+use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::problem::ProblemKind;
-use drainpipe_engine::result::Outcome;
-use drainpipe_engine::step::Step;
 use drainpipe_hypervisor::RunState;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;

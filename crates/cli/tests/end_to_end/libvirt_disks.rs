@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use drainpipe_agent::api_types::{LeftDisk, PlanView};
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_api_types::{LeftDisk, PlanView};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 
 use crate::Test;
 use crate::backend::Backend;

@@ -1,7 +1,7 @@
 //! libvirt's domains as people have them: with names of their own, on libvirt's networks, and with what keeps them where
 //! they are, which is told before anything is sent.
 
-use drainpipe_agent::api_types::DrainView;
+use drainpipe_api_types::DrainView;
 use drainpipe_engine::drain::status::DrainState;
 use rustix::process::{Signal, kill_process};
 

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api_types::VmState;
-use drainpipe_engine::result::Outcome;
-use drainpipe_engine::step::Step;
+use drainpipe_api_types::VmState;
+use drainpipe_engine::migration::result::Outcome;
+use drainpipe_engine::migration::step::Step;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;

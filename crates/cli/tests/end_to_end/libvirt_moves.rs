@@ -1,8 +1,8 @@
 //! libvirt's domains, moved by Drainpipe: by its own hand-over, over all links, with what libvirt knows of them.
 
-use drainpipe_engine::option::MigrationOption;
-use drainpipe_engine::result::{MigrationResult, Outcome};
-use drainpipe_engine::step::Step;
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::step::Step;
+use drainpipe_engine::transfer::option::MigrationOption;
 
 use crate::Test;
 use crate::program::{CANCELLED, REFUSED};

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use drainpipe_engine::result::Outcome;
+use drainpipe_engine::migration::result::Outcome;
 use rustix::process::{Signal, kill_process};
 
 use crate::Test;

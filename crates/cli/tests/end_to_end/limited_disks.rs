@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use drainpipe_agent::api_types::PlanView;
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_api_types::PlanView;
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use rustix::process::Signal;
 
 use crate::Test;

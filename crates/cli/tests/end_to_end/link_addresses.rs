@@ -5,12 +5,12 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api_types::{DrainPlanView, PlanView};
-use drainpipe_engine::check::finding::{Finding, Severity};
+use drainpipe_api_types::{DrainPlanView, PlanView};
 use drainpipe_engine::check::path_report::PathReport;
-use drainpipe_engine::option::MigrationOption;
+use drainpipe_engine::finding::{Finding, Severity};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome, PathState, PathUse};
 use drainpipe_engine::plan::{Plan, Spread};
-use drainpipe_engine::result::{MigrationResult, Outcome, PathState, PathUse};
+use drainpipe_engine::transfer::option::MigrationOption;
 use rustix::process::Signal;
 
 use crate::Test;
@@ -66,7 +66,7 @@ fn plan(lab: &TestLab, option: &str) -> Plan {
 #[track_caller]
 fn assert_link_local(plan: &Plan) {
     assert_eq!(plan.paths.len(), 2, "{plan:#?}");
-    assert!(plan.paths.iter().all(drainpipe_engine::path::Path::is_link_local), "{plan:#?}");
+    assert!(plan.paths.iter().all(drainpipe_engine::paths::path::Path::is_link_local), "{plan:#?}");
 }
 
 /// Both links carried, and were watched all the time.

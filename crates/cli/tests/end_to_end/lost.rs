@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use drainpipe_agent::api_types::VmState;
-use drainpipe_engine::result::{MigrationResult, Outcome, SourceVm};
+use drainpipe_api_types::VmState;
+use drainpipe_engine::migration::result::{MigrationResult, Outcome, SourceVm};
 use rustix::process::{Signal, kill_process};
 
 use crate::Test;

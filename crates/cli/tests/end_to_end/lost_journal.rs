@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api_types::{JournalView, VmState};
-use drainpipe_engine::result::Outcome;
+use drainpipe_api_types::{JournalView, VmState};
+use drainpipe_engine::migration::result::Outcome;
 use drainpipe_hypervisor::RunState;
 use rusqlite::Connection;
 use rustix::process::{Pid, Signal, kill_process};

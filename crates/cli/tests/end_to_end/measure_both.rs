@@ -2,7 +2,7 @@
 //!
 //! `DRAINPIPE_MEASURE_BOTH=5 cargo test --release -p drainpipe-cli --test end_to_end` prints a table.
 
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 
 use crate::measure_faults::{large_guest, spread};
 use crate::program::Running;

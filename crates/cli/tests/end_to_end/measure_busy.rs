@@ -6,7 +6,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_guest::dirtier::{Dirtying, PAGES_PER_MIB};
 use rustix::process::Signal;
 

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::thread;
 
-use drainpipe_engine::result::{MigrationResult, TrackedUse};
+use drainpipe_engine::migration::result::{MigrationResult, TrackedUse};
 use drainpipe_guest::protocol::HEARTBEAT_PORT;
 use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};

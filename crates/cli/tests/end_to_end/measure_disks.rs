@@ -10,7 +10,7 @@ mod stock;
 use std::fs;
 use std::path::PathBuf;
 
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 
 use crate::measure_faults::spread;
 use crate::program::Running;

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::migration::result::MigrationResult;
 use drainpipe_report::summary::Spread;
 
 use crate::measure_faults::spread;

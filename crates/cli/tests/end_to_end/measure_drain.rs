@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api_types::{DrainView, MigrationView};
+use drainpipe_api_types::{DrainView, MigrationView};
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState};
-use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::migration::result::MigrationResult;
 use drainpipe_guest::client::{Gap, Heartbeat, Statistics};
 use jiff::Timestamp;
 

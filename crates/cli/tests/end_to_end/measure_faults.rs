@@ -7,8 +7,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
-use drainpipe_engine::step::Step;
+use drainpipe_engine::migration::result::{MigrationResult, Outcome, PathState};
+use drainpipe_engine::migration::step::Step;
 use drainpipe_report::summary::Spread;
 use rustix::process::{Signal, kill_process};
 

@@ -6,7 +6,7 @@
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_report::summary::Spread;
 
 use crate::guest::Guest;

@@ -7,10 +7,10 @@ use std::fmt::Write as _;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use drainpipe_agent::api_types::MigrationView;
-use drainpipe_agent::client::ApiClient;
-use drainpipe_engine::result::Outcome;
-use drainpipe_engine::step::Step;
+use drainpipe_agent::peers::client::ApiClient;
+use drainpipe_api_types::MigrationView;
+use drainpipe_engine::migration::result::Outcome;
+use drainpipe_engine::migration::step::Step;
 use drainpipe_guest::dirtier::Dirtying;
 use rustix::process::{Signal, kill_process};
 use tokio::runtime::Runtime;

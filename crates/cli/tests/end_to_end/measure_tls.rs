@@ -6,7 +6,7 @@
 
 mod qemu;
 
-use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::migration::result::MigrationResult;
 use drainpipe_report::summary::Spread;
 
 use crate::measure_faults::spread;

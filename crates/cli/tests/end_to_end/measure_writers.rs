@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::result::MigrationResult;
+use drainpipe_engine::migration::result::MigrationResult;
 
 use crate::link_rate::LinkRate;
 use crate::program::Running;

@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api_types::{DiskMoveOutcome, DiskMoveView, LeftDisk};
+use drainpipe_api_types::{DiskMoveOutcome, DiskMoveView, LeftDisk};
 use drainpipe_guest::block::{BLOCK_BYTES, Block};
 use drainpipe_guest::writers::WRITERS_PER_DISK;
 use drainpipe_hypervisor::spec::VmSpec;

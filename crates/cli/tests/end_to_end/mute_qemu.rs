@@ -3,8 +3,8 @@
 use std::time::Duration;
 use std::{fs, thread};
 
-use drainpipe_agent::api_types::{VmList, VmState};
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_api_types::{VmList, VmState};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use rustix::process::{Pid, Signal, getsid, kill_process};
 
 use crate::Test;

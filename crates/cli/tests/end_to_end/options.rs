@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use drainpipe_agent::api_types::{MigrationView, PlanView, VmState};
-use drainpipe_engine::option::{MigrationOption, RequestedOption};
+use drainpipe_api_types::{MigrationView, PlanView, VmState};
+use drainpipe_engine::migration::result::MigrationResult;
+use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::plan::Spread;
-use drainpipe_engine::result::MigrationResult;
-use drainpipe_engine::step::Step;
+use drainpipe_engine::transfer::option::{MigrationOption, RequestedOption};
 use drainpipe_report::BenchReport;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -243,7 +243,7 @@ fn dry_run_changes_nothing() {
     assert!(told.contains("by tcp") && !told.contains("because"), "{told}");
     lab.assert_network_as(&before);
     assert!(lab.json::<Vec<MigrationView>>(&["history"]).is_empty());
-    let vms: drainpipe_agent::api_types::VmList = lab.json(&["vms"]);
+    let vms: drainpipe_api_types::VmList = lab.json(&["vms"]);
     assert_eq!((vms.vms.len(), vms.vms[0].host.as_str(), vms.vms[0].state), (1, "a", VmState::Stopped));
 }
 

@@ -2,9 +2,9 @@
 
 use std::cell::Cell;
 
-use drainpipe_agent::api_types::PlanView;
-use drainpipe_engine::convergence::Outpaced;
-use drainpipe_engine::progress::Progress;
+use drainpipe_api_types::PlanView;
+use drainpipe_engine::migration::progress::Progress;
+use drainpipe_engine::transfer::convergence::Outpaced;
 use drainpipe_guest::dirtier::Dirtying;
 
 use crate::Test;

@@ -4,9 +4,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drainpipe_agent::api_types::{HostStatus, VmList};
+use drainpipe_api_types::{HostStatus, VmList};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome, PathState};
 use drainpipe_engine::plan::MULTICHANNEL_CONNECTIONS;
-use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
 use drainpipe_guest::dirtier::Dirtying;
 use rustix::process::{Signal, kill_process};
 

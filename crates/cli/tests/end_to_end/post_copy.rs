@@ -3,10 +3,10 @@
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api_types::VmState;
-use drainpipe_engine::option::MigrationOption;
-use drainpipe_engine::result::{MigrationResult, Outcome};
-use drainpipe_engine::step::Step;
+use drainpipe_api_types::VmState;
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::step::Step;
+use drainpipe_engine::transfer::option::MigrationOption;
 use drainpipe_guest::dirtier::Dirtying;
 use rustix::process::{Signal, kill_process};
 

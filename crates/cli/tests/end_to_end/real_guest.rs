@@ -8,8 +8,8 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{fs, mem, thread};
 
-use drainpipe_agent::api_types::VmState;
-use drainpipe_engine::result::MigrationResult;
+use drainpipe_api_types::VmState;
+use drainpipe_engine::migration::result::MigrationResult;
 use drainpipe_guest::parameters::KERNEL_OPTIONS;
 use rustix::process::Signal;
 

@@ -1,12 +1,12 @@
 //! Hosts one release apart, as while hosts are upgraded one by one: the program of the last release, which
 //! `scripts/released` builds, beside the present one.
 
-use drainpipe_agent::api_types::{BandwidthView, DrainKind, DrainView, HostStatus};
+use drainpipe_api_types::{BandwidthView, DrainKind, DrainView, HostStatus};
 use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::drain::status::{DrainState, DrainStatus};
-use drainpipe_engine::option::MigrationOption;
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
+use drainpipe_engine::transfer::option::MigrationOption;
 use rustix::process::Signal;
 use serde_json::json;
 

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use drainpipe_agent::api_types::MigrationView;
-use drainpipe_engine::result::{MigrationResult, Outcome};
-use drainpipe_engine::step::Step;
+use drainpipe_api_types::MigrationView;
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::step::Step;
 use rusqlite::Connection;
 use rustix::process::{Pid, Signal, getpriority_process, kill_process};
 

@@ -1,9 +1,9 @@
 //! Several migrations between two hosts at once: they share the paths, the route and the watch, and one
 //! that ends takes nothing from another.
 
-use drainpipe_agent::api_types::MigrationView;
-use drainpipe_engine::result::{Outcome, PathState};
-use drainpipe_engine::step::Step;
+use drainpipe_api_types::MigrationView;
+use drainpipe_engine::migration::result::{Outcome, PathState};
+use drainpipe_engine::migration::step::Step;
 use drainpipe_guest::dirtier::Dirtying;
 use rustix::process::Signal;
 

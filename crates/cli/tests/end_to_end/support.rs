@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{io, process, thread};
 
-use drainpipe_agent::api_types::{HostView, MigrationView, VmList, VmState, VmView};
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_api_types::{HostView, MigrationView, VmList, VmState, VmView};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_hypervisor_qemu::QemuUser;
 use drainpipe_lab::Lab;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -241,7 +241,7 @@ impl TestLab {
     /// The address of a host's agent.
     pub(crate) fn agent_address(&self, host: &str) -> SocketAddr {
         let address = self.lab().spec().management_address(host).unwrap();
-        SocketAddr::from((address, drainpipe_agent::config::DEFAULT_PORT))
+        SocketAddr::from((address, drainpipe_agent::store::config::DEFAULT_PORT))
     }
 
     pub(crate) fn agent_socket(&self, host: &str) -> String {

@@ -4,9 +4,9 @@
 use std::thread;
 use std::time::Duration;
 
-use drainpipe_agent::api_types::VmList;
-use drainpipe_engine::result::Outcome;
-use drainpipe_engine::step::Step;
+use drainpipe_api_types::VmList;
+use drainpipe_engine::migration::result::Outcome;
+use drainpipe_engine::migration::step::Step;
 use drainpipe_hypervisor::RunState;
 use drainpipe_hypervisor_qemu::{RuntimePaths, Vmm};
 use rustix::process::{Pid, Signal, kill_process};

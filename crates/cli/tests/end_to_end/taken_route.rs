@@ -1,7 +1,7 @@
 //! Another program replaces the route to the other host.
 
-use drainpipe_engine::result::Outcome;
-use drainpipe_engine::step::Step;
+use drainpipe_engine::migration::result::Outcome;
+use drainpipe_engine::migration::step::Step;
 
 use crate::Test;
 use crate::program::REFUSED;

@@ -3,8 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
-use drainpipe_agent::api_types::VmState;
-use drainpipe_engine::result::Outcome;
+use drainpipe_api_types::VmState;
+use drainpipe_engine::migration::result::Outcome;
 use drainpipe_guest::block::{BLOCK_BYTES, Block, new_disk};
 use drainpipe_guest::client::Control;
 use drainpipe_guest::protocol::DiskStatus;

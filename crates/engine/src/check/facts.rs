@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::facts::{HostFacts, MigrationLink};
+use crate::host::facts::{HostFacts, MigrationLink};
 use crate::known::if_known;
 use crate::protocol::{Protocols, Release};
 

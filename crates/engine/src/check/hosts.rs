@@ -1,9 +1,9 @@
 //! What is wrong with the hosts themselves: versions, clocks, certificates, cores, memory.
 
 use super::Pair;
-use super::code::FindingCode;
 use super::facts::{CheckFacts, ForeignRoute};
-use super::finding::{Finding, Place, on};
+use crate::finding::code::FindingCode;
+use crate::finding::{Finding, Place, on};
 use crate::format::{duration, mib_free};
 use crate::plan::no_route;
 use crate::protocol::{Speaker, agree};

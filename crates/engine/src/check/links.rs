@@ -1,12 +1,12 @@
 //! What is wrong with single links, or worth knowing of them.
 
 use super::Pair;
-use super::code::FindingCode;
 use super::facts::{BondFacts, CheckFacts, Duplex, LinkCounters, LinkFacts, LinkState};
-use super::finding::{Finding, Place, on};
-use super::fix::Fix;
-use crate::encryption;
-use crate::facts::MigrationLink;
+use crate::finding::code::FindingCode;
+use crate::finding::fix::Fix;
+use crate::finding::{Finding, Place, on};
+use crate::host::facts::MigrationLink;
+use crate::transfer::encryption;
 
 /// From this speed on, one core cannot take all that arrives.
 const FAST_MBPS: u64 = 10_000;

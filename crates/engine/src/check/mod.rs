@@ -6,17 +6,11 @@
 //! vm       what both hosts say of a VM that may move
 //! trial    what was tried between them, and what came of it
 //! sizes    which packet sizes to try next
-//! code     which findings there are, and how bad they are
-//! finding  what is wrong, where, what it does, what mends it
-//! fix      what may be mended without asking more than once
 //! path_report   everything that is known of a path, for people and scripts
 //! paths, links, hosts, vms   the rules, by what they look at
 //! ```
 
-pub mod code;
 pub mod facts;
-pub mod finding;
-pub mod fix;
 mod hosts;
 mod links;
 pub mod path_report;
@@ -32,12 +26,12 @@ pub use hosts::route_taken;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::option::RequestedOption;
-use crate::path::{Path, Reach, find_paths};
+use crate::finding::code::FindingCode;
+use crate::finding::{ANY_FIREWALL, Finding, Place, Severity, let_in, on};
+use crate::paths::path::{Path, Reach, find_paths};
 use crate::problem::Problem;
-use code::FindingCode;
+use crate::transfer::option::RequestedOption;
 use facts::CheckFacts;
-use finding::{ANY_FIREWALL, Finding, Place, Severity, let_in, on};
 use path_report::PathReport;
 use trial::{ClockDifference, PathTrial};
 use vm::VmCheck;
@@ -83,7 +77,7 @@ pub struct CheckReport {
 }
 
 /// The paths that a migration could take, to be tried before [`check`]. `reaches` is what trying the
-/// [`links_to_try`](crate::path::links_to_try) has shown.
+/// [`links_to_try`](crate::paths::path::links_to_try) has shown.
 pub fn paths_to_try(source: &CheckFacts, target: &CheckFacts, reaches: &[Reach]) -> Vec<Path> {
     find_paths(&source.host, &target.host, RequestedOption::Auto, reaches)
 }

@@ -1,12 +1,12 @@
 //! What is wrong with the paths: links that find no partner, and what does not get through.
 
 use super::Pair;
-use super::code::FindingCode;
 use super::facts::{CheckFacts, LinkState};
-use super::finding::{ANY_FIREWALL, Finding, Place, let_in, on};
 use super::trial::PathTrial;
-use crate::facts::MigrationLink;
-use crate::path::Path;
+use crate::finding::code::FindingCode;
+use crate::finding::{ANY_FIREWALL, Finding, Place, let_in, on};
+use crate::host::facts::MigrationLink;
+use crate::paths::path::Path;
 
 mod capacity;
 mod mtu;

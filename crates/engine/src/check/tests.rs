@@ -8,16 +8,16 @@ mod vms;
 use proptest::prelude::*;
 
 use super::facts::{BondFacts, CheckFacts, Duplex, LinkCounters, LinkFacts, LinkState};
-use super::finding::Finding;
-use super::finding::Severity::{self, Error, Remark, Warning};
 use super::trial::{ClockDifference, PacketTrial, PathTrial};
 use super::vm::{
     CpuFeatures, DeviceIdentifier, DeviceIdentifierKind, FileIdentity, FilePurpose, FileState, Obstacle,
     VmCheck, VmFacts, VmFile, VmFit,
 };
 use super::{NotReached, Pair, check, no_way_back, paths_to_try, refusal, unreachable};
-use crate::facts::{HostFacts, HugePages, HypervisorVersion, MigrationLink};
+use crate::finding::Finding;
+use crate::finding::Severity::{self, Error, Remark, Warning};
 use crate::fixtures;
+use crate::host::facts::{HostFacts, HugePages, HypervisorVersion, MigrationLink};
 use crate::protocol::Protocols;
 
 const DAY_S: i64 = 86_400;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::sizes::{Arrived, SMALL_BYTES, largest};
-use crate::path::Path;
+use crate::paths::path::Path;
 
 /// One path, tried for real.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

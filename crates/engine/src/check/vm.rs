@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::facts::{ImplausibleFacts, LIST_MAX, WORD_BYTES_MAX, is_plain};
-use crate::facts::MemoryNeeds;
-use crate::vm_resources::NotAllowed;
+use crate::host::facts::MemoryNeeds;
+use crate::host::vm_resources::NotAllowed;
 
 /// A running VM of the source, and what the target says of it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use super::Pair;
-use super::code::FindingCode;
 use super::facts::CheckFacts;
-use super::finding::{Finding, Place, on};
 use super::hosts::{NEWER_QEMU, dotted, numbers};
 use super::vm::{Obstacle, Told, VmCheck, VmFacts};
-use crate::facts::HugePages;
+use crate::finding::code::FindingCode;
+use crate::finding::{Finding, Place, on};
 use crate::format::{bytes, mib, mib_free, mib_needed};
+use crate::host::facts::HugePages;
 
 mod cpu;
 mod files;

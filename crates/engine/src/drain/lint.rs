@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::disks::FileSystemView;
 use super::plan::{DrainPlan, Move};
 use super::view::{DrainView, PlacedVm, TargetView, VmView};
-use crate::check::code::FindingCode;
-use crate::check::finding::{Finding, Place};
+use crate::finding::code::FindingCode;
+use crate::finding::{Finding, Place};
 
 /// What is wrong with a plan for what was seen. A plan with any finding must not be carried out.
 pub fn lint(view: &DrainView, plan: &DrainPlan) -> Vec<Finding> {

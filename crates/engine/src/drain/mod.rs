@@ -22,6 +22,7 @@ mod copy_concurrency;
 pub mod disks;
 pub mod eta;
 mod host_links;
+pub mod inbound;
 mod limited;
 pub mod lint;
 mod order;

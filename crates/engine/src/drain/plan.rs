@@ -21,7 +21,7 @@ use super::run::DrainLimits;
 use super::schedule::{Course, Links, Places, Schedule, Transfer, schedule};
 use super::view::{DrainView, FoundTransfers, TargetView, VmView};
 use crate::format::rate;
-use crate::prediction;
+use crate::transfer::prediction;
 
 /// Which VM goes where, in this order, and which stay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

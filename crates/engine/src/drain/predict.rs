@@ -6,10 +6,10 @@ use super::disks;
 use super::host_links::HostLinks;
 use super::schedule::{Course, Links, Places, Transfer, schedule};
 use super::view::{MemorySample, PathHistory, TargetView, VmView};
-use crate::convergence::converges;
 use crate::migration::downtime_limit_ms;
-use crate::prediction::{UNKNOWN_SHARE, carried_bytes_per_ms, slowed_ms};
-use crate::relayed::Verdict;
+use crate::transfer::convergence::converges;
+use crate::transfer::prediction::{UNKNOWN_SHARE, carried_bytes_per_ms, slowed_ms};
+use crate::transfer::relayed::Verdict;
 
 /// What arrives of a link's speed as memory: the rest is Ethernet's, IP's and TCP's headers.
 pub(super) const GOODPUT_SHARE: f64 = 0.95;
@@ -280,7 +280,7 @@ pub(super) fn whole_bytes(bytes: f64) -> u64 {
 mod tests {
     use super::*;
     use crate::drain::view::{LimitView, MemorySample, Placement};
-    use crate::relayed::{Compressible, RelayMeans};
+    use crate::transfer::relayed::{Compressible, RelayMeans};
 
     const GIB: u64 = 1 << 30;
 

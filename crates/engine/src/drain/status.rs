@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::plan::Stay;
+use crate::migration::progress::CompressionProgress;
 use crate::problem::Problem;
-use crate::progress::CompressionProgress;
 
 /// What a drain is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -16,8 +16,8 @@ use super::view::{
     TargetView, VmView,
 };
 use crate::migration::ENDING_MS;
-use crate::relayed::{Compressible, RelayMeans};
 use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
+use crate::transfer::relayed::{Compressible, RelayMeans};
 
 const GIB: u64 = 1 << 30;
 

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use super::disks::{DrainedDisk, FileSystemView};
 use crate::bandwidth::LimitChange;
-use crate::relayed::{Compressible, RelayMeans};
+use crate::transfer::relayed::{Compressible, RelayMeans};
 
 /// Everything that a plan is made from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -1,7 +1,7 @@
 //! Why a migration was not over in time.
 
 use super::Migration;
-use crate::check::code::FindingCode;
+use crate::finding::code::FindingCode;
 use crate::format::seconds;
 
 impl Migration {
@@ -41,10 +41,10 @@ impl Migration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::finding::{Finding, Place};
+    use crate::finding::{Finding, Place};
     use crate::migration::in_flight::copying;
+    use crate::migration::progress::Transferred;
     use crate::migration::{Action, Event};
-    use crate::progress::Transferred;
 
     /// So many MiB/s arrive until the deadline, in the first round or in a round each second, and so many get dirty.
     fn undone_at_the_deadline(

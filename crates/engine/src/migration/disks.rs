@@ -2,7 +2,7 @@
 
 use super::{Action, Migration, Phase};
 use crate::format::{self, seconds};
-use crate::progress::pause_is_near;
+use crate::migration::progress::pause_is_near;
 use crate::storage::{DiskProgress, HeldWrites, WriteLimit, allowance_ms};
 
 const ALONG_OUTPACED: &str = "the VM writes to its disks about as fast as they are copied, and its writes cannot be made to wait \
@@ -276,10 +276,10 @@ impl Migration {
 mod tests {
     use super::super::in_flight::{copying_disks, starting_disk_copies, well};
     use super::*;
+    use crate::migration::progress::Transferred;
+    use crate::migration::result::Outcome;
     use crate::migration::{Event, Stage};
     use crate::problem::Problem;
-    use crate::progress::Transferred;
-    use crate::result::Outcome;
     use crate::storage::{DiskName, DiskState};
 
     /// Where disks are copied.

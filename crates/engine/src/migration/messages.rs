@@ -1,11 +1,11 @@
 //! What a migration and its executor say to each other.
 
-use crate::check::finding::Finding;
+use crate::finding::Finding;
+use crate::migration::progress::{PathArrival, Transferred};
+use crate::paths::watch::PathNews;
 use crate::plan::Plan;
 use crate::problem::Problem;
-use crate::progress::{PathArrival, Transferred};
 use crate::storage::DiskState;
-use crate::watch::PathNews;
 
 /// Bounds of one migration.
 #[derive(Debug, Clone, Copy, PartialEq)]

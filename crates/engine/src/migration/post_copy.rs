@@ -1,10 +1,10 @@
 //! Post-copy: the VM runs on the target before its memory is there, and the rest follows.
 
 use super::{Action, Migration, Phase};
+use crate::migration::progress::Transferred;
+use crate::migration::result::Outcome;
 use crate::plan::Plan;
 use crate::problem::Problem;
-use crate::progress::Transferred;
-use crate::result::Outcome;
 
 /// The longest pause that QEMU is allowed, in later rounds ([`super::downtime_limit_ms`]): what fits it goes whole.
 const LONGEST_PAUSE_MS: f64 = 300.0;
@@ -12,7 +12,7 @@ const LONGEST_PAUSE_MS: f64 = 300.0;
 /// How a round compares with the one before.
 ///
 /// A VM whose memory gets dirty more slowly than half as fast as it is sent leaves less than half for each next round,
-/// and converges by itself. Of another one the rounds hardly become shorter ([`crate::throttle`] goes by the same half).
+/// and converges by itself. Of another one the rounds hardly become shorter ([`crate::transfer::throttle`] goes by the same half).
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Trigger {
     round: u64,

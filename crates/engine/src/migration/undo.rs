@@ -1,8 +1,8 @@
 //! The way back.
 
 use super::{Action, Migration, Phase, VmCondition};
+use crate::migration::result::{Outcome, SourceVm};
 use crate::problem::{Problem, ProblemKind};
-use crate::result::{Outcome, SourceVm};
 
 /// How often letting the VM run on the source is tried. It is local and nearly never fails.
 pub(super) const RESUME_ATTEMPTS: u8 = 5;

@@ -1,14 +1,14 @@
 //! What is told of a migration: to people, and to who has several of them share the links.
 
 use super::{Migration, Phase};
-use crate::check::finding::Finding;
+use crate::finding::Finding;
+use crate::migration::progress::Progress;
+use crate::migration::result::{Event as LogLine, Outcome, PathState, PathTurn, SourceVm};
+use crate::migration::step::Step;
+use crate::paths::watch::PathNews;
 use crate::plan::Plan;
 use crate::problem::Problem;
-use crate::progress::Progress;
-use crate::result::{Event as LogLine, Outcome, PathState, PathTurn, SourceVm};
-use crate::step::Step;
 use crate::storage::DiskUse;
-use crate::watch::PathNews;
 
 /// How many lines a migration's log may have; a migration has about twenty.
 const LOG_LINES: usize = 200;
@@ -41,7 +41,7 @@ pub enum Stage {
 }
 
 /// When the parts of a migration began and ended; see
-/// [`MigrationResult`](crate::result::MigrationResult).
+/// [`MigrationResult`](crate::migration::result::MigrationResult).
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Timings {
     /// How long it waited until the target took more VMs, in steps 1 to 5.

@@ -4,10 +4,10 @@ use std::fmt;
 
 use super::incapable::Incapable;
 use super::{Reason, Request};
-use crate::facts::{HostFacts, NoPacking};
 use crate::format::rate;
-use crate::option::RequestedOption;
-use crate::relayed::{Compressible, RelayMeans, Verdict};
+use crate::host::facts::{HostFacts, NoPacking};
+use crate::transfer::option::RequestedOption;
+use crate::transfer::relayed::{Compressible, RelayMeans, Verdict};
 
 /// Why memory is not compressed, as was asked for.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,9 +3,9 @@
 use thiserror::Error;
 
 use super::incapable::{Incapable, NoPostCopy};
-use crate::facts::HostFacts;
 use crate::format::rate;
-use crate::option::RequestedOption;
+use crate::host::facts::HostFacts;
+use crate::transfer::option::RequestedOption;
 
 /// Why there can be no plan.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::Plan;
-use crate::capabilities::{Capabilities, Committer};
-use crate::facts::HostFacts;
+use crate::host::capabilities::{Capabilities, Committer};
+use crate::host::facts::HostFacts;
 
 /// A hypervisor that cannot do something.
 #[derive(Debug, Clone, PartialEq, Eq)]

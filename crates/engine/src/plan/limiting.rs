@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use super::incapable::Incapable;
 use super::{Plan, PlanError, Reason};
-use crate::facts::HostFacts;
+use crate::host::facts::HostFacts;
 
 /// Who keeps a migration to a bandwidth limit: one that holds when it begins, and one that is set later.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -12,12 +12,12 @@ use super::{
     LimitKeeper, NoPostCopy, Packing, Parallel, Paths, Plan, PlanError, Reason, Request, Spread, Transfer,
     ZstdLevel,
 };
-use crate::encryption;
-use crate::facts::HostFacts;
-use crate::option::RequestedOption;
-use crate::path::{Path, Reach, carries_route, find_paths};
-use crate::relayed::RelayMeans;
-use crate::standby::mark_standby;
+use crate::host::facts::HostFacts;
+use crate::paths::path::{Path, Reach, carries_route, find_paths};
+use crate::paths::standby::mark_standby;
+use crate::transfer::encryption;
+use crate::transfer::option::RequestedOption;
+use crate::transfer::relayed::RelayMeans;
 
 /// Connections of a multichannel migration. The kernel places each on a path by its ports; with 16
 /// on two equal paths all land on one with a chance of 2^-15. QEMU gives pages to whichever channel
@@ -32,7 +32,7 @@ pub(super) const CORE_ENCRYPTS_MBPS: u64 = 7_000;
 const ONE_CONNECTION: Transfer = Transfer::OneConnection { post_copy: false };
 
 /// Makes the plan for a migration between two hosts. `reaches` is what trying the
-/// [`links_to_try`](crate::path::links_to_try) has shown.
+/// [`links_to_try`](crate::paths::path::links_to_try) has shown.
 pub fn plan(
     source: &HostFacts,
     target: &HostFacts,

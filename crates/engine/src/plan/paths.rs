@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use thiserror::Error;
 
-use crate::path::Path;
+use crate::paths::path::Path;
 
 /// Paths by which a migration can go: at least one, and not all of them on standby.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::facts::{HostFacts, HypervisorVersion};
+use crate::host::facts::{HostFacts, HypervisorVersion};
 
 /// Why RDMA cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What a caller asks of a plan.
 
-use crate::option::RequestedOption;
-use crate::relayed::Compressible;
+use crate::transfer::option::RequestedOption;
+use crate::transfer::relayed::Compressible;
 
 /// What a caller asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::facts::{HostFacts, NoMigrationAddress};
-use crate::path::{Path, carries_route};
+use crate::host::facts::{HostFacts, NoMigrationAddress};
+use crate::paths::path::{Path, carries_route};
 
 /// Why nothing can be routed between the hosts' migration addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::incapable::Incapable;
 use super::route::NoRoute;
-use crate::facts::HostFacts;
+use crate::host::facts::HostFacts;
 
 /// Why a migration goes over one path.
 #[derive(Debug, Clone, PartialEq, Eq)]

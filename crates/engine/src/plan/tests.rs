@@ -3,13 +3,13 @@ mod wire;
 
 use super::making::CORE_ENCRYPTS_MBPS;
 use super::*;
-use crate::encryption::EncryptionPolicy;
-use crate::facts::{HostFacts, HypervisorVersion, MigrationLink, NoMigrationAddress, NoPacking};
 use crate::fixtures;
-use crate::path::Reach;
-use crate::prediction;
-use crate::relayed::Compressible;
+use crate::host::facts::{HostFacts, HypervisorVersion, MigrationLink, NoMigrationAddress, NoPacking};
+use crate::paths::path::Reach;
 use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
+use crate::transfer::encryption::EncryptionPolicy;
+use crate::transfer::prediction;
+use crate::transfer::relayed::Compressible;
 
 const GIB: u64 = 1 << 30;
 

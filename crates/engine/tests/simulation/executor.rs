@@ -1,12 +1,12 @@
 //! The source's executor: carries out the engine's actions one by one, each in the parts between which its agent may
 //! crash or fall asleep, and tells the engine what came of them.
 
+use drainpipe_engine::migration::progress::Transferred;
+use drainpipe_engine::migration::result::{Outcome, SourceVm};
 use drainpipe_engine::migration::target::IncomingView as View;
 use drainpipe_engine::migration::{Action, Event, Migration, SourceState, Stage, TargetState, VmCondition};
 use drainpipe_engine::plan::{Plan, Transfer};
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_engine::progress::Transferred;
-use drainpipe_engine::result::{Outcome, SourceVm};
 
 use crate::faults::Fault;
 use crate::network::{Answer, Letter, Order, Question, Said};
@@ -563,7 +563,7 @@ impl World {
             Err(problem) => return Doing::Happened(Event::Failed(problem)),
         };
         if self.planted == Planted::Clear {
-            plan.encryption = drainpipe_engine::encryption::Encryption::default();
+            plan.encryption = drainpipe_engine::transfer::encryption::Encryption::default();
         }
         let is_taken = self.hosts.target_takes(&plan);
         executor.plan = Some(plan);

@@ -1,12 +1,12 @@
 //! The two hosts as the real planner sees them, and what a plan between them must keep to (I6).
 
-use drainpipe_engine::capabilities::Capabilities;
-use drainpipe_engine::encryption::{EncryptionPolicy, refuses_clear};
-use drainpipe_engine::facts::{HostFacts, HypervisorVersion, MigrationLink};
-use drainpipe_engine::option::RequestedOption;
-use drainpipe_engine::path::Path;
+use drainpipe_engine::host::capabilities::Capabilities;
+use drainpipe_engine::host::facts::{HostFacts, HypervisorVersion, MigrationLink};
+use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::{PathTrial, Plan, Request, plan};
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::transfer::encryption::{EncryptionPolicy, refuses_clear};
+use drainpipe_engine::transfer::option::RequestedOption;
 
 use crate::random::Random;
 

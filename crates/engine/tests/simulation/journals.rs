@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use drainpipe_engine::journal::start::{Answer, Asked, may_start};
 use drainpipe_engine::journal::{JournalFile, JournalMark, JournalStanding, Testimony, Witness, doubts};
-use drainpipe_engine::start::{Answer, Asked, may_start};
 
 use crate::planted::Planted;
 use crate::qemu::SourceQemu;

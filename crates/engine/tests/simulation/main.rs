@@ -32,7 +32,7 @@ use std::collections::BTreeSet;
 use std::panic::catch_unwind;
 use std::thread;
 
-use drainpipe_engine::result::Outcome;
+use drainpipe_engine::migration::result::Outcome;
 
 use crate::faults::Faults;
 use crate::planted::Planted;

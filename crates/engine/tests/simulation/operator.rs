@@ -1,6 +1,6 @@
 //! The operator: moves the VM, gives a host up for lost, and boots anew what was lost with it.
 
-use drainpipe_engine::result::Outcome;
+use drainpipe_engine::migration::result::Outcome;
 
 use crate::planted::Planted;
 use crate::qemu::SourceQemu;

@@ -1,7 +1,7 @@
 //! The rules: what holds after every step, what is told of a migration, and what must be so in the end.
 
+use drainpipe_engine::migration::result::{Outcome, SourceVm};
 use drainpipe_engine::migration::target::IncomingState as State;
-use drainpipe_engine::result::{Outcome, SourceVm};
 
 use crate::operator::ATTEMPTS;
 use crate::qemu::Writes;

@@ -1,7 +1,7 @@
 //! The source's host: its journal, and its agent's life.
 
+use drainpipe_engine::migration::result::Outcome;
 use drainpipe_engine::migration::{Limits, Migration, SourceState};
-use drainpipe_engine::result::Outcome;
 
 use crate::executor::Executor;
 use crate::journals::Older;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use drainpipe_engine::result::Outcome;
+use drainpipe_engine::migration::result::Outcome;
 
 use crate::disks::CopiedDisk;
 use crate::executor::Executor;

@@ -311,7 +311,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use drainpipe_engine::capabilities::Capabilities;
+    use drainpipe_engine::host::capabilities::Capabilities;
 
     use crate::cpu_models::CpuModels;
     use crate::facts::Version;

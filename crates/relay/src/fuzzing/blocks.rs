@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use drainpipe_engine::codec::Codec;
+use drainpipe_engine::transfer::codec::Codec;
 
 use super::Choices;
 use super::stream::{SLOTS, STREAM_HOLDS_BYTES, receive, slots};

@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use drainpipe_engine::idle_cores::Allowance;
+use drainpipe_engine::host::idle_cores::Allowance;
 
 use super::Pool;
 use crate::figures::PackingTime;

@@ -78,7 +78,7 @@ fn what_was_packed_by_the_time_it_is_taken_goes_packed_and_the_rest_as_it_is() {
     let held = item.begin().unwrap();
     let block = &(*held).as_ref()[..BLOCK_BYTES_MAX];
     let mut packer = crate::pack::Packer::new();
-    let codec = drainpipe_engine::codec::Codec::Lz4;
+    let codec = drainpipe_engine::transfer::codec::Codec::Lz4;
     let bytes = packer.pack(codec, block).unwrap().unwrap().to_vec();
     let shrunk = || Some(PackedBlock { packing: codec.into(), is_parted: false, bytes: bytes.clone() });
     assert!(item.add(block, shrunk()));
@@ -149,7 +149,7 @@ proptest! {
         let mut packer = crate::pack::Packer::new();
         for block in bundle::blocks(0..bytes) {
             let block = &(*held).as_ref()[block];
-            let codec = drainpipe_engine::codec::Codec::Zstd1;
+            let codec = drainpipe_engine::transfer::codec::Codec::Zstd1;
             let packed = packer.pack(codec, block).unwrap().map(<[u8]>::to_vec);
             let packed = packed.map(|bytes| PackedBlock { packing: codec.into(), is_parted: false, bytes });
             prop_assert!(item.add(block, packed));

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use drainpipe_engine::codec::Codec;
+use drainpipe_engine::transfer::codec::Codec;
 use thread_priority::NormalThreadSchedulePolicy;
 use tracing::warn;
 

@@ -5,7 +5,7 @@
 
 use std::ops::RangeInclusive;
 
-use drainpipe_engine::codec::Trial;
+use drainpipe_engine::transfer::codec::Trial;
 use proptest::prelude::*;
 
 use super::tests::packed;

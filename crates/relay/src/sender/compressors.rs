@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::codec::{Codec, Trial};
+use drainpipe_engine::transfer::codec::{Codec, Trial};
 use thread_priority::NormalThreadSchedulePolicy;
 
 use super::shared::{Done, Order, Shared};

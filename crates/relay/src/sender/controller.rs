@@ -4,9 +4,9 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::codec::Reading;
-use drainpipe_engine::idle_cores::{Allowance, CoresSample, SAMPLE_EVERY_MS, share_of};
-use drainpipe_engine::wire_rate::WireRate;
+use drainpipe_engine::bandwidth::wire_rate::WireRate;
+use drainpipe_engine::host::idle_cores::{Allowance, CoresSample, SAMPLE_EVERY_MS, share_of};
+use drainpipe_engine::transfer::codec::Reading;
 
 use super::concurrent_senders::ConcurrentSender;
 use super::shared::{Past, Shared};

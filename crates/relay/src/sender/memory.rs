@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use drainpipe_engine::codec::Codec;
+use drainpipe_engine::transfer::codec::Codec;
 
 use super::shared::{EXTRA_BYTES_MAX, WAITING_BYTES_MAX, depth_max};
 use crate::frame::{BLOCK_BYTES_MAX, UNPACKED_BYTES_MAX};

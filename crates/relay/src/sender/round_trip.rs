@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use drainpipe_engine::codec::Codec;
+use drainpipe_engine::transfer::codec::Codec;
 
 use super::compressors::{Tools, pack};
 use super::shared::{Done, Order};

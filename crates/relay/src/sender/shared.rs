@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::codec::{Codec, Controller, Mix, Reading, Trial};
+use drainpipe_engine::transfer::codec::{Codec, Controller, Mix, Reading, Trial};
 use tracing::warn;
 
 use super::SenderSettings;

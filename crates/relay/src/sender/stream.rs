@@ -170,7 +170,7 @@ fn count(counters: &Counters, block: &Outgoing, wire_bytes: usize) {
 
 #[cfg(test)]
 mod tests {
-    use drainpipe_engine::codec::Codec;
+    use drainpipe_engine::transfer::codec::Codec;
 
     use super::*;
     use crate::entropy_filter::tests::noise;

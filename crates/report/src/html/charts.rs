@@ -1,7 +1,7 @@
 //! The charts of the page, each with what it shows in a sentence.
 
 use drainpipe_engine::format::{NONE, cpu_seconds, duration, link_speed, percent, rate, ratio};
-use drainpipe_engine::result::{CpuSeconds, MigrationResult};
+use drainpipe_engine::migration::result::{CpuSeconds, MigrationResult};
 use maud::{Markup, html};
 
 use super::bars::{Bar, BarChart, Marker, Row, Segment, Unit};

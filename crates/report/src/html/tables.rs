@@ -3,7 +3,7 @@
 use drainpipe_engine::format::{
     MIB, NONE, bytes, count, cpu_seconds, date, duration, link_speed, percent, range, rate, ratio,
 };
-use drainpipe_engine::result::CompressionUse;
+use drainpipe_engine::migration::result::CompressionUse;
 use maud::{Markup, html};
 
 use crate::bench::{BenchReport, Conditions, HostConditions, LinkConditions};
@@ -111,7 +111,9 @@ pub(super) fn migrations(report: &BenchReport) -> Markup {
     }
 }
 
-fn migration_row((number, run): (usize, &drainpipe_engine::result::MigrationResult)) -> Vec<Markup> {
+fn migration_row(
+    (number, run): (usize, &drainpipe_engine::migration::result::MigrationResult),
+) -> Vec<Markup> {
     let time = |ms: Option<f64>| html! { (ms.map_or(NONE.to_owned(), duration)) };
     let shares: Vec<String> =
         run.paths.iter().map(|path| format!("{} {}", path.link, percent(path.share))).collect();

@@ -3,7 +3,7 @@
 //! Stacked, because links of the same speed carry the same and their lines would hide each other.
 
 use drainpipe_engine::format::{duration, percent};
-use drainpipe_engine::result::{CompressionUse, MigrationResult, PathUse, Sample};
+use drainpipe_engine::migration::result::{CompressionUse, MigrationResult, PathUse, Sample};
 use maud::{Markup, html};
 
 use super::bars::{Unit, anchor};
@@ -223,7 +223,7 @@ pub(super) fn layer_class(layer: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use drainpipe_engine::option::RequestedOption;
+    use drainpipe_engine::transfer::option::RequestedOption;
     use proptest::prelude::*;
 
     use super::*;

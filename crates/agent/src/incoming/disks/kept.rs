@@ -13,11 +13,11 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::{named_by_others, remove_one_left};
-use crate::api_types::LeftDisk;
 use crate::incoming::Incoming;
 use crate::incoming::vm::IncomingVm;
-use crate::journal::{DiskFile, FileId, LeftFile, MadeDisk};
-use crate::vm_files::{Look, VmFiles};
+use crate::store::journal::{DiskFile, FileId, LeftFile, MadeDisk};
+use crate::vms::vm_files::{Look, VmFiles};
+use drainpipe_api_types::LeftDisk;
 
 /// How often it is looked for those whose time is over.
 const EXPIRE_EVERY: Duration = Duration::from_mins(10);

@@ -8,8 +8,8 @@ use drainpipe_hypervisor::fake::{Act, Fault};
 use drainpipe_hypervisor::{Exit, Hypervisor, RunState};
 
 use super::*;
-use crate::api_types::HandOverView;
 use crate::incoming::stop_told;
+use drainpipe_api_types::HandOverView;
 
 /// One that its agent has recorded to run, and that has not obeyed.
 fn told_and_mute(host: &TestHost, life: &Life) -> Arc<FakeVm> {

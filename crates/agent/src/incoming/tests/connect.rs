@@ -7,7 +7,7 @@ use drainpipe_hypervisor::fake::{Act, Fault};
 use serde_json::json;
 
 use super::*;
-use crate::api_types::ConnectionRequest;
+use drainpipe_api_types::ConnectionRequest;
 
 pub(super) fn over_loopback() -> ConnectionRequest {
     let path =

@@ -5,8 +5,8 @@ use drainpipe_hypervisor::RunState;
 use drainpipe_hypervisor::fake::{Act, Fault};
 
 use super::*;
-use crate::api_types::HandOverView;
 use crate::incoming::silence::perform;
+use drainpipe_api_types::HandOverView;
 
 /// A source that says this of the hand-over, and nothing by itself.
 fn says(said: HandOverView) -> TestHost {

@@ -14,12 +14,12 @@ use tracing::warn;
 
 use super::transferring::disks_at;
 use super::{Executor, LOOK_EVERY, qemu_failed};
-use crate::bandwidth::{DiskPhase, FirstShare, Throttle, Valve};
-use crate::disk_streams::{Connector, DiskSender, NamingClient, SentDisk};
-use crate::journal::Unrenamed;
 use crate::outgoing::Running;
 use crate::outgoing::disks::keep_left;
 use crate::outgoing::target_watch::TargetWatch;
+use crate::store::journal::Unrenamed;
+use crate::transfer::bandwidth::{DiskPhase, FirstShare, Throttle, Valve};
+use crate::transfer::disk_streams::{Connector, DiskSender, NamingClient, SentDisk};
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
 /// How long the end of the copies may take. The VM stands still meanwhile.
@@ -58,7 +58,7 @@ impl Executor {
 
     /// Whether disks are copied, and memory is not sent yet.
     pub(super) fn copies_disks_alone(&self) -> bool {
-        self.disks.is_some() && *self.running.stage.borrow() == Stage::CopyingDisks
+        self.copying.sender.is_some() && *self.running.stage.borrow() == Stage::CopyingDisks
     }
 
     pub(super) async fn start_disk_copies(&mut self) -> Result<Event, Problem> {
@@ -75,7 +75,7 @@ impl Executor {
             let file = self.outgoing.incoming.files.identify(&disk.from).await?;
             self.outgoing.journal.disk_leaves(&self.running.id, &file)?;
         }
-        let pace = &self.disk_pace;
+        let pace = &self.copying.pace;
         let valve = Valve::Splitters(pace.clone());
         let share = FirstShare::of(&self.outgoing.transfer.bandwidth, self.sending(), plan, valve).await;
         let packing = self.outgoing.transfer.packing()?;
@@ -84,7 +84,7 @@ impl Executor {
         let sender = DiskSender::start(&plan.disks, disks, &connector, &pace.pace, packers, client).await?;
         let started = self.start_each(&sender).await;
         pace.is(DiskPhase::Copying);
-        (self.disks, self.disk_throttle) = (Some(sender), Some(share.follow()));
+        (self.copying.sender, self.copying.throttle) = (Some(sender), Some(share.follow()));
         self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
         started?;
         Ok(if self.disk_copies()?.go_along() { Event::DisksGoAlong } else { Event::Done })
@@ -143,9 +143,9 @@ impl Executor {
         if are_there {
             self.hold_memory_back().await?;
             // No more of them goes than the guest writes.
-            self.disk_pace.is(DiskPhase::Mirrored);
+            self.copying.pace.is(DiskPhase::Mirrored);
             self.end_comparing()?;
-        } else if self.disk_throttle.as_ref().and_then(Throttle::limit_mbps).is_some() {
+        } else if self.copying.throttle.as_ref().and_then(Throttle::limit_mbps).is_some() {
             self.hold_memory_still().await?;
         }
         Ok(())
@@ -158,18 +158,19 @@ impl Executor {
     }
 
     fn end_comparing(&self) -> Result<(), Problem> {
-        self.disks.as_ref().map_or(Ok(()), DiskSender::end_comparing)
+        self.copying.sender.as_ref().map_or(Ok(()), DiskSender::end_comparing)
     }
 
     /// That a copy has failed, if one has.
     pub(super) async fn look_at_disks(&mut self) -> Option<Event> {
         let states = self.disk_states().await;
         let is_alone = self.copies_disks_alone();
-        let sender = self.disks.as_ref()?;
+        let sender = self.copying.sender.as_ref()?;
         let failed = match states {
             Ok(states) => {
-                self.held_writes.states = states.filter(|_| self.held_writes.is_begun && !is_alone);
-                sender.problem().or_else(|| self.held_writes.problem.take())?
+                self.copying.held_writes.states =
+                    states.filter(|_| self.copying.held_writes.is_begun && !is_alone);
+                sender.problem().or_else(|| self.copying.held_writes.problem.take())?
             }
             Err(problem) => sender.problem().unwrap_or(problem),
         };
@@ -186,7 +187,8 @@ impl Executor {
         let each = self.copied_disks().into_iter().map(|disk| {
             let state = states.iter().find(|state| state.disk == disk);
             let (state, disk) = state.zip(DiskName::at(disk))?;
-            let sent = self.disks.iter().flat_map(DiskSender::disks).find(|sent| sent.disk == disk.index());
+            let sent =
+                self.copying.sender.iter().flat_map(DiskSender::disks).find(|sent| sent.disk == disk.index());
             Some(DiskState {
                 disk,
                 copied_bytes: state.copied_bytes,
@@ -207,24 +209,24 @@ impl Executor {
         self.guard = Some(self.post_guard().await?);
         self.end_comparing()?;
         if self.disk_copies()?.holds_writes() {
-            self.held_writes.is_begun = true;
+            self.copying.held_writes.is_begun = true;
             return Ok(Event::WritesHeldBack);
         }
-        self.disk_pace.is(DiskPhase::Mirrored);
+        self.copying.pace.is(DiskPhase::Mirrored);
         self.disk_copies()?.synchronise(QEMU_DEADLINE).await.map_err(qemu_failed)?;
         Ok(Event::Done)
     }
 
     pub(super) async fn end_disk_copies(&mut self) -> Result<(), Problem> {
         // The VM stands still: what is left of its writes is little, and waits for no limit.
-        self.disk_throttle = None;
+        self.copying.throttle = None;
         let disks = self.copied_disks();
-        let within = if self.held_writes.is_begun { HELD_ENDED_WITHIN } else { ENDED_WITHIN };
+        let within = if self.copying.held_writes.is_begun { HELD_ENDED_WITHIN } else { ENDED_WITHIN };
         let ended = self.disk_copies()?.end(&disks, within).await.map_err(qemu_failed);
         ended.map_err(|problem| self.tell_of_held(problem))?;
         // Where memory followed by itself, so fast that nobody has seen it.
         self.end_comparing()?;
-        if let Some(sender) = self.disks.take() {
+        if let Some(sender) = self.copying.sender.take() {
             sender.finish().await;
         }
         self.tell_target("close-disks", QMP_DEADLINE).await
@@ -234,7 +236,7 @@ impl Executor {
     pub(super) fn has_disk_copies(&self) -> bool {
         // One whose journal cannot be read may have.
         let leaving = self.outgoing.journal.leaving_disks(&self.running.id);
-        self.disks.is_some() || !leaving.is_ok_and(|disks| disks.is_empty())
+        self.copying.sender.is_some() || !leaving.is_ok_and(|disks| disks.is_empty())
     }
 
     /// Whatever has become of them there, the VM goes on with its own.

@@ -11,12 +11,12 @@ use tracing::warn;
 
 use super::hooks::BeforePause;
 use super::{Executor, qemu_failed};
-use crate::api_types::{IncomingView, TargetUse};
-use crate::cpu_priority;
 use crate::guard::Guard;
 use crate::outgoing::target_watch::TargetWatch;
 use crate::outgoing::{ASK_AGAIN_AFTER, RECEIVED_WAIT, received_path};
+use crate::vms::cpu_priority;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
+use drainpipe_api_types::{IncomingView, TargetUse};
 
 /// How long the VM may stand still while the rest is sent. Past this the links have failed, and it
 /// runs on here.
@@ -44,11 +44,11 @@ impl Executor {
         self.target_watch = TargetWatch::default();
         self.end_hook();
         if self.post_copy.is_begun
-            && let Some(throttle) = self.throttle.take()
+            && let Some(throttle) = self.settings.bandwidth.take()
         {
             throttle.lift();
         }
-        self.measurements.transfer_is_ending();
+        self.observed.measurements.transfer_is_ending();
         self.end_standstill_watch();
         self.is_switching_over = true;
         if let Some(Err(error)) = self.guard.as_ref().map(Guard::switches_over) {
@@ -215,7 +215,7 @@ impl Executor {
         self.forget_tracked().await;
         (self.guard, self.relay) = (None, None);
         // A target that does not answer puts its network back by itself when it hears nothing more.
-        self.target_use = used.unwrap_or_default();
+        self.observed.target_use = used.unwrap_or_default();
         destroyed.and(put_back)
     }
 
@@ -235,25 +235,25 @@ impl Executor {
     async fn read_final_counters(&mut self) -> Result<(), Problem> {
         // First: it is known also of a QEMU that does not answer.
         if let Some(relay) = &self.relay {
-            self.measurements.relayed(relay);
+            self.observed.measurements.relayed(relay);
         }
         if let (Some(status), Some(vmm)) = (self.status().await?, &self.claimed.vmm) {
-            self.measurements.transfer_ends(&**vmm, &status);
+            self.observed.measurements.transfer_ends(&**vmm, &status);
         }
         let now_ms = self.now_ms();
-        self.measurements.sample(&self.outgoing.host.network, now_ms).await
+        self.observed.measurements.sample(&self.outgoing.host.network, now_ms).await
     }
 
     pub(super) async fn stop_transfer(&mut self) -> Result<(), Problem> {
-        (self.throttle, self.target_watch) = (None, TargetWatch::default());
-        self.downtime_limit.hook = BeforePause::Over;
+        (self.settings.bandwidth, self.target_watch) = (None, TargetWatch::default());
+        self.settings.downtime_limit.hook = BeforePause::Over;
         if self.vmm().is_err() {
             return Ok(());
         }
         self.wait_while_stopped().await;
         let has_disk_copies = self.has_disk_copies();
         // First: QEMU would wait for what is on its way.
-        (self.disks, self.disk_throttle) = (None, None);
+        (self.copying.sender, self.copying.throttle) = (None, None);
         self.on_own_connections(
             |of_vm, peer| of_vm.discard_unsent(peer),
             "the kernel goes on trying to send what QEMU has left",

@@ -30,18 +30,18 @@ impl Executor {
     pub(super) async fn follow_write_limit(&mut self, limit: Option<WriteLimit>) {
         let is_held =
             |(held, since): (WriteLimit, Instant)| Some(held) == limit && since.elapsed() < HELD_AGAIN_AFTER;
-        if self.held_writes.limit.is_some_and(is_held) {
+        if self.copying.held_writes.limit.is_some_and(is_held) {
             return;
         }
         let Some(limit) = limit else { return };
         match self.hold_writes(limit).await {
-            Ok(true) => self.held_writes.limit = Some((limit, Instant::now())),
+            Ok(true) => self.copying.held_writes.limit = Some((limit, Instant::now())),
             // QEMU is too busy to answer: at the next look.
             Ok(false) => {}
             Err(problem) => {
                 warn!(vm = self.running.vm, %problem, "its writes are not held back as they should be");
-                self.held_writes.limit = Some((limit, Instant::now()));
-                self.held_writes.problem = Some(problem);
+                self.copying.held_writes.limit = Some((limit, Instant::now()));
+                self.copying.held_writes.problem = Some(problem);
             }
         }
     }
@@ -56,7 +56,7 @@ impl Executor {
 
     /// What helps where a copy has not ended in the pause.
     pub(super) fn tell_of_held(&self, problem: Problem) -> Problem {
-        if !self.held_writes.is_begun {
+        if !self.copying.held_writes.is_begun {
             return problem;
         }
         problem.context(

@@ -1,14 +1,14 @@
 //! The host's hooks: a VM's is told before the pause, and another one should the VM stay.
 
 use drainpipe_engine::migration::downtime_limit_ms;
-use drainpipe_engine::progress::pause_is_near;
+use drainpipe_engine::migration::progress::pause_is_near;
 use drainpipe_hypervisor::TransferStatus;
 use tokio::task::JoinHandle;
 use tracing::warn;
 
 use super::Executor;
-use crate::hooks::{self, Moment};
-use crate::journal::HookDue;
+use crate::store::journal::HookDue;
+use crate::vms::hooks::{self, Moment};
 
 /// With it the hypervisor pauses the VM only when nothing is left to send, which is rare while the guest works.
 pub(super) const HELD_DOWNTIME_LIMIT_MS: u64 = 0;
@@ -71,20 +71,20 @@ impl Executor {
     /// With which the transfer begins.
     pub(super) fn first_downtime_limit_ms(&mut self) -> u64 {
         if self.outgoing.host.config.hooks.before_pause.is_some() {
-            self.downtime_limit.hook = BeforePause::ToBegin;
+            self.settings.downtime_limit.hook = BeforePause::ToBegin;
         }
-        if self.downtime_limit.hook.holds() || self.held_writes.is_begun {
-            self.downtime_limit.ms = HELD_DOWNTIME_LIMIT_MS;
+        if self.settings.downtime_limit.hook.holds() || self.copying.held_writes.is_begun {
+            self.settings.downtime_limit.ms = HELD_DOWNTIME_LIMIT_MS;
         }
-        self.downtime_limit.ms
+        self.settings.downtime_limit.ms
     }
 
     /// Begins it once the pause is near.
     pub(super) fn consider_hook(&mut self, status: &TransferStatus) {
         let ram = status.ram.unwrap_or_default();
         let is_near = is_near(ram.remaining_bytes, ram.throughput_mbps, ram.rounds);
-        if matches!(self.downtime_limit.hook, BeforePause::ToBegin) && is_near {
-            self.downtime_limit.hook = match self.note_hook_due() {
+        if matches!(self.settings.downtime_limit.hook, BeforePause::ToBegin) && is_near {
+            self.settings.downtime_limit.hook = match self.note_hook_due() {
                 Some(due) => self.begin_hook(due),
                 None => BeforePause::Over,
             };
@@ -93,7 +93,7 @@ impl Executor {
 
     /// The VM is paused: what the hook has not done by now cannot be done.
     pub(super) fn end_hook(&mut self) {
-        let before = std::mem::take(&mut self.downtime_limit.hook);
+        let before = std::mem::take(&mut self.settings.downtime_limit.hook);
         if before.holds() {
             warn!(vm = self.running.vm, "was paused before its hook had ended, or begun: the hook is ended");
         }

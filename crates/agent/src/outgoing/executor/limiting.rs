@@ -1,24 +1,24 @@
 //! What a bandwidth limit asks of this host beside the pace.
 
+use drainpipe_engine::bandwidth::pacing::{BYTES_PER_S_OF_MBPS, needs_small_packets};
 use drainpipe_engine::migration::{Event, Stage};
-use drainpipe_engine::pacing::{BYTES_PER_S_OF_MBPS, needs_small_packets};
 use drainpipe_engine::plan::LimitKeeper;
 use drainpipe_engine::problem::Problem;
 use drainpipe_net::packets_by_pace;
 use tracing::warn;
 
 use super::Executor;
-use crate::transport::connections;
+use crate::transfer::transport::connections;
 
 impl Executor {
     /// The news, if the limit of its memory has changed, or that of its disks while they go alone.
     pub(super) async fn follow_bandwidth_limit(&mut self) -> Option<Event> {
-        let limit_mbps = self.throttle.as_ref().or(self.disk_throttle.as_ref())?.limit_mbps();
-        if limit_mbps == std::mem::replace(&mut self.told_limit_mbps, limit_mbps) {
+        let limit_mbps = self.settings.bandwidth.as_ref().or(self.copying.throttle.as_ref())?.limit_mbps();
+        if limit_mbps == std::mem::replace(&mut self.settings.told_limit_mbps, limit_mbps) {
             return None;
         }
         // Not in the moments in which the VM stands still: others may hold the network's lock.
-        if self.throttle.is_some() && *self.running.stage.borrow() == Stage::Sending {
+        if self.settings.bandwidth.is_some() && *self.running.stage.borrow() == Stage::Sending {
             self.keep_packets_small(limit_mbps).await;
         }
         Some(Event::BandwidthLimited(limit_mbps))

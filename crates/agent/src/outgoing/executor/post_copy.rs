@@ -3,19 +3,19 @@
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::migration::Event;
-use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::{Plan, Request};
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::transfer::option::RequestedOption;
 use drainpipe_hypervisor::{MigrationStatus, Parcel, RunState};
 use tokio::time::sleep;
 use tracing::warn;
 
 use super::transferring::listening_at;
 use super::{Executor, qemu_failed};
-use crate::api_types::{ConnectionRequest, Endpoint};
-use crate::cpu_priority;
 use crate::outgoing::{Meeting, Running, meet};
+use crate::vms::cpu_priority;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
+use drainpipe_api_types::{ConnectionRequest, Endpoint};
 
 /// How long a new connection may take until pages go over it.
 const RECONNECTED_WITHIN: Duration = Duration::from_secs(5);
@@ -169,7 +169,7 @@ impl Executor {
             _ => {
                 let now_ms = self.now_ms();
                 self.sample(now_ms).await;
-                Event::Progress(self.transferred(&status), self.measurements.by_path())
+                Event::Progress(self.transferred(&status), self.observed.measurements.by_path())
             }
         }
     }
@@ -195,7 +195,7 @@ impl Executor {
         };
         let endpoint: Endpoint = self.peer()?.post(&self.incoming("reconnection"), &request).await?;
         let address = listening_at(&plan, &endpoint).map_err(Problem::failed)?;
-        self.measurements.transfer_goes_on(address);
+        self.observed.measurements.transfer_goes_on(address);
         self.vmm()?.resume_transfer(address.into(), QMP_DEADLINE).await.map_err(qemu_failed)?;
         self.await_resumed().await
     }

@@ -4,27 +4,27 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use drainpipe_engine::check::refusal;
-use drainpipe_engine::facts::HostFacts;
+use drainpipe_engine::host::facts::HostFacts;
 use drainpipe_engine::migration::Event;
-use drainpipe_engine::path::Path;
+use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::{PathTrial, Plan, Request, Spread};
-use drainpipe_engine::prediction;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
+use drainpipe_engine::transfer::prediction;
 use drainpipe_hypervisor::RunState;
 use tokio::sync::mpsc;
 use tracing::info;
 
 use super::{Executor, qemu_failed};
-use crate::api_types::{ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest, WatchEnd};
 use crate::check;
-use crate::client::ANSWER_DEADLINE;
 use crate::outgoing::disks;
 use crate::outgoing::meeting::{Meeting, informed, meet, zero_share};
-use crate::path_watch::Joining;
-use crate::probe::{self, Connected, Load, ProbePorts, ProbeRequest};
-use crate::transport::transport;
+use crate::paths::path_watch::Joining;
+use crate::paths::probe::{self, Connected, Load, ProbePorts, ProbeRequest};
+use crate::peers::client::ANSWER_DEADLINE;
+use crate::transfer::transport::transport;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE, does_not_run};
+use drainpipe_api_types::{ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest, WatchEnd};
 
 /// Turns of paths that may wait for the log.
 const NEWS_MAX: usize = 64;

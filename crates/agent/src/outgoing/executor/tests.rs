@@ -12,10 +12,10 @@ use drainpipe_hypervisor::{
 };
 
 use super::*;
-use crate::api_types::IncomingView;
-use crate::journal::Journal;
+use crate::store::journal::Journal;
 use crate::test_host::{Life, TestHost, definition, migrate};
 use crate::vms::Claim;
+use drainpipe_api_types::IncomingView;
 
 const ID: &str = "11111111-1111-4111-8111-111111111111";
 

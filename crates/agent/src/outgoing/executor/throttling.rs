@@ -20,30 +20,30 @@ pub(super) struct CpuThrottle {
 impl Executor {
     /// Sees to it that the VM's CPUs are held back for this share of their time, or not; the news, if it is some.
     pub(super) async fn follow_cpu_throttle(&mut self, percent: Option<u8>) -> Option<Event> {
-        let is_news = percent != self.cpu_throttle.percent;
+        let is_news = percent != self.settings.cpu_throttle.percent;
         let done = match percent {
             Some(percent) => self.hold_back(percent).await,
-            None if is_news => self.cpu_throttle.lift(),
+            None if is_news => self.settings.cpu_throttle.lift(),
             None => return None,
         };
         if let Err(problem) = done {
             warn!(vm = self.running.vm, %problem, "its CPUs are not throttled as they should be");
             // Of several, some may be.
-            drop(self.cpu_throttle.lift());
-            self.cpu_throttle.percent = None;
+            drop(self.settings.cpu_throttle.lift());
+            self.settings.cpu_throttle.percent = None;
             return Some(Event::NotThrottled(problem));
         }
-        self.cpu_throttle.percent = percent;
+        self.settings.cpu_throttle.percent = percent;
         is_news.then_some(Event::Throttled(percent))
     }
 
     /// Again and again: a guard may have taken this agent for dead meanwhile, and let them run.
     async fn hold_back(&mut self, percent: u8) -> Result<(), Problem> {
-        if self.cpu_throttle.vcpus.is_none() {
+        if self.settings.cpu_throttle.vcpus.is_none() {
             let vcpus = self.vmm()?.vcpu_throttle(QMP_DEADLINE).await.map_err(Problem::failed)?;
-            self.cpu_throttle.vcpus = Some(vcpus);
+            self.settings.cpu_throttle.vcpus = Some(vcpus);
         }
-        self.cpu_throttle.on_vcpus(|vcpus| vcpus.hold(percent))
+        self.settings.cpu_throttle.on_vcpus(|vcpus| vcpus.hold(percent))
     }
 }
 

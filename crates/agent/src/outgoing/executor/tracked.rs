@@ -1,6 +1,6 @@
 //! Steps 8 and 10: the VM's connections go to the target's firewall, and this host's forgets them.
 
-use drainpipe_engine::result::TrackedUse;
+use drainpipe_engine::migration::result::TrackedUse;
 use drainpipe_hypervisor::spec::MacAddress;
 
 use super::Executor;

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use drainpipe_engine::facts::HostFacts;
+use drainpipe_engine::bandwidth::queue::unsent_limit_bytes;
+use drainpipe_engine::host::facts::HostFacts;
+use drainpipe_engine::migration::progress::Transferred;
 use drainpipe_engine::migration::{Event, Stage, downtime_limit_ms};
 use drainpipe_engine::plan::{LimitKeeper, Plan};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::progress::Transferred;
-use drainpipe_engine::queue::unsent_limit_bytes;
 use drainpipe_hypervisor::{
     Address, Event as VmEvent, Happening, Machine, MigrationStatus, SourceSettings, TlsKey, TransferStatus,
     ZeroPages,
@@ -22,18 +22,18 @@ use tracing::warn;
 use super::ending::guard_acted;
 use super::hooks::HELD_DOWNTIME_LIMIT_MS;
 use super::{Executor, LOOK_EVERY, qemu_failed};
-use crate::api_types::Endpoint;
-use crate::bandwidth::{DiskPhase, FirstShare, Sending, Valve};
-use crate::disk_streams::DiskSender;
 use crate::guard::Guard;
-use crate::link_socket::on_link;
 use crate::outgoing::standstill::StandstillWatch;
 use crate::outgoing::target_watch::TargetWatch;
-use crate::pacer::Pacer;
-use crate::path_watch::Beginning;
-use crate::relay::{OtherEnd, OutgoingRelay, RelayedStream};
-use crate::transport::{connections, transport};
+use crate::paths::link_socket::on_link;
+use crate::paths::path_watch::Beginning;
+use crate::transfer::bandwidth::{DiskPhase, FirstShare, Sending, Valve};
+use crate::transfer::disk_streams::DiskSender;
+use crate::transfer::pacer::Pacer;
+use crate::transfer::relay::{OtherEnd, OutgoingRelay, RelayedStream};
+use crate::transfer::transport::{connections, transport};
 use crate::vms::QMP_DEADLINE;
+use drainpipe_api_types::Endpoint;
 
 /// How long it is waited for QEMU's connections, and how often it is looked for them meanwhile.
 const CONNECTED_WITHIN: Duration = Duration::from_millis(500);
@@ -49,9 +49,9 @@ const ABORT_LOOK_EVERY: Duration = Duration::from_millis(10);
 impl Executor {
     pub(super) async fn start_transfer(&mut self) -> Result<(), Problem> {
         let downtime_limit_ms = self.first_downtime_limit_ms();
-        if self.held_writes.is_begun {
+        if self.copying.held_writes.is_begun {
             // From now on no more of its disks goes than it writes.
-            self.disk_pace.is(DiskPhase::Mirrored);
+            self.copying.pace.is(DiskPhase::Mirrored);
         }
         // Where disks are copied it stands already.
         let guard = match self.guard.take() {
@@ -63,12 +63,15 @@ impl Executor {
         };
         let address = listening_at(plan, endpoint).map_err(Problem::failed)?;
         let (transport, now_ms) = (transport(plan, self.tls_key(plan, endpoint)?), self.now_ms());
-        self.measurements.transfer_begins(&self.outgoing.host.network, plan, address, now_ms).await?;
+        self.observed
+            .measurements
+            .transfer_begins(&self.outgoing.host.network, plan, address, now_ms)
+            .await?;
         let vmm = self.vmm()?;
         let (relay, send_to) = self.relay_to(plan, endpoint, address, &guard)?;
         self.tell_watch(plan, address.port()).await;
         let valve = valve(plan, relay.as_ref(), Pacer::new(Arc::clone(vmm), address, connections(plan)));
-        let comes_later = self.disks.is_some() && self.disk_copies()?.go_along();
+        let comes_later = self.copying.sender.is_some() && self.disk_copies()?.go_along();
         let (share, memory_valve) =
             if comes_later { (None, Some(valve)) } else { (Some(self.first_share(plan, valve).await), None) };
         let standstill_watch = StandstillWatch::start(vmm).await;
@@ -79,8 +82,8 @@ impl Executor {
         };
         let parcel = endpoint.parcel.clone();
         vmm.start_transfer(transport, send_to, settings, parcel, QMP_DEADLINE).await.map_err(qemu_failed)?;
-        (self.throttle, self.memory_valve) = (share.map(FirstShare::follow), memory_valve);
-        (self.guard, self.relay, self.standstill_watch) = (Some(guard), relay, standstill_watch);
+        (self.settings.bandwidth, self.copying.memory_valve) = (share.map(FirstShare::follow), memory_valve);
+        (self.guard, self.relay, self.observed.standstill_watch) = (Some(guard), relay, standstill_watch);
         self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
         self.keep_resets_from_qemu().await;
         Ok(())
@@ -95,7 +98,7 @@ impl Executor {
     /// Memory that follows its disks by itself may do so before that is seen. It has next to nothing until then, and no share yet:
     /// disks would yield to it.
     pub(super) async fn hold_memory_still(&self) -> Result<(), Problem> {
-        if let Some(Valve::Qemu(_)) = self.memory_valve {
+        if let Some(Valve::Qemu(_)) = self.copying.memory_valve {
             self.tell_qemu_limit(Some(0)).await?;
         }
         Ok(())
@@ -110,10 +113,12 @@ impl Executor {
 
     /// From now on memory follows, within its share.
     pub(super) async fn hold_memory_back(&mut self) -> Result<(), Problem> {
-        let (Some(valve), Some(plan)) = (self.memory_valve.take(), &self.agreed.plan) else { return Ok(()) };
+        let (Some(valve), Some(plan)) = (self.copying.memory_valve.take(), &self.agreed.plan) else {
+            return Ok(());
+        };
         let share = self.first_share(plan, valve.awaited()).await;
         self.tell_qemu_limit(share.of_qemu_mbps()).await?;
-        self.throttle = Some(share.follow());
+        self.settings.bandwidth = Some(share.follow());
         Ok(())
     }
 
@@ -121,7 +126,7 @@ impl Executor {
         let own_peer = self.own_connections().map(|(_, address)| address);
         let (host, running) = (&self.outgoing.host, &self.running);
         let target = host.peer(&running.target)?;
-        let disks = self.disks.iter().flat_map(DiskSender::disks).map(|disk| disk.address);
+        let disks = self.copying.sender.iter().flat_map(DiskSender::disks).map(|disk| disk.address);
         let disks: Vec<SocketAddr> = disks.collect();
         Guard::start(&host.config, &running.id, &**self.vmm()?, &target, own_peer, &disks).await
     }
@@ -145,8 +150,8 @@ impl Executor {
     fn ignore_resets(&mut self) -> bool {
         let Some((vmm, address, count)) = self.own_multifd() else { return false };
         let Some(connections) = vmm.connections() else { return false };
-        self.no_resets.attempt(count, || connections.ignore_resets(address));
-        !self.no_resets.is_over()
+        self.settings.no_resets.attempt(count, || connections.ignore_resets(address));
+        !self.settings.no_resets.is_over()
     }
 
     /// Multifd's connections must not come before the one that QEMU makes first, where the target's QEMU goes
@@ -241,7 +246,7 @@ impl Executor {
     }
 
     fn migration_status(&mut self, event: &VmEvent) -> Option<MigrationStatus> {
-        self.pause.note(event, self.now_ms(), SystemTime::now());
+        self.observed.pause.note(event, self.now_ms(), SystemTime::now());
         match &event.what {
             Happening::Migration(status) => Some(status.clone()),
             _ => None,
@@ -293,13 +298,15 @@ impl Executor {
             _ => {
                 let now_ms = self.now_ms();
                 self.sample(now_ms).await;
-                let losing = self.measurements.losing();
+                let losing = self.observed.measurements.losing();
                 if !losing.is_empty() {
                     self.outgoing.transfer.watches.suspect(&self.running.target, &losing).await;
                 }
                 // In its last moments the next one of a drain is there already.
                 if *self.running.stage.borrow() == Stage::Sending {
-                    self.measurements.beside(self.outgoing.migrations.sending_beside(&self.running.id));
+                    self.observed
+                        .measurements
+                        .beside(self.outgoing.migrations.sending_beside(&self.running.id));
                 }
                 let transferred = self.transferred(&status);
                 self.consider_hook(&status);
@@ -308,16 +315,16 @@ impl Executor {
                     relay.read(now_ms);
                 }
                 self.set_on_connections(&status, transferred.remaining_bytes);
-                Event::Progress(transferred, self.measurements.by_path())
+                Event::Progress(transferred, self.observed.measurements.by_path())
             }
         }
     }
 
     pub(super) async fn sample(&mut self, now_ms: f64) {
         if let Some(relay) = &self.relay {
-            self.measurements.relayed(relay);
+            self.observed.measurements.relayed(relay);
         }
-        if let Err(problem) = self.measurements.sample(&self.outgoing.host.network, now_ms).await {
+        if let Err(problem) = self.observed.measurements.sample(&self.outgoing.host.network, now_ms).await {
             warn!(%problem, "no reading of the links");
         }
     }
@@ -361,29 +368,29 @@ impl Executor {
         let ram = status.ram.unwrap_or_default();
         let dirty_bytes_per_s = ram.dirty_pages_per_second.saturating_mul(ram.page_bytes);
         Transferred {
-            sent_bytes: self.measurements.arrived_bytes().unwrap_or(ram.transferred_bytes),
+            sent_bytes: self.observed.measurements.arrived_bytes().unwrap_or(ram.transferred_bytes),
             remaining_bytes: ram.remaining_bytes,
             total_bytes: ram.total_bytes,
             rounds: ram.rounds,
             passed_bytes: ram.transferred_bytes,
             // What is sent meanwhile is what gets dirty, however little that is: the VM is not throttled for it.
-            dirty_bytes_per_s: if self.downtime_limit.holds() { 0 } else { dirty_bytes_per_s },
+            dirty_bytes_per_s: if self.settings.downtime_limit.holds() { 0 } else { dirty_bytes_per_s },
         }
     }
 
     async fn follow_downtime_limit(&mut self, rounds: u64) {
-        let limit = if self.downtime_limit.holds() {
-            self.downtime_limit.rounds_held = rounds;
+        let limit = if self.settings.downtime_limit.holds() {
+            self.settings.downtime_limit.rounds_held = rounds;
             HELD_DOWNTIME_LIMIT_MS
         } else {
-            downtime_limit_ms(rounds.saturating_sub(self.downtime_limit.rounds_held))
+            downtime_limit_ms(rounds.saturating_sub(self.settings.downtime_limit.rounds_held))
         };
-        if limit == self.downtime_limit.ms {
+        if limit == self.settings.downtime_limit.ms {
             return;
         }
         match self.set_downtime_limit(limit).await {
-            Ok(()) => self.downtime_limit.ms = limit,
-            Err(error) => warn!(%error, "the downtime limit stays at {} ms", self.downtime_limit.ms),
+            Ok(()) => self.settings.downtime_limit.ms = limit,
+            Err(error) => warn!(%error, "the downtime limit stays at {} ms", self.settings.downtime_limit.ms),
         }
     }
 
@@ -421,7 +428,9 @@ impl Executor {
         if let Some((vmm, address, count)) = self.own_multifd()
             && let Some(connections) = vmm.connections()
         {
-            self.unsent_limit.follow(unsent_bytes, count, |bytes| connections.limit_unsent(address, bytes));
+            self.settings
+                .unsent_limit
+                .follow(unsent_bytes, count, |bytes| connections.limit_unsent(address, bytes));
         }
     }
 

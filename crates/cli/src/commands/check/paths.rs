@@ -82,7 +82,7 @@ fn bond(bond: &BondFacts) -> String {
 #[cfg(test)]
 mod tests {
     use drainpipe_engine::check::trial::PathTrial;
-    use drainpipe_engine::path::Path;
+    use drainpipe_engine::paths::path::Path;
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! Specifications that no VM can be made of.
 
-use drainpipe_agent::api_types::VmList;
+use drainpipe_api_types::VmList;
 
 use crate::guest::{Guest, image};
 use crate::program::{BAD_INPUT, REFUSED};

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use drainpipe_engine::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use jiff::Timestamp;
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;

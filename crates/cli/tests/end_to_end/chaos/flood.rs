@@ -2,7 +2,7 @@
 
 use std::thread::{self, JoinHandle};
 
-use drainpipe_agent::client::ApiClient;
+use drainpipe_agent::peers::client::ApiClient;
 use drainpipe_engine::problem::Problem;
 use drainpipe_identity::Identity;
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
-use drainpipe_agent::api_types::JournalView;
+use drainpipe_api_types::JournalView;
 use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};

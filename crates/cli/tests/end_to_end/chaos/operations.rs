@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::result::{MigrationResult, Outcome, PathState};
+use drainpipe_engine::migration::result::{MigrationResult, Outcome, PathState};
 
 use super::plan::Way;
 use crate::program::{Output, Running};

@@ -1,6 +1,6 @@
 //! Whether all is over and told as it is, once nothing is wrong any more.
 
-use drainpipe_agent::api_types::{DrainView, MigrationView, VmList, VmState, VmView};
+use drainpipe_api_types::{DrainView, MigrationView, VmList, VmState, VmView};
 
 use super::copies::Copy;
 use super::faults::Faults;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use drainpipe_agent::client::ApiClient;
+use drainpipe_agent::peers::client::ApiClient;
 use drainpipe_guest::dirtier::Dirtying;
 use drainpipe_guest::protocol::HEARTBEAT_PORT;
 

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use super::ends;
 use crate::check::Pair;
-use crate::check::code::FindingCode;
-use crate::check::finding::{Finding, Place, on};
-use crate::check::fix::{Fix, TCP_BUFFER_BYTES_MAX};
 use crate::check::trial::PathTrial;
 use crate::check::vm::VmCheck;
-use crate::facts::MigrationLink;
-use crate::path::Path;
-use crate::standby::mark_standby;
+use crate::finding::code::FindingCode;
+use crate::finding::fix::{Fix, TCP_BUFFER_BYTES_MAX};
+use crate::finding::{Finding, Place, on};
+use crate::host::facts::MigrationLink;
+use crate::paths::path::Path;
+use crate::paths::standby::mark_standby;
 
 /// What a NIC falls back to where a pair of the cable is broken.
 const FALLBACK_MBPS: u64 = 100;

@@ -2,10 +2,10 @@
 
 use super::ends;
 use crate::check::Pair;
-use crate::check::code::FindingCode;
-use crate::check::finding::Finding;
 use crate::check::trial::PathTrial;
-use crate::path::Path;
+use crate::finding::Finding;
+use crate::finding::code::FindingCode;
+use crate::paths::path::Path;
 
 pub(super) fn differs(pair: Pair<'_>, path: &Path) -> Option<Finding> {
     let [source, target] = mtus_bytes(pair, path)?;

@@ -1,9 +1,9 @@
 //! Links that run slower than they should: than their cards can, or than their hosts' configurations say.
 
 use crate::check::Pair;
-use crate::check::code::FindingCode;
 use crate::check::facts::CheckFacts;
-use crate::check::finding::{Finding, Place, on};
+use crate::finding::code::FindingCode;
+use crate::finding::{Finding, Place, on};
 
 pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     let of_path = pair.paths.iter().flat_map(|path| {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::check::facts::ForeignRoute;
-use crate::encryption::EncryptionPolicy;
+use crate::transfer::encryption::EncryptionPolicy;
 
 pub(super) const OF_HOSTS: &[Case] = &[
     (|s| s.b.peers.clear(), Error, "not-a-peer", &["b"], "add [[peer]] with name = \"a\""),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::check::vm::{DiskRoom, FileNotAllowed, Told};
-use crate::vm_resources::NotAllowed;
+use crate::host::vm_resources::NotAllowed;
 
 pub(super) const OF_VMS: &[Case] = &[
     (|s| s.vms[0].fit.name_taken = true, Error, "vm-name-taken", &["b VM web1"], "b has a VM web1 already"),

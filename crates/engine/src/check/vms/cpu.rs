@@ -2,9 +2,9 @@
 
 use super::there;
 use crate::check::Pair;
-use crate::check::code::FindingCode;
-use crate::check::finding::Finding;
 use crate::check::vm::{CpuFeatures, VmCheck};
+use crate::finding::Finding;
+use crate::finding::code::FindingCode;
 
 /// How many features a finding names; further ones are counted.
 const NAMED_MAX: usize = 12;

@@ -2,10 +2,10 @@
 
 use super::there;
 use crate::check::Pair;
-use crate::check::code::FindingCode;
-use crate::check::finding::{Finding, on};
 use crate::check::vm::{FileIdentity, FilePurpose, FileState, VmCheck, VmFile};
-use crate::vm_resources::NotAllowed;
+use crate::finding::code::FindingCode;
+use crate::finding::{Finding, on};
+use crate::host::vm_resources::NotAllowed;
 
 pub(super) fn check(pair: Pair<'_>, checked: &VmCheck) -> Vec<Finding> {
     let files = checked.vm.files.iter().zip(&checked.fit.files).enumerate();

@@ -4,13 +4,13 @@ use proptest::prelude::*;
 
 use super::wire::{any_capabilities, any_host, any_request};
 use super::{GIB, host};
-use crate::capabilities::{Capabilities, Committer, PostCopy};
-use crate::encryption::EncryptionPolicy;
-use crate::facts::HostFacts;
-use crate::option::{MigrationOption, RequestedOption};
-use crate::path::Reach;
+use crate::host::capabilities::{Capabilities, Committer, PostCopy};
+use crate::host::facts::HostFacts;
+use crate::paths::path::Reach;
 use crate::plan::{LimitKeeper, Packing, Plan, Request, Spread, Transfer, plan};
-use crate::relayed::Compressible;
+use crate::transfer::encryption::EncryptionPolicy;
+use crate::transfer::option::{MigrationOption, RequestedOption};
+use crate::transfer::relayed::Compressible;
 
 const TEXT: Option<Compressible> = Some(Compressible { share: 0.9, left: 0.3 });
 

@@ -4,13 +4,13 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{GIB, host};
-use crate::capabilities::{Capabilities, Committer, PostCopy};
-use crate::encryption::EncryptionPolicy;
-use crate::facts::{HostFacts, NoPacking};
-use crate::option::RequestedOption;
-use crate::path::Reach;
+use crate::host::capabilities::{Capabilities, Committer, PostCopy};
+use crate::host::facts::{HostFacts, NoPacking};
+use crate::paths::path::Reach;
 use crate::plan::{LimitKeeper, Plan, Reason, Request, plan};
-use crate::relayed::Compressible;
+use crate::transfer::encryption::EncryptionPolicy;
+use crate::transfer::option::RequestedOption;
+use crate::transfer::relayed::Compressible;
 
 /// As 0.1.0 tells it.
 fn over_one_connection() -> Value {

@@ -1,0 +1,304 @@
+//! VMs on their way to this host: the target's side of steps 2 to 5 and 9; and, as it goes by them too, what else may come
+//! to run here, and which VMs and what room there are.
+//!
+//! The source leads; this side answers, and keeps two promises that hold through crashes of either
+//! agent. What it has said it discarded never runs here. What it was told to run is never discarded.
+
+mod admission;
+mod allowed_sources;
+mod arrived;
+mod connect;
+mod disks;
+mod ending;
+mod facts;
+mod holding;
+mod hooks;
+mod listing;
+mod memory;
+mod order;
+mod permit;
+mod post_copy;
+mod silence;
+#[cfg(test)]
+mod tests;
+mod tracked;
+mod vm;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use drainpipe_engine::drain::inbound::Inbound;
+use drainpipe_engine::migration::target::IncomingState;
+use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::spec::VmSpec;
+use drainpipe_hypervisor::{Machine, Parcel, Role};
+use tracing::warn;
+
+pub(crate) use self::arrived::resume_recorded;
+pub(crate) use self::connect::{connect, open_trials, watch_again};
+pub(crate) use self::disks::{
+    close as close_disks, keep_expiring, left as left_disks, make as make_disks, named as named_disks,
+    promised_bytes as promised_disk_bytes, remove_left as remove_left_disks,
+};
+pub(crate) use self::ending::{clear_discarded, close_unfinished, stop_told};
+pub(crate) use self::holding::{check_nowhere_else, holding};
+pub(crate) use self::hooks::tell_of_left;
+pub(crate) use self::memory::reserve_memory;
+pub(crate) use self::order::{discard, finish, run_by_order, view, wait_received};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::permit::check_described;
+pub(crate) use self::permit::permit;
+pub(crate) use self::post_copy::{connect_again, end_part, take_up_parts};
+pub(crate) use self::tracked::take_tracked;
+use self::vm::IncomingVm;
+use crate::host::Host;
+use crate::peers::Peers;
+use crate::peers::slots::Slots;
+use crate::store::journal::{IncomingRecord, Journal};
+use crate::store::lock::lock;
+use crate::transfer::Transfer;
+use crate::vms::beside::{Beside, Way};
+use crate::vms::vm_end;
+use crate::vms::vm_files::VmFiles;
+use crate::vms::{QEMU_DEADLINE, Vms};
+
+/// Migrations to this host.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    /// The host.
+    pub(crate) host: Arc<Host>,
+    /// Those from which they come.
+    pub(crate) peers: Arc<Peers>,
+    /// Where its promises stand.
+    pub(crate) journal: Arc<Journal>,
+    /// The VMs that are here.
+    pub(crate) vms: Arc<Vms>,
+    /// The files that VMs name.
+    pub(crate) files: Arc<VmFiles>,
+    /// What migrations in either direction share.
+    pub(crate) transfer: Arc<Transfer>,
+    /// The VMs on their way.
+    pub(crate) entries: IncomingVms,
+}
+
+/// The VMs on their way to this host.
+#[derive(Debug)]
+pub(crate) struct IncomingVms {
+    by_id: Mutex<BTreeMap<String, Arc<IncomingVm>>>,
+    // Who waits until more VMs are taken, by a clock that begins with the agent.
+    places: Mutex<Inbound>,
+    clock: Instant,
+    trials: Slots,
+}
+
+impl Default for IncomingVms {
+    fn default() -> Self {
+        Self {
+            by_id: Mutex::default(),
+            places: Mutex::default(),
+            clock: Instant::now(),
+            trials: connect::trials(),
+        }
+    }
+}
+
+impl IncomingVms {
+    fn get(&self, id: &str) -> Result<Arc<IncomingVm>, Problem> {
+        let entry = self.find(id);
+        entry.ok_or_else(|| not_on_its_way(id))
+    }
+
+    fn remove(&self, id: &str) -> Option<Arc<IncomingVm>> {
+        lock(&self.by_id).remove(id)
+    }
+
+    /// Whether it is still on its way, and not another one under its identifier.
+    fn is_there(&self, entry: &Arc<IncomingVm>) -> bool {
+        self.find(&entry.id).is_some_and(|there| Arc::ptr_eq(&there, entry))
+    }
+
+    fn find(&self, id: &str) -> Option<Arc<IncomingVm>> {
+        lock(&self.by_id).get(id).cloned()
+    }
+
+    /// A host has said something about a migration. Nobody but its source shows by that that the source is there.
+    pub(crate) fn heard(&self, id: &str, host: &str) {
+        if let Some(entry) = self.find(id).filter(|entry| entry.source == host) {
+            entry.hear();
+        }
+    }
+
+    /// Whether memory of one of them may still come.
+    pub(crate) fn are_receiving(&self) -> bool {
+        lock(&self.by_id).values().any(|entry| entry.is_receiving())
+    }
+
+    /// The QEMUs that wait for the VMs on their way, and those that were told to run them.
+    pub(crate) fn qemus(&self) -> Vec<Arc<dyn Machine>> {
+        lock(&self.by_id).values().filter_map(|entry| entry.built()).collect()
+    }
+
+    /// Whether a VM is on its way from this host.
+    pub(crate) fn are_from(&self, host: &str) -> bool {
+        lock(&self.by_id).values().any(|entry| entry.source == host)
+    }
+
+    /// Whether a VM of this name is on its way.
+    pub(crate) fn has(&self, vm: &str) -> bool {
+        lock(&self.by_id).values().any(|entry| entry.definition.name.as_str() == vm)
+    }
+
+    /// That of a VM which was told to run here, and of which nobody has said yet that it does.
+    fn told(&self, vm: &str) -> Option<Arc<IncomingVm>> {
+        let entries = lock(&self.by_id);
+        entries.values().find(|entry| entry.definition.name.as_str() == vm && entry.is_told()).cloned()
+    }
+
+    /// Whether a VM was told to run here, and nobody has said yet that it does.
+    pub(crate) fn is_told(&self, vm: &str) -> bool {
+        self.told(vm).is_some()
+    }
+
+    /// The VMs on their way.
+    pub(crate) fn definitions(&self) -> Vec<VmSpec> {
+        self.definitions_but_from(None)
+    }
+
+    /// The VMs on their way from other hosts than this one, where one is named.
+    pub(crate) fn definitions_but_from(&self, source: Option<&str>) -> Vec<VmSpec> {
+        let entries = lock(&self.by_id);
+        let others = entries.values().filter(|entry| Some(entry.source.as_str()) != source);
+        others.map(|entry| entry.definition.clone()).collect()
+    }
+
+    /// The names of those that come from this host.
+    pub(crate) fn names_from(&self, source: &str) -> Vec<String> {
+        let entries = lock(&self.by_id);
+        let of_source = entries.values().filter(|entry| entry.source == source);
+        of_source.map(|entry| entry.definition.name.to_string()).collect()
+    }
+
+    fn ids_of(&self, vm: &str) -> Vec<String> {
+        let entries = lock(&self.by_id);
+        let of_vm = entries.values().filter(|entry| entry.definition.name.as_str() == vm);
+        of_vm.map(|entry| entry.id.clone()).collect()
+    }
+
+    /// The source from which a migration comes, if it is under way.
+    pub(crate) fn source_of(&self, id: &str) -> Option<String> {
+        lock(&self.by_id).get(id).map(|entry| entry.source.clone())
+    }
+}
+
+/// Takes up the VMs that were on their way when the agent stopped.
+pub(crate) async fn recover(incoming: &Arc<Incoming>, records: Vec<IncomingRecord>) -> Result<(), Problem> {
+    for record in records {
+        let vmm = match incoming.vms.find_running(&record.spec).await {
+            Ok(Some(vmm)) => Some(vmm),
+            Ok(None) => {
+                warn!(vm = record.vm, "its QEMU is gone; given up");
+                incoming.journal.discard_incoming(&record.id)?;
+                incoming.transfer.watches.leave(&record.id).await?;
+                continue;
+            }
+            // It is tried again (`take_hold`), and the source says whether it is to be waited for. Seen with
+            // QEMU 7.2 after its source broke off, and on slow links: its main thread waits for multifd's channels.
+            Err(problem) => {
+                warn!(vm = record.vm, %problem, "its QEMU does not answer");
+                None
+            }
+        };
+        insert(incoming, IncomingVm::taken_up(record, vmm));
+    }
+    Ok(())
+}
+
+fn insert(incoming: &Arc<Incoming>, entry: IncomingVm) {
+    let mut entries = lock(&incoming.entries.by_id);
+    insert_locked(incoming, &mut entries, entry);
+}
+
+/// The one that is there, if one is.
+fn insert_unless_there(incoming: &Arc<Incoming>, entry: IncomingVm) -> Arc<IncomingVm> {
+    let id = entry.id.clone();
+    let mut entries = lock(&incoming.entries.by_id);
+    if !entries.contains_key(&id) {
+        insert_locked(incoming, &mut entries, entry);
+    }
+    Arc::clone(&entries[&id])
+}
+
+fn insert_locked(
+    incoming: &Arc<Incoming>,
+    entries: &mut BTreeMap<String, Arc<IncomingVm>>,
+    entry: IncomingVm,
+) {
+    let entry = Arc::new(entry);
+    entries.insert(entry.id.clone(), Arc::clone(&entry));
+    tokio::spawn(silence::watch(Arc::clone(incoming), entry));
+}
+
+fn not_on_its_way(id: &str) -> Problem {
+    Problem::not_found(format!("no migration {id} on its way here"))
+}
+
+pub(crate) fn no_migration(incoming: &Incoming, id: &str) -> Problem {
+    Problem::not_found(format!("{} has no record of a migration {id} to it", incoming.host.name()))
+}
+
+fn name_taken(incoming: &Incoming, name: &str) -> Problem {
+    Problem::conflict(format!(
+        "{} has a VM {name} already; rename or remove one of the two",
+        incoming.host.name()
+    ))
+}
+
+fn refused_here(incoming: &Incoming, error: &dyn std::fmt::Display) -> Problem {
+    Problem::refused(format!("{} cannot run this VM: {error}", incoming.host.name()))
+}
+
+/// Step 4: the incoming VM.
+pub(crate) async fn build_incoming_vm(incoming: &Incoming, id: &str) -> Result<(), Problem> {
+    let entry = incoming.entries.get(id)?;
+    let _stepping = entry.stepping.lock().await;
+    must_wait(incoming, &entry)?;
+    // What is cleared below are the files of this name; they must not be those of another VM.
+    if incoming.vms.contains(entry.definition.name.as_str()) {
+        return Err(name_taken(incoming, entry.definition.name.as_str()));
+    }
+    incoming.vms.clear_remains(&entry.definition).await?;
+    let spec = entry.spec.clone().ok_or_else(|| {
+        Problem::conflict(format!(
+            "the agent of {} was started anew since migration {id} began",
+            incoming.host.name()
+        ))
+    })?;
+    let arrival = Way { id: id.into(), host: entry.source.clone() };
+    let beside = Beside { arrival: Some(arrival), ..Beside::of(entry.definition.clone()) };
+    hooks::note_due(incoming, &entry);
+    let launched = incoming.vms.launch(spec, &beside, Role::Incoming).await;
+    let vmm = launched.map_err(|error| refused_here(incoming, &error))?;
+    vm_end::watch(entry.definition.name.as_str(), &vmm);
+    *lock(&entry.vmm) = Some(vmm);
+    Ok(())
+}
+
+/// Step 8: takes the last that the source's hypervisor hands over.
+pub(crate) async fn complete(incoming: &Incoming, id: &str, parcel: Parcel) -> Result<(), Problem> {
+    parcel.check().map_err(Problem::bad_input)?;
+    let entry = incoming.entries.get(id)?;
+    let _stepping = entry.stepping.lock().await;
+    must_wait(incoming, &entry)?;
+    let completed = entry.vmm()?.complete(parcel, QEMU_DEADLINE).await;
+    completed.map_err(|error| {
+        Problem::failed(format!("{} could not take the state: {error}", incoming.host.name()))
+    })
+}
+
+fn must_wait(incoming: &Incoming, entry: &IncomingVm) -> Result<(), Problem> {
+    match incoming.journal.incoming_state(&entry.id)? {
+        Some((_, IncomingState::Waiting)) => Ok(()),
+        _ => Err(Problem::conflict(format!("migration {} was given up here", entry.id))),
+    }
+}

@@ -1,0 +1,11 @@
+//! The ways to other hosts: found, watched, tried, and counted.
+
+pub(crate) mod discovery;
+pub(crate) mod link_socket;
+pub(crate) mod look_pace;
+pub(crate) mod multichannel;
+pub(crate) mod path_counters;
+pub(crate) mod path_history;
+pub(crate) mod path_watch;
+pub(crate) mod probe;
+pub(crate) mod tracking;
