@@ -15,7 +15,7 @@ const HEADER_WORDS: usize = 4;
 
 /// How a block is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum WriteKind {
     /// Data that say which block they are, and of which generation.
     Data,
     /// Zeroes, which the disk may store as it likes.
@@ -37,20 +37,20 @@ pub struct Block {
 
 impl Block {
     /// How this generation is written. Some are zeroes, so that these are tested beside data.
-    pub fn way(self) -> Way {
+    pub fn write_kind(self) -> WriteKind {
         match self.generation {
-            0 if (self.number / BLOCKS_PER_MIB).is_multiple_of(2) => Way::Data,
-            0 => Way::Hole,
-            generation if generation % 8 == 3 => Way::Zeroes,
-            generation if generation % 8 == 6 => Way::Hole,
-            _ => Way::Data,
+            0 if (self.number / BLOCKS_PER_MIB).is_multiple_of(2) => WriteKind::Data,
+            0 => WriteKind::Hole,
+            generation if generation % 8 == 3 => WriteKind::Zeroes,
+            generation if generation % 8 == 6 => WriteKind::Hole,
+            _ => WriteKind::Data,
         }
     }
 
     /// What it holds.
     pub fn content(self) -> [u8; BLOCK_BYTES] {
         let mut bytes = [0; BLOCK_BYTES];
-        if self.way() == Way::Data {
+        if self.write_kind() == WriteKind::Data {
             for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(self.words()) {
                 *bytes = word.to_le_bytes();
             }
@@ -74,7 +74,7 @@ impl Block {
             number: number.try_into().ok()?,
             generation: generation.try_into().ok()?,
         };
-        (block.way() == Way::Data && block.content() == *bytes).then_some(block)
+        (block.write_kind() == WriteKind::Data && block.content() == *bytes).then_some(block)
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
         fn a_block_says_which_it_is(disk in 0..4_usize, number: u32, generation: u32) {
             let block = Block { disk, number: number as usize, generation };
             let decoded = Block::decode(&block.content());
-            prop_assert_eq!(decoded, (block.way() == Way::Data).then_some(block));
+            prop_assert_eq!(decoded, (block.write_kind() == WriteKind::Data).then_some(block));
         }
 
         #[test]

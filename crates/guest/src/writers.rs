@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 
-use crate::block::{BLOCK_BYTES, Block, Way};
+use crate::block::{BLOCK_BYTES, Block, WriteKind};
 use crate::page::Words;
 use crate::protocol::{BadBlock, DiskStatus, DiskVerification, GENERATIONS_MAX, Generations};
 
@@ -58,7 +58,7 @@ pub enum DiskError {
 
 /// Which generations of a block it may hold: from the first of them to the last.
 #[derive(Default)]
-struct Held {
+struct GenerationRange {
     acknowledged: AtomicU32,
     tried: AtomicU32,
 }
@@ -67,7 +67,7 @@ struct Held {
 struct Disk {
     number: usize,
     file: File,
-    blocks: Vec<Held>,
+    blocks: Vec<GenerationRange>,
 }
 
 /// A buffer that direct I/O takes.
@@ -78,7 +78,7 @@ impl Disk {
     fn new(number: usize, mut file: File) -> io::Result<Self> {
         let bytes = file.seek(SeekFrom::End(0))?;
         let blocks = usize::try_from(bytes / BLOCK_BYTES as u64).map_err(io::Error::other)?;
-        Ok(Self { number, file, blocks: (0..blocks).map(|_| Held::default()).collect() })
+        Ok(Self { number, file, blocks: (0..blocks).map(|_| GenerationRange::default()).collect() })
     }
 
     /// Writes a block's next generation; back when the disk has said that it is safe.
@@ -95,10 +95,10 @@ impl Disk {
 
     fn put(&self, block: Block) -> io::Result<()> {
         let offset = (block.number * BLOCK_BYTES) as u64;
-        let zeroes = match block.way() {
-            Way::Data => return self.file.write_all_at(&Aligned(block.content()).0, offset),
-            Way::Zeroes => FallocateFlags::ZERO_RANGE,
-            Way::Hole => FallocateFlags::PUNCH_HOLE,
+        let zeroes = match block.write_kind() {
+            WriteKind::Data => return self.file.write_all_at(&Aligned(block.content()).0, offset),
+            WriteKind::Zeroes => FallocateFlags::ZERO_RANGE,
+            WriteKind::Hole => FallocateFlags::PUNCH_HOLE,
         };
         let size = BLOCK_BYTES as u64;
         Ok(fallocate(&self.file, zeroes | FallocateFlags::KEEP_SIZE, offset, size)?)
@@ -310,10 +310,10 @@ mod tests {
         writers.verify().unwrap();
         let generations = writers.generations(0, 0).unwrap().0;
         let is_data = |at: &usize| {
-            let block = |generation| Block { disk: 0, number: *at, generation }.way();
+            let block = |generation| Block { disk: 0, number: *at, generation }.write_kind();
             generations[*at] > 0
-                && block(generations[*at]) == Way::Data
-                && block(generations[*at] - 1) == Way::Data
+                && block(generations[*at]) == WriteKind::Data
+                && block(generations[*at] - 1) == WriteKind::Data
         };
         let number = (0..generations.len()).find(is_data).unwrap();
         let before = Block { disk: 0, number, generation: generations[number] - 1 };

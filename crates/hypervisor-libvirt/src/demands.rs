@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drainpipe_engine::check::vm::Told;
+use drainpipe_engine::check::vm::Notice;
 use drainpipe_hypervisor::spec::{Accelerator, VmSpec, loses_writes};
 use drainpipe_hypervisor::{Demands, Version, VmError};
 use drainpipe_libvirt::{Connection, Domain, XmlFlags};
@@ -51,15 +51,15 @@ impl Kept {
         })
     }
 
-    fn obstacles(&self, spec: Option<&VmSpec>) -> impl Iterator<Item = Told> {
-        let snapshots = spec.and_then(|spec| snapshots::refusal(&self.snapshots, spec)).map(|what| Told {
+    fn obstacles(&self, spec: Option<&VmSpec>) -> impl Iterator<Item = Notice> {
+        let snapshots = spec.and_then(|spec| snapshots::refusal(&self.snapshots, spec)).map(|what| Notice {
             what,
             remedy: "virsh snapshot-list DOMAIN shows them; virsh snapshot-delete DOMAIN NAME merges one, and with \
                      --metadata only forgets it"
                 .into(),
         });
         let emulated = spec.and_then(|spec| self.lost_writes(spec.accelerator));
-        let managed_save = self.has_managed_save.then(|| Told {
+        let managed_save = self.has_managed_save.then(|| Notice {
             what: "libvirt keeps a saved state of it on this host (managed save), which would stay here"
                 .into(),
             remedy: "virsh managedsave-remove DOMAIN removes it".into(),
@@ -68,9 +68,9 @@ impl Kept {
     }
 
     /// libvirt gives whole MiB, so that there is no padding; `virsh migrate` loses the same writes (docs/decisions/0019).
-    fn lost_writes(&self, accelerator: Accelerator) -> Option<Told> {
+    fn lost_writes(&self, accelerator: Accelerator) -> Option<Notice> {
         let qemu = self.qemu.filter(|qemu| loses_writes(accelerator, *qemu))?;
-        Some(Told {
+        Some(Notice {
             what: format!(
                 "it runs by emulation, without KVM, and QEMU {qemu} loses writes of such a guest while it migrates: the \
                  guest could crash on the target"
@@ -81,8 +81,8 @@ impl Kept {
         })
     }
 
-    fn doubts(&self) -> impl Iterator<Item = Told> {
-        let checkpoints = (self.checkpoints > 0).then(|| Told {
+    fn doubts(&self) -> impl Iterator<Item = Notice> {
+        let checkpoints = (self.checkpoints > 0).then(|| Notice {
             what: format!("libvirt does not carry its {} checkpoints to another host", self.checkpoints),
             remedy: "make a full backup there before the next incremental one".into(),
         });
@@ -107,18 +107,18 @@ pub(crate) fn of(description: &DomainDescription, kept: &Kept) -> Demands {
 }
 
 /// Each ends with a sentence that says what to do.
-fn obstacle(obstacle: &Obstacle) -> Told {
+fn obstacle(obstacle: &Obstacle) -> Notice {
     let text = obstacle.to_string();
     let (what, remedy) = text.rsplit_once(". ").unwrap_or((&text, "shut the domain down"));
-    Told { what: what.into(), remedy: remedy.into() }
+    Notice { what: what.into(), remedy: remedy.into() }
 }
 
-fn unclear(reason: &Inexpressible) -> Told {
-    Told { what: reason.to_string(), remedy: "virsh edit DOMAIN changes it".into() }
+fn unclear(reason: &Inexpressible) -> Notice {
+    Notice { what: reason.to_string(), remedy: "virsh edit DOMAIN changes it".into() }
 }
 
-fn doubt(doubt: &Doubt) -> Told {
-    Told {
+fn doubt(doubt: &Doubt) -> Notice {
+    Notice {
         what: doubt.to_string(),
         remedy: "virsh dumpxml DOMAIN shows it; virsh detach-device removes it".into(),
     }

@@ -3,8 +3,8 @@
 //! ```text
 //! libvirt      a host's libvirt, as every hypervisor
 //! machine      a domain, as every hypervisor's VM
-//! leaving      a domain that leaves: Begin and Perform
-//! coming       a domain that comes: Prepare and Finish
+//! outgoing     a domain that leaves: Begin and Perform
+//! incoming     a domain that comes: Prepare and Finish
 //! daemon       the connection that all domains share
 //! announcing   where a domain's guest is, told to the network
 //! protection   a domain that nobody else may let run
@@ -26,7 +26,6 @@
 //! stays paused on both sides until the hand-over is recorded (docs/decisions/0071).
 
 mod announcing;
-mod coming;
 mod daemon;
 mod demands;
 pub mod domain;
@@ -35,12 +34,13 @@ mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod images;
-mod leaving;
+mod incoming;
 mod libvirt;
 mod machine;
 mod meeting;
 mod monitor;
 mod needs;
+mod outgoing;
 mod phases;
 mod protection;
 mod qemu_process;

@@ -16,7 +16,7 @@ use drainpipe_hypervisor::{
     ResolvedSpec, Role, RunState, Unmanaged, Version, Vm, VmDirectory, VmError, VmErrorKind, VmSpec,
 };
 use drainpipe_hypervisor_qemu::{Process, lift_throttle_of};
-use drainpipe_libvirt::{Connection, Domain, Error, JobKind, JobStatsOf, State, XmlFlags};
+use drainpipe_libvirt::{Connection, Domain, DomainState, Error, JobKind, JobStatsOf, XmlFlags};
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
@@ -154,7 +154,7 @@ impl Libvirt {
         }
         let spec = files::read_spec(&directory)?;
         let state = connection.state(domain, deadline).await.map_err(failed)?.state;
-        let is_it = spec.uuid().as_bytes() == &domain.uuid && state == State::Paused;
+        let is_it = spec.uuid().as_bytes() == &domain.uuid && state == DomainState::Paused;
         Ok(is_it.then(|| spec.spec().clone()))
     }
 

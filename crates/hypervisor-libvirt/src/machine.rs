@@ -20,7 +20,9 @@ use drainpipe_hypervisor::{
     VmErrorKind,
 };
 use drainpipe_hypervisor_qemu::{Process, VcpuThrottle as Throttle, VcpuTime as Time, vcpu_threads_by_name};
-use drainpipe_libvirt::{Connection, Domain, DomainEvent, DomainState, Error, JobStats, JobStatsOf, State};
+use drainpipe_libvirt::{
+    Connection, Domain, DomainEvent, DomainState, DomainStatus, Error, JobStats, JobStatsOf,
+};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::{broadcast, watch};
@@ -28,12 +30,12 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use self::disks::Copies;
-use crate::coming::Coming;
 use crate::daemon::Daemon;
 use crate::errors::{failed, is_libvirts};
-use crate::leaving::Leaving;
+use crate::incoming::IncomingMigration;
 use crate::meeting::Meeting;
 use crate::monitor::Monitor;
+use crate::outgoing::OutgoingMigration;
 use crate::protection::Protection;
 use crate::snapshots::SnapshotFile;
 use crate::{announcing, demands, files, states};
@@ -62,8 +64,8 @@ pub struct DomainVm {
     events: Arc<broadcast::Sender<Event>>,
     // Ends with this.
     listening: JoinHandle<()>,
-    leaving: Mutex<Option<Arc<Leaving>>>,
-    coming: Mutex<Option<Arc<Coming>>>,
+    leaving: Mutex<Option<Arc<OutgoingMigration>>>,
+    coming: Mutex<Option<Arc<IncomingMigration>>>,
     // Where its QEMU sends to, if that is no relay.
     peer: Mutex<Option<SocketAddr>>,
     // Of its disks, while it leaves with them.
@@ -145,11 +147,11 @@ impl DomainVm {
         if self.alive() { Ok(()) } else { Err(VmError::new(VmErrorKind::Gone, "its QEMU has ended")) }
     }
 
-    fn leaving(&self) -> Option<Arc<Leaving>> {
+    fn leaving(&self) -> Option<Arc<OutgoingMigration>> {
         lock(&self.leaving).clone()
     }
 
-    fn coming(&self) -> Option<Arc<Coming>> {
+    fn coming(&self) -> Option<Arc<IncomingMigration>> {
         lock(&self.coming).clone()
     }
 
@@ -212,7 +214,7 @@ impl DomainVm {
     }
 
     /// What it does, whether a job has it, and what libvirt counts of that.
-    async fn look(&self, deadline: Duration) -> Result<(DomainState, JobStats), VmError> {
+    async fn look(&self, deadline: Duration) -> Result<(DomainStatus, JobStats), VmError> {
         let (connection, domain) = self.asked(deadline).await?;
         // In this order: a job that ends lets the guest run first.
         let job = connection.job_stats(&domain, JobStatsOf::UnderWay, deadline).await.map_err(failed)?;
@@ -226,11 +228,11 @@ impl DomainVm {
     }
 
     /// As a migration of an earlier agent has left it.
-    fn found_status(&self, state: DomainState, has_job: bool) -> MigrationStatus {
+    fn found_status(&self, state: DomainStatus, has_job: bool) -> MigrationStatus {
         let is_complete =
             || matches!(files::read_coming(&self.directory), Ok(Some(coming)) if coming.is_complete);
         match (self.role, has_job) {
-            (Role::Fresh, true) if state.state == State::Paused => MigrationStatus::PreSwitchover,
+            (Role::Fresh, true) if state.state == DomainState::Paused => MigrationStatus::PreSwitchover,
             (_, true) => MigrationStatus::Active,
             (Role::Incoming, false) if is_complete() => MigrationStatus::Completed,
             // libvirt ends it with the connection of that agent.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use drainpipe_hypervisor::{Happening, MigrationStatus, RamStatus, RunState, TransferStatus};
-use drainpipe_libvirt::{DomainState, JobStats, Lifecycle, State};
+use drainpipe_libvirt::{DomainState, DomainStatus, JobStats, Lifecycle};
 
 /// Details of [`Lifecycle::Suspended`] (`VIR_DOMAIN_EVENT_SUSPENDED_…`).
 const SUSPENDED_BY_MIGRATION: i32 = 1;
@@ -16,17 +16,17 @@ const STOPPED_FAILED: i32 = 5;
 const PAUSED_BY_IO_ERROR: i32 = 5;
 
 /// What a domain does, of which `has_job` says whether a job of libvirt's has it.
-pub(crate) fn run_state(state: DomainState, has_job: bool) -> RunState {
+pub(crate) fn run_state(state: DomainStatus, has_job: bool) -> RunState {
     match state.state {
-        State::Running | State::Blocked | State::NoState => RunState::Running,
-        State::Paused if state.is_paused_by_migration() && has_job => RunState::FinishMigrate,
-        State::Paused if state.is_paused_by_migration() => RunState::Postmigrate,
-        State::Paused if state.reason == PAUSED_BY_IO_ERROR => RunState::IoError,
-        State::Paused => RunState::Paused,
-        State::ShuttingDown | State::Off => RunState::Shutdown,
-        State::Crashed => RunState::GuestPanicked,
-        State::Suspended => RunState::Suspended,
-        State::Unknown(_) => RunState::InternalError,
+        DomainState::Running | DomainState::Blocked | DomainState::NoState => RunState::Running,
+        DomainState::Paused if state.is_paused_by_migration() && has_job => RunState::FinishMigrate,
+        DomainState::Paused if state.is_paused_by_migration() => RunState::Postmigrate,
+        DomainState::Paused if state.reason == PAUSED_BY_IO_ERROR => RunState::IoError,
+        DomainState::Paused => RunState::Paused,
+        DomainState::ShuttingDown | DomainState::Off => RunState::Shutdown,
+        DomainState::Crashed => RunState::GuestPanicked,
+        DomainState::Suspended => RunState::Suspended,
+        DomainState::Unknown(_) => RunState::InternalError,
     }
 }
 
@@ -52,7 +52,7 @@ const LEFT_AT_SWITCH_OVER_BYTES: u64 = 16 << 20;
 
 /// Whether a guest that stands still while it is sent was suspended by its owner. libvirt calls both a pause by migration,
 /// but so much is left to send only of one that was running when it was paused.
-pub(crate) fn is_suspended_in_flight(state: DomainState, job: &JobStats) -> bool {
+pub(crate) fn is_suspended_in_flight(state: DomainStatus, job: &JobStats) -> bool {
     let speed = job.memory_bytes_per_second.unwrap_or(0);
     let goes_soon = speed.saturating_mul(LEFT_AT_SWITCH_OVER_MAX.as_secs());
     let left_max = goes_soon.saturating_add(LEFT_AT_SWITCH_OVER_BYTES);
@@ -104,15 +104,15 @@ mod tests {
 
     #[test]
     fn who_has_a_paused_domain_its_reason_and_its_job_say() {
-        let paused = |reason| DomainState { state: State::Paused, reason };
+        let paused = |reason| DomainStatus { state: DomainState::Paused, reason };
         for (state, has_job, expected) in [
             (paused(2), true, RunState::FinishMigrate),
             (paused(2), false, RunState::Postmigrate),
             // By somebody, whatever else goes on.
             (paused(1), true, RunState::Paused),
             (paused(5), false, RunState::IoError),
-            (DomainState { state: State::Running, reason: 1 }, true, RunState::Running),
-            (DomainState { state: State::Off, reason: 0 }, false, RunState::Shutdown),
+            (DomainStatus { state: DomainState::Running, reason: 1 }, true, RunState::Running),
+            (DomainStatus { state: DomainState::Off, reason: 0 }, false, RunState::Shutdown),
         ] {
             assert_eq!(run_state(state, has_job), expected, "{state:?}, {has_job}");
         }
@@ -120,8 +120,8 @@ mod tests {
 
     #[test]
     fn a_guest_of_which_much_is_left_was_suspended_by_its_owner() {
-        let paused = DomainState { state: State::Paused, reason: 2 };
-        let running = DomainState { state: State::Running, reason: 1 };
+        let paused = DomainStatus { state: DomainState::Paused, reason: 2 };
+        let running = DomainStatus { state: DomainState::Running, reason: 1 };
         let left = |mib: u64, mib_per_s: Option<u64>| JobStats {
             memory_remaining_bytes: Some(mib << 20),
             memory_bytes_per_second: mib_per_s.map(|speed| speed << 20),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use drainpipe_engine::check::vm::Told;
+use drainpipe_engine::check::vm::Notice;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -14,9 +14,9 @@ use crate::words::plain;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Demands {
     /// What keeps it where it is.
-    pub obstacles: Vec<Told>,
+    pub obstacles: Vec<Notice>,
     /// What may keep it there, or change with the host.
-    pub doubts: Vec<Told>,
+    pub doubts: Vec<Notice>,
     /// What a target must have.
     pub needs: Vec<Need>,
 }
@@ -70,8 +70,8 @@ impl fmt::Display for Need {
 
 impl Need {
     /// What it is, and what is done on a host that lacks it.
-    pub fn told(&self) -> Told {
-        Told { what: self.to_string(), remedy: self.remedy() }
+    pub fn told(&self) -> Notice {
+        Notice { what: self.to_string(), remedy: self.remedy() }
     }
 
     fn remedy(&self) -> String {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use drainpipe_engine::check::vm::Told;
+use drainpipe_engine::check::vm::Notice;
 
 use crate::demands::Need;
 use crate::directory::{PathTooLong, VmDirectory};
@@ -26,7 +26,7 @@ pub struct Found {
     /// Whether its guest is here, running or not.
     pub is_active: bool,
     /// What keeps it here.
-    pub obstacles: Vec<Told>,
+    pub obstacles: Vec<Notice>,
 }
 
 /// A VM that somebody else has defined here, and that no specification describes: it is shown, and stays.

@@ -13,7 +13,7 @@ pub struct Domain {
 
 /// What a domain is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum DomainState {
     /// libvirt does not say.
     NoState,
     /// Its guest runs.
@@ -34,14 +34,14 @@ pub enum State {
     Unknown(i32),
 }
 
-impl State {
+impl DomainState {
     /// Whether its guest may be running.
     pub fn may_run(self) -> bool {
         matches!(self, Self::NoState | Self::Running | Self::Blocked | Self::ShuttingDown | Self::Unknown(_))
     }
 }
 
-impl From<i32> for State {
+impl From<i32> for DomainState {
     fn from(number: i32) -> Self {
         match number {
             0 => Self::NoState,
@@ -59,22 +59,22 @@ impl From<i32> for State {
 
 /// What a domain is doing, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DomainState {
+pub struct DomainStatus {
     /// What it is doing.
-    pub state: State,
+    pub state: DomainState,
     /// libvirt's number of the reason, which means something else in each state.
     pub reason: i32,
 }
 
-impl DomainState {
+impl DomainStatus {
     /// Paused, and still the source or the target of a migration.
     pub fn is_paused_by_migration(self) -> bool {
-        (self.state, self.reason) == (State::Paused, 2)
+        (self.state, self.reason) == (DomainState::Paused, 2)
     }
 
     /// Paused, for its memory is missing in part: the connection of a post-copy failed.
     pub fn is_paused_by_failed_post_copy(self) -> bool {
-        (self.state, self.reason) == (State::Paused, 13)
+        (self.state, self.reason) == (DomainState::Paused, 13)
     }
 }
 
@@ -82,7 +82,7 @@ impl DomainState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DomainInfo {
     /// What it is doing.
-    pub state: State,
+    pub state: DomainState,
     /// Memory that it may have.
     pub memory_max_kib: u64,
     /// Memory that it has.
@@ -108,7 +108,7 @@ impl Decode for Domain {
     }
 }
 
-impl Decode for DomainState {
+impl Decode for DomainStatus {
     fn decode(from: &mut Decoder<'_>) -> Result<Self, Malformed> {
         Ok(Self { state: from.i32()?.into(), reason: from.i32()? })
     }
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn only_what_surely_stands_still_may_not_run() {
-        assert!(State::Unknown(99).may_run() && State::Running.may_run());
-        assert!(!State::Paused.may_run() && !State::Off.may_run());
+        assert!(DomainState::Unknown(99).may_run() && DomainState::Running.may_run());
+        assert!(!DomainState::Paused.may_run() && !DomainState::Off.may_run());
     }
 }

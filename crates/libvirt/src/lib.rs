@@ -37,7 +37,7 @@ pub use calls::{
     UndefineFlags, Version, XmlFlags, migrate_flags, migrate_parameters, snapshot_flags,
 };
 pub use connection::Connection;
-pub use domain::{Domain, DomainInfo, DomainState, State};
+pub use domain::{Domain, DomainInfo, DomainState, DomainStatus};
 pub use error::{Error, RemoteError};
 pub use events::{DomainEvent, Lifecycle};
 pub use job_stats::{JobKind, JobStats};

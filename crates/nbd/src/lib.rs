@@ -34,10 +34,10 @@ mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod greeting;
-mod held;
 mod limits;
 mod nbd;
 mod pace;
+mod requests;
 mod scheduler;
 mod source;
 mod target;

@@ -36,7 +36,7 @@ pub enum Change {
         destination: IpNet,
         /// How it leads there.
         #[serde(flatten)]
-        way: Way,
+        way: RouteAttributes,
     },
     /// Packets to `destination` go nowhere where it has no other route.
     Unreachable {
@@ -64,7 +64,7 @@ pub enum Change {
 
 /// How a route leads to its destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Way {
+pub struct RouteAttributes {
     /// The address that the host's packets carry, if they were not given another.
     pub source: Option<IpAddr>,
     /// At least one.
@@ -96,7 +96,7 @@ pub enum Before {
     /// The address, already on that link.
     Address,
     /// A route of Drainpipe's own to that destination.
-    Route(Way),
+    Route(RouteAttributes),
     /// Unreachable without its route, by Drainpipe.
     Unreachable,
     /// The kernel setting's value.
@@ -200,7 +200,7 @@ impl fmt::Display for Change {
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for RouteAttributes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for hop in &self.next_hops {
             write!(f, " via {} link {} weight {}", hop.gateway, hop.link, hop.weight)?;

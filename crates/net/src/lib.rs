@@ -36,7 +36,7 @@ mod unreachable;
 mod weights;
 
 pub use announcement::Announced;
-pub use change::{Before, Change, NextHop, Undo, Way};
+pub use change::{Before, Change, NextHop, RouteAttributes, Undo};
 pub use conntrack::{
     LISTED_MAX, Loaded, TcpEnd, TcpState, Tracked, TrackedConnection, Transport, forget_tracked, track,
     tracked_connections, tracked_count, tracked_room,

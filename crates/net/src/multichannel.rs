@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::Error;
-use crate::change::{Change, NextHop, WEIGHT_MAX, Way};
+use crate::change::{Change, NextHop, RouteAttributes, WEIGHT_MAX};
 
 /// The default, "0", hashes addresses only, and so puts all connections between two hosts on one
 /// path; this hashes the ports as well.
@@ -57,7 +57,7 @@ pub fn multichannel_changes(
     // connections follow another route of the host.
     changes.push(Change::Unreachable { destination: IpNet::from(peer) });
     changes.push(Change::Address { link: "lo".to_owned(), address: IpNet::from(own) });
-    let way = Way {
+    let way = RouteAttributes {
         source: Some(own),
         next_hops: paths.to_vec(),
         congestion_control: congestion_control.map(str::to_owned),

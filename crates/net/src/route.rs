@@ -16,7 +16,7 @@ use crate::address::LOOPBACK;
 use crate::change::WEIGHT_MAX;
 use crate::network::{Network, collect, execute};
 use crate::unreachable::is_unreachable;
-use crate::{Before, Error, NextHop, Undo, Way};
+use crate::{Before, Error, NextHop, RouteAttributes, Undo};
 
 /// The route protocol number that marks Drainpipe's routes: `ip route` shows `proto 215`.
 ///
@@ -39,7 +39,7 @@ pub struct RouteInfo {
 struct Route {
     protocol: u8,
     /// Its next hops are sorted; without those that have no gateway, which Drainpipe never makes.
-    way: Way,
+    way: RouteAttributes,
 }
 
 impl Route {
@@ -103,7 +103,11 @@ impl Network {
         Ok(found)
     }
 
-    pub(crate) async fn observe_route(&self, destination: IpNet, way: &Way) -> Result<Before, Error> {
+    pub(crate) async fn observe_route(
+        &self,
+        destination: IpNet,
+        way: &RouteAttributes,
+    ) -> Result<Before, Error> {
         check(destination, way)?;
         for hop in &way.next_hops {
             self.index_of_up_link(&hop.link).await?;
@@ -118,7 +122,7 @@ impl Network {
         Ok(before)
     }
 
-    pub(crate) async fn apply_route(&self, destination: IpNet, way: &Way) -> Result<(), Error> {
+    pub(crate) async fn apply_route(&self, destination: IpNet, way: &RouteAttributes) -> Result<(), Error> {
         let before = self.observe_route(destination, way).await?;
         if before == Before::Route(sorted(way)) {
             return Ok(());
@@ -141,7 +145,11 @@ impl Network {
         }
     }
 
-    pub(crate) async fn restore_route(&self, destination: IpNet, way: &Way) -> Result<Undo, Error> {
+    pub(crate) async fn restore_route(
+        &self,
+        destination: IpNet,
+        way: &RouteAttributes,
+    ) -> Result<Undo, Error> {
         let routes = self.routes(destination).await?;
         let Some(ours) = routes.iter().find(|route| route.is_ours()) else {
             return Ok(routes
@@ -155,7 +163,7 @@ impl Network {
         Ok(Undo::Undone)
     }
 
-    async fn set_route(&self, destination: IpNet, way: &Way, replace: bool) -> Result<(), Error> {
+    async fn set_route(&self, destination: IpNet, way: &RouteAttributes, replace: bool) -> Result<(), Error> {
         let operation = format!("set the route to {destination}");
         let mut message = route_message(destination, &operation)?;
         message.header.protocol = ROUTE_PROTOCOL.into();
@@ -271,8 +279,8 @@ impl Network {
 const WEIGHT_REASON: &str = "a weight is from 1 to 256";
 const GATEWAY_REASON: &str = "an IPv6 destination needs IPv6 gateways";
 
-fn check(destination: IpNet, way: &Way) -> Result<(), Error> {
-    let Way { source, next_hops, .. } = way;
+fn check(destination: IpNet, way: &RouteAttributes) -> Result<(), Error> {
+    let RouteAttributes { source, next_hops, .. } = way;
     let is_ipv6 = destination.addr().is_ipv6();
     let reason = if destination != destination.trunc() {
         "its destination has bits set beyond the prefix length"
@@ -298,7 +306,7 @@ fn left_alone(foreign: &Route) -> Undo {
 }
 
 /// In the form in which routes are read.
-pub(crate) fn sorted(way: &Way) -> Way {
+pub(crate) fn sorted(way: &RouteAttributes) -> RouteAttributes {
     let mut sorted = way.clone();
     // A route with one next hop has no weights.
     if let [only] = sorted.next_hops.as_mut_slice() {
@@ -337,7 +345,7 @@ fn route_from(message: &RouteMessage, names: &HashMap<u32, String>) -> Route {
             .into_iter()
             .collect(),
     };
-    let way = Way {
+    let way = RouteAttributes {
         source: source_of(&message.attributes),
         next_hops,
         congestion_control: congestion_control_of(&message.attributes),

@@ -28,7 +28,7 @@ sockopt_impl!(MaxPacingRate, SetOnly, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE
 
 /// A stream's, to send something.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Turn {
+pub(crate) struct SendQuota {
     /// So much of it.
     pub(crate) bytes: usize,
     /// How fast its kernel may, in bytes per second.
@@ -55,10 +55,10 @@ impl Pace {
     }
 
     /// The next one, for something of so many bytes. It has to be waited for before.
-    pub(crate) fn turn(&mut self, bytes: usize, now: Instant) -> Turn {
+    pub(crate) fn quota(&mut self, bytes: usize, now: Instant) -> SendQuota {
         let bytes = bytes.min(self.part_bytes());
         self.takes(bytes, now);
-        Turn { bytes, socket_bytes_per_s: self.of_socket() }
+        SendQuota { bytes, socket_bytes_per_s: self.of_socket() }
     }
 
     fn of_socket(&self) -> u64 {
@@ -127,7 +127,7 @@ mod tests {
             for (block, late_ms) in blocks {
                 now += pace.wait(now).map_or(Duration::ZERO, |wait| wait + Duration::from_millis(late_ms));
                 prop_assert!(pace.wait(now).is_none());
-                last = pace.turn(block, now).bytes;
+                last = pace.quota(block, now).bytes;
                 bytes += last;
             }
             let allowed = (now - begin + LATE_MAX).as_secs_f64() * limit as f64;

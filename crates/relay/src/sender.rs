@@ -104,18 +104,18 @@ impl SenderSettings {
 /// it is dropped.
 #[derive(Debug)]
 pub struct Sender {
-    way: Way,
+    mode: SenderMode,
     path: PathBuf,
 }
 
 /// What becomes of the program's connections.
 #[derive(Debug, Clone)]
-enum Way {
+enum SenderMode {
     Packing(Arc<Shared>),
     Passing(Arc<Passing>),
 }
 
-impl Way {
+impl SenderMode {
     fn begin(&self, stream: usize, program: UnixStream) -> io::Result<()> {
         match self {
             Self::Packing(shared) => stream::begin(shared, stream, program),
@@ -163,16 +163,16 @@ impl Sender {
         let begin = |source: io::Error| RelayError::Begin { path: path.clone(), source: Arc::new(source) };
         let listener = listen(&path).map_err(begin)?;
         // From here on the socket is removed whatever happens.
-        let sender = Self { way: way_of(settings), path: path.clone() };
-        sender.way.program().add(&listener).map_err(begin)?;
+        let sender = Self { mode: mode_of(settings), path: path.clone() };
+        sender.mode.program().add(&listener).map_err(begin)?;
         hold(listener.as_fd()).map_err(begin)?;
-        if let Way::Packing(shared) = &sender.way {
+        if let SenderMode::Packing(shared) = &sender.mode {
             begin_packing(shared).map_err(begin)?;
         }
-        let way = sender.way.clone();
+        let mode = sender.mode.clone();
         spawn("relay-accept".into(), move || {
             let of_users = OfUsers { listener, users };
-            accept(&way, connections, &of_users, hold);
+            accept(&mode, connections, &of_users, hold);
         })
         .map_err(begin)?;
         Ok(sender)
@@ -180,41 +180,41 @@ impl Sender {
 
     /// What was done so far.
     pub fn figures(&self) -> Figures {
-        self.way.counters().read()
+        self.mode.counters().read()
     }
 
     /// How its connections are encrypted, by the name that IANA gives it; none in the clear, and until the first
     /// one is.
     pub fn cipher_suite(&self) -> Option<String> {
-        self.way.counters().cipher_suite()
+        self.mode.counters().cipher_suite()
     }
 
     /// Why it ended before its connections had; none as long as it goes on, or when it ended as it should.
     pub fn error(&self) -> Option<RelayError> {
-        match &self.way {
-            Way::Packing(shared) => shared.error(),
-            Way::Passing(passing) => passing.error(),
+        match &self.mode {
+            SenderMode::Packing(shared) => shared.error(),
+            SenderMode::Passing(passing) => passing.error(),
         }
     }
 
     /// What sets a limit to it.
     pub fn limiter(&self) -> Limiter {
-        Limiter(self.way.clone())
+        Limiter(self.mode.clone())
     }
 
     /// Sends nothing more. What the program still gives is thrown away: its connections stay open, and it can be told to
     /// stop without waiting for the wire.
     pub fn stop_sending(&self) {
-        match &self.way {
-            Way::Packing(shared) => shared.stop_sending(),
-            Way::Passing(passing) => passing.stop_sending(),
+        match &self.mode {
+            SenderMode::Packing(shared) => shared.stop_sending(),
+            SenderMode::Passing(passing) => passing.stop_sending(),
         }
     }
 
     /// Whether the end is near. While it is, as little as possible waits here, so that the program is not kept waiting
     /// for it. Where nothing is packed, that is always so.
     pub fn set_short(&self, is_short: bool) {
-        if let Way::Packing(shared) = &self.way {
+        if let SenderMode::Packing(shared) = &self.mode {
             shared.set_short(is_short);
         }
     }
@@ -227,9 +227,9 @@ impl Drop for Sender {
         if thread::panicking() {
             return;
         }
-        match &self.way {
-            Way::Packing(shared) => shared.close(),
-            Way::Passing(passing) => passing.close(),
+        match &self.mode {
+            SenderMode::Packing(shared) => shared.close(),
+            SenderMode::Passing(passing) => passing.close(),
         }
         // It may be gone with its directory.
         drop(fs::remove_file(&self.path));
@@ -238,23 +238,23 @@ impl Drop for Sender {
 
 /// Limits what a sender gives to the network. Outlives it, to no effect.
 #[derive(Debug, Clone)]
-pub struct Limiter(Way);
+pub struct Limiter(SenderMode);
 
 impl Limiter {
     /// From now on so many bytes per second, packed, over all connections together; `None` for no limit.
     pub fn set(&self, bytes_per_second: Option<u64>) {
         match &self.0 {
-            Way::Packing(shared) => shared.set_limit(bytes_per_second),
-            Way::Passing(passing) => passing.set_limit(bytes_per_second),
+            SenderMode::Packing(shared) => shared.set_limit(bytes_per_second),
+            SenderMode::Passing(passing) => passing.set_limit(bytes_per_second),
         }
     }
 }
 
-fn way_of(settings: SenderSettings) -> Way {
+fn mode_of(settings: SenderSettings) -> SenderMode {
     if settings.treatment.is_packed() {
-        return Way::Packing(Arc::new(Shared::new(settings)));
+        return SenderMode::Packing(Arc::new(Shared::new(settings)));
     }
-    Way::Passing(Arc::new(Passing::new(settings)))
+    SenderMode::Passing(Arc::new(Passing::new(settings)))
 }
 
 fn begin_packing(shared: &Arc<Shared>) -> io::Result<()> {
@@ -297,16 +297,16 @@ impl OfUsers {
 }
 
 fn accept(
-    way: &Way,
+    mode: &SenderMode,
     connections: usize,
     listener: &OfUsers,
     mut hold: impl FnMut(BorrowedFd<'_>) -> io::Result<()>,
 ) {
     for stream in 0..connections {
         let accepted = listener.accept().and_then(|program| hold(program.as_fd()).map(|()| program));
-        let begun = accepted.and_then(|program| way.begin(stream, program));
+        let begun = accepted.and_then(|program| mode.begin(stream, program));
         if let Err(error) = begun {
-            return way.fail(RelayError::Local(Arc::new(error)));
+            return mode.fail(RelayError::Local(Arc::new(error)));
         }
     }
 }

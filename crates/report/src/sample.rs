@@ -1,7 +1,7 @@
 //! Made-up results for tests.
 
 use drainpipe_engine::migration::result::{
-    CompressionUse, CpuSeconds, Event, MigrationResult, Outcome, PathUse, Sample, SourceVm, Verified,
+    CompressionUse, CpuSeconds, LogLine, MigrationResult, Outcome, PathUse, Sample, SourceVm, Verified,
 };
 use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::problem::ProblemKind;
@@ -71,7 +71,7 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         paths: vec![path("left", left_share), path("right", 1.0 - left_share)],
         elsewhere: vec![],
         findings: vec![],
-        events: vec![Event { ms: 1.0, step: Step::EstablishHosts, what: "hosts established".to_owned() }],
+        events: vec![LogLine { ms: 1.0, step: Step::EstablishHosts, what: "hosts established".to_owned() }],
         samples: samples(option, total_ms, left_share),
         verified: Some(Verified { pages: 524_288, bad: 0 }),
     }

@@ -9,7 +9,7 @@ use drainpipe_engine::problem::Problem;
 
 use crate::attempt::Attempt;
 use crate::copy_range::copy_range;
-use crate::end::{Disk, Place, place, source};
+use crate::end::{Disk, DiskDestination, destination, source};
 use crate::error::{DiskError, of_path};
 use crate::extended_copy::extended_copy;
 use crate::in_use;
@@ -42,15 +42,15 @@ pub struct CopyRequest {
 /// file, was never there.
 pub fn copy(request: &CopyRequest, task: &Task) -> Result<DiskResult, DiskError> {
     let from = source(&request.source)?;
-    let to = place(&request.target)?;
+    let to = destination(&request.target)?;
     refuse(&from, &to, request)?;
     let data_bytes = bytes_to_move(&from)?;
     let copying = Copying { from: &from, to: to.end(), target: &request.target, data_bytes, task };
     let methods =
         request.method.map_or_else(|| method::to_copy(&from.end, &copying.to), |method| vec![method]);
     let done = match &to {
-        Place::Device(device) => copying.to_device(&methods, device)?,
-        Place::File { replaced, .. } => copying.to_file(&methods, replaced.is_some())?,
+        DiskDestination::Device(device) => copying.to_device(&methods, device)?,
+        DiskDestination::File { replaced, .. } => copying.to_file(&methods, replaced.is_some())?,
     };
     Ok(DiskResult::of(done, Some(&from), &request.target, (from.size_bytes, data_bytes)))
 }
@@ -62,7 +62,7 @@ fn bytes_to_move(disk: &Disk) -> Result<u64, Problem> {
     data_bytes(&disk.file, disk.size_bytes).map_err(|error| of_path("read", &disk.path, &error))
 }
 
-fn refuse(from: &Disk, to: &Place, request: &CopyRequest) -> Result<(), Problem> {
+fn refuse(from: &Disk, to: &DiskDestination, request: &CopyRequest) -> Result<(), Problem> {
     refusals::the_same(from, to)?;
     refusals::unless_told(to, request.is_forced)?;
     refusals::too_small(to, from.size_bytes)?;

@@ -7,7 +7,7 @@ use std::time::Instant;
 use drainpipe_engine::problem::Problem;
 
 use crate::attempt::Attempt;
-use crate::end::{Disk, Place, place};
+use crate::end::{Disk, DiskDestination, destination};
 use crate::error::{DiskError, of_path};
 use crate::in_use;
 use crate::measured::{MeasuredBy, Traffic};
@@ -39,24 +39,24 @@ pub struct CreateRequest {
 
 /// Makes a disk of zeroes by the fastest method that its storage is able to.
 pub fn create(request: &CreateRequest, task: &Task) -> Result<DiskResult, DiskError> {
-    let place = place(&request.target)?;
-    let size_bytes = size(request, &place)?;
-    refuse(request, &place, size_bytes)?;
-    let creating = Creating { target: &request.target, end: place.end(), size_bytes, task };
+    let destination = destination(&request.target)?;
+    let size_bytes = size(request, &destination)?;
+    refuse(request, &destination, size_bytes)?;
+    let creating = Creating { target: &request.target, end: destination.end(), size_bytes, task };
     let methods = method::to_create(&creating.end, request.is_preallocated);
-    let done = match &place {
-        Place::Device(device) => creating.by_first_able(methods, &device.file, Some(device))?,
-        Place::File { replaced, .. } => creating.to_file(methods, replaced.is_some())?,
+    let done = match &destination {
+        DiskDestination::Device(device) => creating.by_first_able(methods, &device.file, Some(device))?,
+        DiskDestination::File { replaced, .. } => creating.to_file(methods, replaced.is_some())?,
     };
     let data_bytes = if done.method == Method::Sparse { 0 } else { size_bytes };
     Ok(DiskResult::of(done, None, &request.target, (size_bytes, data_bytes)))
 }
 
-fn size(request: &CreateRequest, place: &Place) -> Result<u64, Problem> {
-    let size_bytes = match (request.size_bytes, place) {
+fn size(request: &CreateRequest, destination: &DiskDestination) -> Result<u64, Problem> {
+    let size_bytes = match (request.size_bytes, destination) {
         (Some(bytes), _) => bytes,
-        (None, Place::Device(device)) => device.size_bytes,
-        (None, Place::File { .. }) => {
+        (None, DiskDestination::Device(device)) => device.size_bytes,
+        (None, DiskDestination::File { .. }) => {
             return Err(Problem::bad_input("how large? say --size, as in --size 100G"));
         }
     };
@@ -67,13 +67,13 @@ fn size(request: &CreateRequest, place: &Place) -> Result<u64, Problem> {
     Ok(size_bytes)
 }
 
-fn refuse(request: &CreateRequest, place: &Place, size_bytes: u64) -> Result<(), Problem> {
-    refusals::unless_told(place, request.is_forced)?;
-    refusals::too_small(place, size_bytes)?;
-    if request.is_preallocated && matches!(place, Place::File { .. }) {
+fn refuse(request: &CreateRequest, destination: &DiskDestination, size_bytes: u64) -> Result<(), Problem> {
+    refusals::unless_told(destination, request.is_forced)?;
+    refusals::too_small(destination, size_bytes)?;
+    if request.is_preallocated && matches!(destination, DiskDestination::File { .. }) {
         refusals::without_room(&request.target, size_bytes)?;
     }
-    place.there().map_or(Ok(()), in_use::refuse_to_lose)
+    destination.there().map_or(Ok(()), in_use::refuse_to_lose)
 }
 
 struct Creating<'all> {

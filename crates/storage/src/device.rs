@@ -6,7 +6,7 @@ use std::path::Path;
 
 use drainpipe_engine::problem::Problem;
 
-use crate::end::{Disk, Place, place};
+use crate::end::{Disk, DiskDestination, destination};
 use crate::in_use;
 
 /// A device that nobody uses. While it is held, nobody mounts it.
@@ -19,7 +19,7 @@ impl IdleDevice {
     /// Takes it; nothing is written. Refused where it is mounted, held by a volume group, a RAID or a mapping, or open in a
     /// QEMU.
     pub fn take(path: &Path) -> Result<Self, Problem> {
-        let Place::Device(disk) = place(path)? else {
+        let DiskDestination::Device(disk) = destination(path)? else {
             return Err(Problem::bad_input(format!("{} is no block device", path.display())));
         };
         in_use::refuse_to_lose(&disk)?;

@@ -34,7 +34,7 @@ impl Disk {
 
 /// Where a disk is to be.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum DiskDestination {
     /// A file that is made.
     File {
         /// Its file system's kind.
@@ -46,7 +46,7 @@ pub(crate) enum Place {
     Device(Disk),
 }
 
-impl Place {
+impl DiskDestination {
     pub(crate) fn end(&self) -> End {
         match self {
             Self::File { file_system, .. } => End::File(*file_system),
@@ -70,7 +70,7 @@ pub(crate) fn source(path: &Path) -> Result<Disk, Problem> {
 }
 
 /// Where the disk is to be written.
-pub(crate) fn place(path: &Path) -> Result<Place, Problem> {
+pub(crate) fn destination(path: &Path) -> Result<DiskDestination, Problem> {
     if path.file_name().is_none() {
         return Err(Problem::bad_input(format!("{} names no file; give the disk a name", path.display())));
     }
@@ -83,16 +83,16 @@ pub(crate) fn place(path: &Path) -> Result<Place, Problem> {
         return Err(Problem::bad_input(format!("{} {advice}", path.display())));
     }
     if metadata.file_type().is_block_device() {
-        return disk(path, &metadata, OFlags::RDWR).map(Place::Device);
+        return disk(path, &metadata, OFlags::RDWR).map(DiskDestination::Device);
     }
     refuse_link(path)?;
     let replaced = disk(path, &metadata, OFlags::RDONLY)?;
-    Ok(Place::File { file_system: file_system_around(path)?, replaced: Some(replaced) })
+    Ok(DiskDestination::File { file_system: file_system_around(path)?, replaced: Some(replaced) })
 }
 
-fn new_file(path: &Path) -> Result<Place, Problem> {
+fn new_file(path: &Path) -> Result<DiskDestination, Problem> {
     refuse_link(path)?;
-    Ok(Place::File { file_system: file_system_around(path)?, replaced: None })
+    Ok(DiskDestination::File { file_system: file_system_around(path)?, replaced: None })
 }
 
 /// What is renamed to a link's name would take the link's place, and not that of what it leads to.
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn a_target_is_a_name_in_a_directory() {
         let directory = tempfile::tempdir().unwrap();
-        let wrong = |path: &Path| place(path).unwrap_err().message;
+        let wrong = |path: &Path| destination(path).unwrap_err().message;
         assert!(wrong(directory.path()).contains("name the file in it"));
         assert!(wrong(&directory.path().join("none/a.img")).contains("no such file or directory"));
         let link = directory.path().join("link");

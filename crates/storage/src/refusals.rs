@@ -10,17 +10,17 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::qcow2::{self, OtherFiles};
 use rustix::fs::statvfs;
 
-use crate::end::{Disk, Place, directory_of};
+use crate::end::{Disk, DiskDestination, directory_of};
 use crate::error::of_path;
 
 /// Nothing is lost unless that was said.
-pub(crate) fn unless_told(place: &Place, is_forced: bool) -> Result<(), Problem> {
-    match place {
-        Place::Device(disk) if !is_forced => Err(Problem::conflict(format!(
+pub(crate) fn unless_told(destination: &DiskDestination, is_forced: bool) -> Result<(), Problem> {
+    match destination {
+        DiskDestination::Device(disk) if !is_forced => Err(Problem::conflict(format!(
             "{} is a block device, and what it holds would be lost; --force overwrites it",
             disk.path.display()
         ))),
-        Place::File { replaced: Some(disk), .. } if !is_forced => Err(Problem::conflict(format!(
+        DiskDestination::File { replaced: Some(disk), .. } if !is_forced => Err(Problem::conflict(format!(
             "{} is there already; take another name, or --force to replace it",
             disk.path.display()
         ))),
@@ -29,12 +29,12 @@ pub(crate) fn unless_told(place: &Place, is_forced: bool) -> Result<(), Problem>
 }
 
 /// A disk is not copied to itself.
-pub(crate) fn the_same(source: &Disk, place: &Place) -> Result<(), Problem> {
+pub(crate) fn the_same(source: &Disk, destination: &DiskDestination) -> Result<(), Problem> {
     let identity = |disk: &Disk| {
         let metadata = &disk.metadata;
         if disk.is_device() { (0, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) }
     };
-    match place.there().filter(|there| identity(there) == identity(source)) {
+    match destination.there().filter(|there| identity(there) == identity(source)) {
         Some(there) => Err(Problem::bad_input(format!(
             "{} and {} are the same disk; name another target",
             source.path.display(),
@@ -45,9 +45,9 @@ pub(crate) fn the_same(source: &Disk, place: &Place) -> Result<(), Problem> {
 }
 
 /// A device has the size that it has.
-pub(crate) fn too_small(place: &Place, size_bytes: u64) -> Result<(), Problem> {
-    match place {
-        Place::Device(disk) if disk.size_bytes < size_bytes => Err(Problem::refused(format!(
+pub(crate) fn too_small(destination: &DiskDestination, size_bytes: u64) -> Result<(), Problem> {
+    match destination {
+        DiskDestination::Device(disk) if disk.size_bytes < size_bytes => Err(Problem::refused(format!(
             "{} has {}, and {} are needed; take a larger device",
             disk.path.display(),
             format::bytes(disk.size_bytes as f64),

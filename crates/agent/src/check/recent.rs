@@ -18,10 +18,10 @@ const APART: Duration = Duration::from_secs(30);
 
 /// Looks at the links' counters, the oldest first.
 #[derive(Debug, Default)]
-pub(super) struct RecentCounters(Mutex<VecDeque<Look>>);
+pub(super) struct RecentCounters(Mutex<VecDeque<CounterSample>>);
 
 #[derive(Debug)]
-struct Look {
+struct CounterSample {
     at: Instant,
     // By the interface's index, so that a new one of the same name is another.
     links: BTreeMap<u32, LinkCounters>,
@@ -44,7 +44,7 @@ impl RecentCounters {
         });
         let lately = lately.collect();
         if looks.back().is_none_or(|last| at.duration_since(last.at) >= APART) {
-            looks.push_back(Look { at, links });
+            looks.push_back(CounterSample { at, links });
         }
         lately
     }

@@ -18,7 +18,7 @@ use super::{Checks, needs};
 use crate::incoming::promised_disk_bytes;
 use crate::peers::client::ApiClient;
 use crate::vms::QMP_DEADLINE;
-use crate::vms::vm_files::Look;
+use crate::vms::vm_files::FileAtPath;
 
 /// VMs in one request. A specification is at most some 10 kB, a request 1 MiB.
 const VMS_MAX: usize = 32;
@@ -62,7 +62,7 @@ async fn fit(checks: &Checks, spec: &ResolvedSpec, needs: &[Need], links: &[Link
     let lacking = needs::lacking(checks, needs, links).await?;
     let looks = looks(checks, spec).await;
     let refused = looks.iter().enumerate().filter_map(|(index, (.., look))| match look {
-        Look::NotAllowed(why) => Some(FileNotAllowed { index, why: why.clone() }),
+        FileAtPath::NotAllowed(why) => Some(FileNotAllowed { index, why: why.clone() }),
         _ => None,
     });
     let disk_rooms = disk_rooms(checks, &looks).await;
@@ -117,7 +117,7 @@ fn cpu_features(checks: &Checks, spec: &ResolvedSpec) -> Option<CpuFeatures> {
 }
 
 /// What is at each path that QEMU opens for a VM.
-async fn looks<'a>(checks: &Checks, spec: &'a ResolvedSpec) -> Vec<(&'a Path, FilePurpose, Look)> {
+async fn looks<'a>(checks: &Checks, spec: &'a ResolvedSpec) -> Vec<(&'a Path, FilePurpose, FileAtPath)> {
     let spec = spec.spec();
     let boot = spec.kernel.iter().chain(&spec.initramfs).map(|path| (path, FilePurpose::Boot, None));
     let disks = spec.disks.iter().map(|disk| {
@@ -131,11 +131,11 @@ async fn looks<'a>(checks: &Checks, spec: &'a ResolvedSpec) -> Vec<(&'a Path, Fi
 }
 
 /// Where disks would be made that are not here, if they were copied.
-async fn disk_rooms(checks: &Checks, looks: &[(&Path, FilePurpose, Look)]) -> Vec<DiskRoom> {
+async fn disk_rooms(checks: &Checks, looks: &[(&Path, FilePurpose, FileAtPath)]) -> Vec<DiskRoom> {
     let missing = looks
         .iter()
         .enumerate()
-        .filter(|(_, (_, purpose, look))| *look == Look::Missing && *purpose == FilePurpose::Disk);
+        .filter(|(_, (_, purpose, look))| *look == FileAtPath::Missing && *purpose == FilePurpose::Disk);
     let rooms = missing.map(async |(index, (path, ..))| {
         let room = checks.files.room(path, promised_disk_bytes(&checks.incoming)).await?;
         Some(DiskRoom { index, device: room.device, free_bytes: room.free_bytes })
@@ -143,12 +143,12 @@ async fn disk_rooms(checks: &Checks, looks: &[(&Path, FilePurpose, Look)]) -> Ve
     join_all(rooms).await.into_iter().flatten().collect()
 }
 
-fn state(look: Look) -> FileState {
+fn state(look: FileAtPath) -> FileState {
     match look {
-        Look::Present(identity) => FileState::Present(identity),
-        Look::Silent => FileState::Silent,
+        FileAtPath::Present(identity) => FileState::Present(identity),
+        FileAtPath::Silent => FileState::Silent,
         // An agent of an older version knows of no others.
-        Look::Missing | Look::NotAllowed(_) => FileState::Missing,
+        FileAtPath::Missing | FileAtPath::NotAllowed(_) => FileState::Missing,
     }
 }
 

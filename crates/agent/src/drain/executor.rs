@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use super::record::{claim_own, departure, own_migrations, problem_of, settled};
 use super::{Course, Drains, RECORD_AGAIN_AFTER, crashed, limits, migration_deadline_s, plan_anew, sound};
 use crate::outgoing::supervised;
-use crate::outgoing::{self, Running, Turn};
+use crate::outgoing::{self, Running, SendStart};
 use crate::store::journal::DrainRecord;
 use drainpipe_api_types::{DrainRequest, MigrateRequest, plan_warnings};
 
@@ -302,7 +302,7 @@ impl Executor {
             deadline_s: Some(deadline_s),
             throttle_max_percent,
         };
-        match outgoing::begin(&self.drains.outgoing, &request, Turn::Held) {
+        match outgoing::begin(&self.drains.outgoing, &request, SendStart::Held) {
             Ok(flight) => {
                 self.own_news.push_back(Event::Begun { vm: vm.clone(), migration: flight.id().into() });
                 self.follow(&flight);

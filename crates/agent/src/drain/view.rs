@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use drainpipe_engine::check::vm::Told;
+use drainpipe_engine::check::vm::Notice;
 use drainpipe_engine::drain::disks::DrainedDisk;
 use drainpipe_engine::drain::status::DrainStatus;
 use drainpipe_engine::drain::view::{
@@ -52,7 +52,7 @@ pub(super) async fn look(drains: &Drains, request: &DrainRequest) -> DrainView {
         present.into_iter().filter(|vm| !swap.vms.contains(vm.definition.name.as_str())).collect();
     let running: Vec<Arc<dyn Machine>> = present.iter().filter_map(|vm| vm.vmm.clone()).collect();
     let disks = disks::look(request, &running).await;
-    let leaving = Leaving { running: &running, disks: &disks };
+    let leaving = RunningVms { running: &running, disks: &disks };
     let names = targets(drains, request);
     let turns = Semaphore::new(LOOKS_AT_ONCE);
     let targets = names.iter().map(|name| async {
@@ -204,7 +204,7 @@ async fn why_kept(vmm: &dyn Machine) -> Option<String> {
         Ok(demands) => demands.obstacles,
         Err(error) => return Some(format!("its manager does not answer: {error}")),
     };
-    let told = |told: &Told| format!("cannot move: {}; {}", told.what, told.remedy);
+    let told = |told: &Notice| format!("cannot move: {}; {}", told.what, told.remedy);
     let all: Vec<String> = obstacles.iter().map(told).collect();
     (!all.is_empty()).then(|| all.join("; "))
 }
@@ -237,7 +237,7 @@ fn coming(expected: Vec<VmSpec>, present: &[PresentVm]) -> Vec<VmView> {
 
 /// The VMs that run here, and their disks where these may be copied.
 #[derive(Clone, Copy)]
-struct Leaving<'a> {
+struct RunningVms<'a> {
     running: &'a [Arc<dyn Machine>],
     disks: &'a OwnDisks,
 }
@@ -253,7 +253,7 @@ async fn look_at(
     drains: &Drains,
     name: &str,
     asked_for: &DrainRequest,
-    leaving: Leaving<'_>,
+    leaving: RunningVms<'_>,
     swap: &Swap,
 ) -> LookedAt {
     let (journal, free_cores) = (&drains.journal, drains.host.idle_cores.known());
@@ -303,10 +303,10 @@ async fn ask(
     drains: &Drains,
     name: &str,
     request: Request,
-    leaving: Leaving<'_>,
+    leaving: RunningVms<'_>,
     swap: &Swap,
 ) -> Result<LookedAt, Problem> {
-    let Leaving { running, disks } = leaving;
+    let RunningVms { running, disks } = leaving;
     let peer = drains.peers.target(name)?;
     let largest = running.iter().map(|vmm| vmm.spec().memory_kib() << 10).max();
     let meeting =

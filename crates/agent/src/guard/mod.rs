@@ -193,8 +193,8 @@ async fn keep_alive(mut child: Child, mut signs: UnixStream, mut left: oneshot::
     // One byte a time into an empty socket never blocks.
     while signs.write_all(&[ALIVE]).is_ok() {
         tokio::select! {
-            told = &mut left => {
-                parting = told.unwrap_or(Parting::Dismissed);
+            dismissal = &mut left => {
+                parting = dismissal.unwrap_or(Parting::Dismissed);
                 break;
             }
             () = tokio::time::sleep(SIGN_EVERY) => {}
@@ -296,7 +296,7 @@ impl Executor<'_> {
         let migration = &self.orders.migration;
         match action {
             Action::Listen => {
-                let heard = listen(signs, &mut self.source.told);
+                let heard = listen(signs, &mut self.source.messages);
                 self.source.cut_disk_copies_if(heard);
                 return Ok(heard);
             }
@@ -333,29 +333,29 @@ fn take_post(directory: &VmDirectory) -> io::Result<File> {
     Ok(post)
 }
 
-/// What a guard was told by its agent.
+/// What its agent has sent to a guard.
 #[derive(Debug, Default)]
-struct Told {
+struct AgentMessages {
     // The relay's ends of QEMU's connections.
     held: Vec<OwnedFd>,
     switches_over: bool,
 }
 
 /// Waits for the agent's word, its silence or its end.
-fn listen(input: &impl AsFd, told: &mut Told) -> Event {
+fn listen(input: &impl AsFd, messages: &mut AgentMessages) -> Event {
     loop {
         let mut waiting = [PollFd::new(input, PollFlags::IN)];
         match poll(&mut waiting, Some(&SILENCE_MAX)) {
-            Ok(0) => return Event::Silent { is_switching_over: told.switches_over },
+            Ok(0) => return Event::Silent { is_switching_over: messages.switches_over },
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return Event::AgentEnded,
         }
         let mut signs = [0; 64];
-        match descriptors::receive(input, &mut signs, &mut told.held) {
+        match descriptors::receive(input, &mut signs, &mut messages.held) {
             Ok(0) | Err(_) => return Event::AgentEnded,
             Ok(count) if signs[..count].contains(&DISMISSED) => return Event::Dismissed,
-            Ok(count) => told.switches_over |= signs[..count].contains(&SWITCHES_OVER),
+            Ok(count) => messages.switches_over |= signs[..count].contains(&SWITCHES_OVER),
         }
     }
 }

@@ -13,7 +13,7 @@ use drainpipe_hypervisor::{Hypervisor, Machine, MigrationStatus, RunState, VmErr
 use rustix::net::{Shutdown, shutdown};
 use tokio::time::timeout;
 
-use super::Told;
+use super::AgentMessages;
 use crate::guard::source_state::settled_source_state;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
@@ -33,7 +33,7 @@ pub(super) struct Source {
     peer: Option<SocketAddr>,
     // Where in the agent it copies disks to.
     disks: Vec<SocketAddr>,
-    pub(super) told: Told,
+    pub(super) messages: AgentMessages,
     // Whether it has answered so far.
     silence: Silence,
     // For how many times in a row its agent has said nothing.
@@ -67,7 +67,7 @@ impl Source {
             name,
             peer,
             disks,
-            told: Told::default(),
+            messages: AgentMessages::default(),
             silence: Silence::Never,
             silences: 0,
             attached: None,
@@ -188,14 +188,18 @@ impl Source {
 
     /// How long it may take for an answer.
     fn patience(&self) -> Duration {
-        if self.told.switches_over && self.silence == Silence::Never { ANSWERS_WITHIN } else { QMP_DEADLINE }
+        if self.messages.switches_over && self.silence == Silence::Never {
+            ANSWERS_WITHIN
+        } else {
+            QMP_DEADLINE
+        }
     }
 
     /// It may wait for its target, or for a relay that nobody drives any more, with the lock that every command needs.
     /// But one that looks for changed memory, while the VM runs, may be mute for 5 s, and should not see all ends of a
     /// relay close then.
     fn cut_if_mute(&mut self) {
-        if self.cut(self.silence != Silence::Never || self.told.switches_over) {
+        if self.cut(self.silence != Silence::Never || self.messages.switches_over) {
             self.silence = if self.silence == Silence::Never { Silence::First } else { Silence::Again };
         }
     }
@@ -220,7 +224,7 @@ impl Source {
             eprintln!("guard: QEMU may wait for its target, and answer nothing: {error}");
         }
         if with_relay {
-            cut_relay(&self.told.held);
+            cut_relay(&self.messages.held);
         }
         true
     }

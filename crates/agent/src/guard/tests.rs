@@ -123,8 +123,8 @@ fn a_guard_that_is_dismissed_does_nothing() {
 #[test]
 fn a_vm_that_was_handed_over_is_run_by_its_target_and_not_here() {
     let ordered = Arc::new(Mutex::new(vec![]));
-    let told = Arc::clone(&ordered);
-    let run = post(async move |Path(id): Path<String>| told.lock().unwrap().push(id));
+    let seen = Arc::clone(&ordered);
+    let run = post(async move |Path(id): Path<String>| seen.lock().unwrap().push(id));
     let mut host = TestHost::new();
     host.target_answers(Router::new().route("/v1/incoming/{id}/run", run));
     let mut guarded = Guarded::on(host);
@@ -149,9 +149,9 @@ fn a_vm_that_ran_on_here_though_the_journal_hands_it_over_stays_here() {
 #[test]
 fn one_that_does_not_say_whose_the_vm_is_is_asked_until_it_does() {
     let ordered = Arc::new(Mutex::new(0));
-    let told = Arc::clone(&ordered);
+    let seen = Arc::clone(&ordered);
     let mut host = TestHost::new();
-    let run = post(async move || *told.lock().unwrap() += 1);
+    let run = post(async move || *seen.lock().unwrap() += 1);
     host.target_answers(Router::new().route("/v1/incoming/{id}/run", run));
     let mut guarded = Guarded::on(host);
     guarded.is_handed_over();
@@ -211,15 +211,15 @@ fn with_one_that_has_ended_nothing_is_left_to_do() {
 fn a_word_silence_and_the_end_are_told_apart() {
     let (heard, mut agent) = UnixStream::pair().unwrap();
     agent.write_all(&[ALIVE, ALIVE, DISMISSED]).unwrap();
-    assert_eq!(listen(&heard, &mut Told::default()), Event::Dismissed);
+    assert_eq!(listen(&heard, &mut AgentMessages::default()), Event::Dismissed);
     let (heard, mut agent) = UnixStream::pair().unwrap();
     agent.write_all(&[ALIVE]).unwrap();
-    let mut told = Told::default();
-    assert_eq!(listen(&heard, &mut told), Event::Silent { is_switching_over: false });
+    let mut messages = AgentMessages::default();
+    assert_eq!(listen(&heard, &mut messages), Event::Silent { is_switching_over: false });
     agent.write_all(&[SWITCHES_OVER]).unwrap();
     drop(agent);
-    assert_eq!(listen(&heard, &mut told), Event::AgentEnded);
-    assert!(told.switches_over);
+    assert_eq!(listen(&heard, &mut messages), Event::AgentEnded);
+    assert!(messages.switches_over);
 }
 
 #[test]

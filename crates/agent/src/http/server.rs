@@ -34,7 +34,7 @@ use tracing::{debug, warn};
 use crate::http::api::authorization::Caller;
 use crate::http::api::error::ApiError;
 use crate::http::api::handlers::fleet::ComesFrom;
-use crate::http::places::{Bounds, Closing, Place, Places};
+use crate::http::connection_slots::{Bounds, Closing, ConnectionSlot, ConnectionSlots};
 use crate::joining::DEPARTURES;
 
 /// Connections of root served at once; more wait in the kernel's queue.
@@ -49,7 +49,7 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(3);
 /// Who joins sends one request.
 const JOIN_DEADLINE: Duration = Duration::from_secs(15);
 
-/// How long a connection whose place another one has got may still take for the answer that is under way.
+/// How long a connection whose slot another one has got may still take for the answer that is under way.
 const CLOSING_MAX: Duration = Duration::from_millis(250);
 
 /// How long a request's head may take, which also ends idle connections.
@@ -109,18 +109,19 @@ pub(crate) async fn serve_tls(
     stop: watch::Receiver<bool>,
 ) {
     let bounds = Bounds::of_this_process();
-    let unauthenticated = Places::new(bounds.unauthenticated);
+    let unauthenticated = ConnectionSlots::new(bounds.unauthenticated);
     let joining = Arc::new(identity.join_server_config());
-    let door = Arc::new(Door { identity, joining, known: Places::new(bounds.known), welcome, router });
+    let door =
+        Arc::new(Door { identity, joining, known: ConnectionSlots::new(bounds.known), welcome, router });
     accept_each(
         bounds.all(),
         stop,
         || listener.accept(),
         |(stream, from), slot| {
-            if let Some(place) = unauthenticated.take(&network_of(from.ip()), |_| Priority::Usual) {
+            if let Some(admitted) = unauthenticated.take(&network_of(from.ip()), |_| Priority::Usual) {
                 let door = Arc::clone(&door);
                 tokio::spawn(async move {
-                    door.receive(stream, from.ip(), place).await;
+                    door.receive(stream, from.ip(), admitted).await;
                     drop(slot);
                 });
             }
@@ -176,7 +177,7 @@ async fn pause_after(error: &io::Error) {
 struct Door {
     identity: Identity,
     joining: Arc<ServerConfig>,
-    known: Arc<Places<Peer>>,
+    known: Arc<ConnectionSlots<Peer>>,
     welcome: Welcome,
     router: Router,
 }
@@ -190,8 +191,8 @@ enum Guest {
 }
 
 impl Door {
-    async fn receive(&self, stream: TcpStream, from: IpAddr, place: (Place<IpAddr>, Closing)) {
-        let (unauthenticated, mut closing) = place;
+    async fn receive(&self, stream: TcpStream, from: IpAddr, slot: (ConnectionSlot<IpAddr>, Closing)) {
+        let (unauthenticated, mut closing) = slot;
         let greeted = tokio::select! {
             greeted = timeout(HANDSHAKE_DEADLINE, self.greet(stream)) => greeted,
             _ = &mut closing => return debug!("closed the oldest connection of the address that has most"),
@@ -200,7 +201,7 @@ impl Door {
             Ok(Some(Guest::Known(stream, peer))) => {
                 self.serve_known(stream, peer, unauthenticated).await;
             }
-            // It keeps the place of those whom nobody knows, and may lose it as they do.
+            // It keeps the slot of those whom nobody knows, and may lose it as they do.
             Ok(Some(Guest::Joins(stream, router))) => {
                 let served = serve_to_join(stream, router.layer(Extension(ComesFrom(from))));
                 tokio::select! {
@@ -217,13 +218,18 @@ impl Door {
         }
     }
 
-    async fn serve_known(&self, stream: TlsStream<TcpStream>, peer: Peer, unauthenticated: Place<IpAddr>) {
+    async fn serve_known(
+        &self,
+        stream: TlsStream<TcpStream>,
+        peer: Peer,
+        unauthenticated: ConnectionSlot<IpAddr>,
+    ) {
         let expiry = sleep(self.valid_for(&stream));
-        let Some((place, closing)) = self.known.take(&peer, &*self.welcome.priority) else {
+        let Some((slot, closing)) = self.known.take(&peer, &*self.welcome.priority) else {
             return warn!(%peer, "closed a connection: all others are in use, and this peer has more than others");
         };
         drop(unauthenticated);
-        let activity = Activity { place: Some(Arc::new(place)), holder: self.holder(&stream) };
+        let activity = Activity { slot: Some(Arc::new(slot)), holder: self.holder(&stream) };
         serve_until(closing, expiry, serve(stream, Caller::Peer(peer), self.router.clone(), activity)).await;
     }
 
@@ -289,10 +295,10 @@ async fn serve_to_join(stream: TlsStream<TcpStream>, router: Router) {
     end_of(served.await);
 }
 
-/// Tells the place of a connection whether somebody waits for an answer on it.
+/// Tells the slot of a connection whether somebody waits for an answer on it.
 #[derive(Debug, Clone, Default)]
 struct Activity {
-    place: Option<Arc<Place<Peer>>>,
+    slot: Option<Arc<ConnectionSlot<Peer>>>,
     holder: Option<Holder>,
 }
 
@@ -305,8 +311,8 @@ struct Holder {
 
 impl Activity {
     fn set_idle(&self, is_idle: bool) {
-        if let Some(place) = &self.place {
-            place.set_idle(is_idle);
+        if let Some(slot) = &self.slot {
+            slot.set_idle(is_idle);
         }
     }
 
@@ -336,7 +342,7 @@ where
 type Served<S> = hyper::server::conn::http1::Connection<TokioIo<S>, TowerToHyperService<Router>>;
 
 /// Serves a connection until its end; until a certificate expires, but for the answer that is under way; or until its
-/// place is another's, then at once, but for an answer that is ready soon.
+/// slot is another's, then at once, but for an answer that is ready soon.
 async fn serve_until<S>(closing: Closing, expiry: Sleep, served: Served<S>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

@@ -58,7 +58,7 @@ use crate::peers::slots::Slots;
 use crate::store::journal::{IncomingRecord, Journal};
 use crate::store::lock::lock;
 use crate::transfer::Transfer;
-use crate::vms::beside::{Beside, Way};
+use crate::vms::beside::{Beside, RecordedMigration};
 use crate::vms::vm_end;
 use crate::vms::vm_files::VmFiles;
 use crate::vms::{QEMU_DEADLINE, Vms};
@@ -274,7 +274,7 @@ pub(crate) async fn build_incoming_vm(incoming: &Incoming, id: &str) -> Result<(
             incoming.host.name()
         ))
     })?;
-    let arrival = Way { id: id.into(), host: entry.source.clone() };
+    let arrival = RecordedMigration { id: id.into(), host: entry.source.clone() };
     let beside = Beside { arrival: Some(arrival), ..Beside::of(entry.definition.clone()) };
     hooks::note_due(incoming, &entry);
     let launched = incoming.vms.launch(spec, &beside, Role::Incoming).await;

@@ -29,7 +29,7 @@ const ROOM_LEFT: u64 = 2;
 
 /// What this host knows that tells which addresses may be the VM's.
 #[derive(Debug)]
-struct Place {
+struct KnownAddresses {
     macs: Vec<MacAddress>,
     own: Vec<IpAddr>,
     neighbours: Vec<Neighbour>,
@@ -68,7 +68,7 @@ async fn take(
     let Some(room) = tracked_room().map_err(Problem::failed)? else {
         return Ok(none_taken(asked, format!("the kernel of {own} tracks no connections")));
     };
-    let mut admitted = place(incoming, entry).await?.admit(request);
+    let mut admitted = known_addresses(incoming, entry).await?.admit(request);
     let refused = asked - admitted.len();
     admitted.truncate(usize::try_from(room / ROOM_LEFT).unwrap_or(usize::MAX));
     let loaded = track(admitted, Instant::now() + LOAD_WITHIN).await.map_err(Problem::failed)?;
@@ -88,10 +88,10 @@ pub(super) async fn forget_loaded(entry: &IncomingVm) {
     }
 }
 
-async fn place(incoming: &Incoming, entry: &IncomingVm) -> Result<Place, Problem> {
+async fn known_addresses(incoming: &Incoming, entry: &IncomingVm) -> Result<KnownAddresses, Problem> {
     let network = &incoming.host.network;
     let macs = entry.spec.as_ref().map(|spec| spec.macs().to_vec()).unwrap_or_default();
-    Ok(Place { macs, own: network.addresses().await?, neighbours: network.neighbours().await? })
+    Ok(KnownAddresses { macs, own: network.addresses().await?, neighbours: network.neighbours().await? })
 }
 
 fn none_taken(asked: usize, why: String) -> TrackedTaken {
@@ -106,7 +106,7 @@ fn why_left(own: &str, refused: usize, failed: usize) -> Option<String> {
     (!both.is_empty()).then(|| both.join("; "))
 }
 
-impl Place {
+impl KnownAddresses {
     /// Those connections that may be the VM's.
     fn admit(&self, request: &TrackedRequest) -> Vec<TrackedConnection> {
         let addresses: Vec<IpAddr> =
@@ -141,8 +141,8 @@ mod tests {
         Neighbour { address: address.parse().unwrap(), link_address: link_address.to_vec() }
     }
 
-    fn place() -> Place {
-        Place {
+    fn known_addresses() -> KnownAddresses {
+        KnownAddresses {
             macs: vec!["52:54:00:00:00:01".parse().unwrap()],
             own: vec!["10.0.0.1".parse().unwrap(), "127.0.0.1".parse().unwrap()],
             neighbours: vec![neighbour("10.0.0.5", VM), neighbour("10.0.0.6", [2, 0, 0, 0, 0, 6])],
@@ -165,7 +165,7 @@ mod tests {
     fn admitted(addresses: &[&str], connection: TrackedConnection) -> bool {
         let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
         let request = TrackedRequest { addresses, connections: vec![connection] };
-        place().admit(&request) == [connection]
+        known_addresses().admit(&request) == [connection]
     }
 
     #[test]
@@ -192,7 +192,7 @@ mod tests {
                 addresses: addresses.iter().map(|last| text(last).parse().unwrap()).collect(),
                 connections: ends.iter().map(|(from, to)| udp(&text(from), &text(to))).collect(),
             };
-            for connection in place().admit(&request) {
+            for connection in known_addresses().admit(&request) {
                 let named = |end: SocketAddr| request.addresses.contains(&end.ip());
                 let is_others = |end: SocketAddr| end.ip().to_string() == "10.0.0.6";
                 let of_vm = |end: SocketAddr| named(end) && !is_others(end);

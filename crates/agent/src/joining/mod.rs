@@ -23,7 +23,7 @@ use crate::host::Host;
 use crate::outgoing::Outgoing;
 use crate::peers::Peers;
 use crate::peers::slots::Slots;
-use crate::store::fleet::{Fleet, Held};
+use crate::store::fleet::{AcceptedList, Fleet};
 use crate::store::fleet_files::authority_directory;
 use crate::store::journal::{AGAIN_WITHIN_S, Journal, TokenUse};
 use crate::store::lock::lock;
@@ -324,7 +324,7 @@ impl Joining {
     fn change(
         &self,
         mut make: impl FnMut(FleetList) -> Result<FleetList, Problem>,
-    ) -> Result<Arc<Held>, Problem> {
+    ) -> Result<Arc<AcceptedList>, Problem> {
         let _changing = lock(&self.changing);
         for _ in 0..CHANGES_MAX {
             let list = make(self.held()?.list.clone())?;
@@ -340,7 +340,7 @@ impl Joining {
         Err(Problem::conflict("newer lists of the fleet's hosts keep coming from other hosts: try again"))
     }
 
-    fn held(&self) -> Result<Arc<Held>, Problem> {
+    fn held(&self) -> Result<Arc<AcceptedList>, Problem> {
         self.fleet.held().ok_or_else(|| {
             Problem::refused(format!(
                 "{} has joined no fleet: its certificate was made by hand (`drainpipe pki`)",

@@ -3,7 +3,7 @@
 use drainpipe_engine::finding::Finding;
 use drainpipe_engine::plan::{Plan, Request};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::transfer::convergence::{self, Leaving};
+use drainpipe_engine::transfer::convergence::{self, MovingVm};
 use drainpipe_engine::transfer::prediction;
 use drainpipe_hypervisor::{DiskCopies, Machine};
 
@@ -68,5 +68,5 @@ async fn outpaced(
     let throttle_max_percent =
         request.throttle_max_percent.unwrap_or(outgoing.host.config.limits.throttle_max_percent);
     let (vm, source) = (request.vm.as_str(), outgoing.host.name());
-    convergence::foreseen(&Leaving { vm, source, memory_bytes, memory, throttle_max_percent }, plan)
+    convergence::foreseen(&MovingVm { vm, source, memory_bytes, memory, throttle_max_percent }, plan)
 }

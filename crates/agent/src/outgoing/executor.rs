@@ -41,7 +41,7 @@ use super::pause::Pause;
 use super::standstill::StandstillWatch;
 use super::target_watch::TargetWatch;
 use super::tracked::Gone;
-use super::{Outgoing, Running, Turn};
+use super::{Outgoing, Running, SendStart};
 use crate::guard::Guard;
 use crate::guard::source_state::settled_source_state;
 use crate::incoming;
@@ -161,10 +161,10 @@ impl Executor {
         claimed: Claimed,
         request: &MigrateRequest,
         started_at: Timestamp,
-        turn: Turn,
+        send_start: SendStart,
         is_taken_up: bool,
     ) -> Self {
-        let running = Arc::new(Running::new(id.clone(), request, started_at, turn, is_taken_up));
+        let running = Arc::new(Running::new(id.clone(), request, started_at, send_start, is_taken_up));
         outgoing.migrations.lock().insert(id, Arc::clone(&running));
         Self {
             outgoing: Arc::clone(outgoing),
@@ -360,10 +360,10 @@ impl Executor {
     /// Its turn, or a reason to look whether it still is to wait.
     async fn await_turn(&self) -> Result<Event, Problem> {
         self.vmm()?;
-        let mut turn = self.running.turn.subscribe();
+        let mut send_start = self.running.send_start.subscribe();
         Ok(tokio::select! {
             // The sender is this migration's own, so there is always an answer.
-            _ = turn.wait_for(|turn| *turn == Turn::Now) => Event::Done,
+            _ = send_start.wait_for(|start| *start == SendStart::Now) => Event::Done,
             () = self.running.cancel.notified() => Event::Tick,
             () = tokio::time::sleep(LOOK_EVERY) => Event::Tick,
         })

@@ -33,14 +33,14 @@ use self::executor::Executor;
 pub(crate) use self::hand_over::{check_own, hand_over_view, reclaim};
 pub(crate) use self::hooks::settle_left;
 pub(crate) use self::meeting::{Meeting, meet};
-pub(crate) use self::running::{OutgoingMigrations, Running, Turn};
+pub(crate) use self::running::{OutgoingMigrations, Running, SendStart};
 use crate::check::Checks;
 use crate::host::Host;
 use crate::incoming::Incoming;
 use crate::peers::Peers;
 use crate::store::journal::{Journal, OpenMigration};
 use crate::transfer::Transfer;
-use crate::vms::beside::{Beside, Way};
+use crate::vms::beside::{Beside, RecordedMigration};
 use crate::vms::{Claim, Claimed, Vms, does_not_run};
 use drainpipe_api_types::{MigrateRequest, MigrationView};
 
@@ -133,7 +133,7 @@ pub(crate) fn left_open(outgoing: &Outgoing) -> Result<Vec<MigrationView>, Probl
 pub(crate) fn begin(
     outgoing: &Arc<Outgoing>,
     request: &MigrateRequest,
-    turn: Turn,
+    send_start: SendStart,
 ) -> Result<Arc<Running>, Problem> {
     outgoing.host.check_not_stopping()?;
     outgoing.peers.target(&request.target)?;
@@ -146,13 +146,13 @@ pub(crate) fn begin(
     outgoing.vms.note_managed(&claimed.definition)?;
     outgoing.journal.begin_migration(&id, request, started_at)?;
     if let Some(vmm) = &claimed.vmm {
-        let departure = Way { id: id.clone(), host: request.target.clone() };
+        let departure = RecordedMigration { id: id.clone(), host: request.target.clone() };
         Beside::note_departure(&claimed.definition, vmm.directory(), Some(departure));
     }
     let (migration, first) = Migration::begin(
         outgoing.host.config.limits.of_migration(request.deadline_s, request.throttle_max_percent),
     );
-    let executor = Executor::new(outgoing, id, claimed, request, started_at, turn, false);
+    let executor = Executor::new(outgoing, id, claimed, request, started_at, send_start, false);
     Ok(run(outgoing, executor, migration, first))
 }
 
@@ -215,7 +215,7 @@ pub(crate) fn take_up(outgoing: &Arc<Outgoing>, open: OpenMigration, claimed: Cl
     let limits = outgoing.host.config.limits.of_migration(None, None);
     let (migration, first) = Migration::recover(limits, open.handed_over);
     let request = MigrateRequest::plain(open.vm, open.target, open.requested_option);
-    let executor = Executor::new(outgoing, open.id, claimed, &request, open.started_at, Turn::Now, true);
+    let executor = Executor::new(outgoing, open.id, claimed, &request, open.started_at, SendStart::Now, true);
     run(outgoing, executor, migration, first);
 }
 

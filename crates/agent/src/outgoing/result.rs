@@ -1,6 +1,8 @@
 //! Puts a migration's result together from the engine's timings and the agent's readings.
 
-use drainpipe_engine::migration::result::{EncryptionUse, Event, LinkUse, MigrationResult, Outcome, PathUse};
+use drainpipe_engine::migration::result::{
+    EncryptionUse, LinkUse, LogLine, MigrationResult, Outcome, PathUse,
+};
 use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::migration::{Migration, Timings};
 use drainpipe_engine::plan::Plan;
@@ -133,13 +135,13 @@ fn encryption_use(plan: &Plan, rounds: u64, cipher_suite: Option<String>) -> Enc
 }
 
 /// Says of each path that was to carry and did not, that it did not.
-fn of_no_use(paths: &[PathUse], ms: f64) -> impl Iterator<Item = Event> {
+fn of_no_use(paths: &[PathUse], ms: f64) -> impl Iterator<Item = LogLine> {
     let unused = paths.iter().filter(|path| path.carried_nothing(paths.len()));
-    unused.map(move |path| Event { ms, step: Step::CleanUp, what: format!("{path} carried nothing") })
+    unused.map(move |path| LogLine { ms, step: Step::CleanUp, what: format!("{path} carried nothing") })
 }
 
 /// Says what the counts of the paths contain that they should not, and what they do not contain.
-fn said_of_counts(paths: &[PathUse], elsewhere: &[LinkUse], ms: f64) -> impl Iterator<Item = Event> {
+fn said_of_counts(paths: &[PathUse], elsewhere: &[LinkUse], ms: f64) -> impl Iterator<Item = LogLine> {
     let counts_others = paths.iter().any(|path| path.includes_other_traffic);
     let others = counts_others.then(|| {
         "the bytes of each path include other traffic on its link: the kernel did not tell what QEMU's \
@@ -147,7 +149,7 @@ fn said_of_counts(paths: &[PathUse], elsewhere: &[LinkUse], ms: f64) -> impl Ite
             .to_owned()
     });
     let said: Vec<String> = others.into_iter().chain(elsewhere.iter().map(ToString::to_string)).collect();
-    said.into_iter().map(move |what| Event { ms, step: Step::CleanUp, what })
+    said.into_iter().map(move |what| LogLine { ms, step: Step::CleanUp, what })
 }
 
 #[expect(clippy::struct_field_names, reason = "each is a time and says its unit, as everywhere")]

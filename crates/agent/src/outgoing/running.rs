@@ -37,7 +37,7 @@ pub(crate) struct Running {
     pub(super) cancel_requested: AtomicBool,
     pub(super) progress: watch::Sender<Progress>,
     pub(super) stage: watch::Sender<Stage>,
-    pub(super) turn: watch::Sender<Turn>,
+    pub(super) send_start: watch::Sender<SendStart>,
     pub(super) gives_way: watch::Sender<bool>,
     // By the operator's word, which is asked for only once the hand-over is recorded.
     pub(super) target_lost: watch::Sender<bool>,
@@ -49,7 +49,7 @@ pub(crate) struct Running {
 
 /// Whether a migration may send as soon as it can.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum SendStart {
     /// It may.
     Now,
     /// After step 5 it waits for [`Running::release`].
@@ -107,7 +107,7 @@ impl Running {
         id: String,
         request: &MigrateRequest,
         started_at: Timestamp,
-        turn: Turn,
+        send_start: SendStart,
         is_taken_up: bool,
     ) -> Self {
         let first = ProgressMeter::default().progress(Step::EstablishHosts, 0.0);
@@ -124,7 +124,7 @@ impl Running {
             unrecorded: Mutex::default(),
             progress: watch::Sender::new(first),
             stage: watch::Sender::new(Stage::Preparing),
-            turn: watch::Sender::new(turn),
+            send_start: watch::Sender::new(send_start),
             gives_way: watch::Sender::new(false),
             target_lost: watch::Sender::new(false),
         }
@@ -137,7 +137,7 @@ impl Running {
 
     /// Lets it send: at once, or as soon as it can.
     pub(crate) fn release(&self) {
-        self.turn.send_replace(Turn::Now);
+        self.send_start.send_replace(SendStart::Now);
     }
 
     /// Leaves the links to another one, until told otherwise and for some seconds at most.
@@ -157,7 +157,7 @@ impl Running {
 
     /// Whether it waits, or will wait, to be released.
     pub(crate) fn is_held(&self) -> bool {
-        *self.turn.borrow() == Turn::Held
+        *self.send_start.borrow() == SendStart::Held
     }
 
     /// What each of its paths carries.
@@ -270,7 +270,8 @@ mod tests {
     fn one_that_waits_for_its_targets_word_is_not_under_way() {
         let outgoing = OutgoingMigrations::default();
         let request = MigrateRequest::plain("web", "b", RequestedOption::Auto);
-        let running = Arc::new(Running::new("1".into(), &request, Timestamp::UNIX_EPOCH, Turn::Now, false));
+        let running =
+            Arc::new(Running::new("1".into(), &request, Timestamp::UNIX_EPOCH, SendStart::Now, false));
         outgoing.lock().insert("1".into(), Arc::clone(&running));
         assert_eq!(outgoing.under_way().len(), 1);
         *running.result() = Some(in_doubt());

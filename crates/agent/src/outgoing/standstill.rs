@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::migration::standstill::{Look, StandstillMeter};
+use drainpipe_engine::migration::standstill::{StandstillMeter, VcpuSample};
 use drainpipe_hypervisor::{Machine, VcpuTime};
 use tracing::warn;
 
@@ -52,7 +52,7 @@ async fn watch(vmm: Arc<dyn Machine>, vcpus: Box<dyn VcpuTime>, meter: Arc<Mutex
     let ms = |time: Duration| time.as_secs_f64() * 1000.0;
     // When it has ended, there is nothing more to see.
     while let Ok(used) = vcpus.used() {
-        let look = Look {
+        let look = VcpuSample {
             now_ms: ms(began.elapsed()),
             mute_since_ms: vmm.owes_answer_since().map(|since| ms(since.saturating_duration_since(began))),
             vcpu_ms: ms(used),

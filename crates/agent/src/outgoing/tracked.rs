@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 
 use super::Outgoing;
 use crate::outgoing::result::tenth;
-use crate::paths::tracking::{self, Look};
+use crate::paths::tracking::{self, TrackingState};
 use crate::peers::client::ApiClient;
 use crate::store::lock::lock;
 use drainpipe_api_types::{TrackedRequest, TrackedTaken};
@@ -152,16 +152,16 @@ async fn send(
     until: Instant,
 ) -> Result<(), Problem> {
     let (addresses, connections) = match tracking::look(&outgoing.host.network, macs, until).await? {
-        Look::NoTracking => {
+        TrackingState::NoTracking => {
             let say = || info!("this kernel tracks no connections, so none go along with VMs");
             outgoing.untracked_said.call_once(say);
             return Ok(());
         }
-        Look::NoAddress => {
+        TrackingState::NoAddress => {
             let own = outgoing.host.name();
             return Err(Problem::failed(format!("{own} has not heard of an address of the VM")));
         }
-        Look::Found(addresses, tracked) => {
+        TrackingState::Found(addresses, tracked) => {
             let connections = tracked.connections.clone();
             lock(known).listed = Some(tracked);
             (addresses, connections)
@@ -216,8 +216,8 @@ async fn try_forget(
         Some(listed) => listed,
         // As after a crash.
         None => match tracking::look(network, macs, until).await? {
-            Look::Found(_, tracked) => tracked.connections,
-            Look::NoTracking | Look::NoAddress => return Ok(()),
+            TrackingState::Found(_, tracked) => tracked.connections,
+            TrackingState::NoTracking | TrackingState::NoAddress => return Ok(()),
         },
     };
     let others = but_those_of(&network.addresses().await?, listed);

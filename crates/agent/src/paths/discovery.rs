@@ -173,7 +173,7 @@ pub(crate) async fn discover(
         let near = join_all(links.iter().map(|name| near_end(host, source, name))).await;
         let far = peer_links.iter().zip(&opened.ports).enumerate();
         let far = far.filter_map(|(number, (name, port))| far_end(target, number, name, port)).collect();
-        Ok(Trial {
+        Ok(PathProbing {
             token: opened.token,
             near: near.into_iter().flatten().collect(),
             far,
@@ -237,7 +237,7 @@ fn far_end(target: &HostFacts, number: usize, name: &str, port: &ProbePort) -> O
 }
 
 /// The source's side under way.
-struct Trial {
+struct PathProbing {
     token: Uuid,
     near: Vec<NearEnd>,
     far: Vec<FarEnd>,
@@ -245,7 +245,7 @@ struct Trial {
     answered: BTreeSet<(usize, usize)>,
 }
 
-impl Trial {
+impl PathProbing {
     async fn run(mut self) -> Vec<Reach> {
         // Until tokio has looked once, it takes a new socket for one without room to send.
         let writable = join_all(self.near.iter().map(|near| near.socket.writable()));
@@ -328,9 +328,9 @@ mod tests {
         FarEnd { number, name: format!("e{number}"), address: address.parse().unwrap(), port: 7 }
     }
 
-    fn trial() -> Trial {
+    fn trial() -> PathProbing {
         let far = vec![far(0, "fe80::1"), far(1, "fe80::1")];
-        Trial { token: Uuid::max(), near: vec![], far, answered: BTreeSet::new() }
+        PathProbing { token: Uuid::max(), near: vec![], far, answered: BTreeSet::new() }
     }
 
     #[test]

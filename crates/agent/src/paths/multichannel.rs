@@ -12,7 +12,7 @@ use crate::host::Host;
 
 /// Where the route to a peer leads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct WeightedPaths {
     /// Paths, seen from this host.
     pub(crate) paths: Vec<Path>,
     /// For each path its weight, 1 to 256.
@@ -20,17 +20,18 @@ pub(crate) struct Way {
 }
 
 /// Prepares this host for a migration that needs `paths`, seen from this host, while the route to the peer
-/// goes by `way`. Journaled under the migration's identifier.
+/// goes by `weighted`. Journaled under the migration's identifier.
 pub(crate) async fn prepare(
     host: &Host,
     migration: &str,
     peer: IpAddr,
     paths: &[Path],
-    way: &Way,
+    weighted: &WeightedPaths,
 ) -> Result<(), Problem> {
-    let mut needed = changes(host, peer, &Way { paths: paths.to_vec(), weights: vec![1; paths.len()] })?;
+    let mut needed =
+        changes(host, peer, &WeightedPaths { paths: paths.to_vec(), weights: vec![1; paths.len()] })?;
     needed.retain(|change| !matches!(change, Change::Route { .. }));
-    needed.push(route(host, peer, way)?);
+    needed.push(route(host, peer, weighted)?);
     check_own_address(host).await?;
     check_peer_address(host, peer).await?;
     host.network.change_for(migration, &needed).await.map_err(|problem| problem.context(host.name()))
@@ -61,8 +62,8 @@ async fn check_peer_address(host: &Host, address: IpAddr) -> Result<(), Problem>
 }
 
 /// Changes the route, for which a migration has been prepared.
-pub(crate) async fn set_route(host: &Host, peer: IpAddr, way: &Way) -> Result<(), Problem> {
-    host.network.change_recorded(&route(host, peer, way)?).await
+pub(crate) async fn set_route(host: &Host, peer: IpAddr, weighted: &WeightedPaths) -> Result<(), Problem> {
+    host.network.change_recorded(&route(host, peer, weighted)?).await
 }
 
 /// Sets a link that was deleted and made again to what a migration has set it to before: that went with it.
@@ -72,9 +73,9 @@ pub(crate) async fn set_link(host: &Host, link: &str) -> Result<(), Problem> {
 
 /// Makes this host's address and that route again, should somebody have removed or changed them. A setting
 /// that somebody has changed is theirs.
-pub(crate) async fn restore(host: &Host, peer: IpAddr, way: &Way) -> Result<(), Problem> {
+pub(crate) async fn restore(host: &Host, peer: IpAddr, weighted: &WeightedPaths) -> Result<(), Problem> {
     let ours =
-        changes(host, peer, way)?.into_iter().filter(|change| !matches!(change, Change::Sysctl { .. }));
+        changes(host, peer, weighted)?.into_iter().filter(|change| !matches!(change, Change::Sysctl { .. }));
     for change in ours {
         if host.network.restore(&change).await? {
             info!(%change, "made again: somebody has removed or changed it");
@@ -83,13 +84,14 @@ pub(crate) async fn restore(host: &Host, peer: IpAddr, way: &Way) -> Result<(), 
     Ok(())
 }
 
-fn route(host: &Host, peer: IpAddr, way: &Way) -> Result<Change, Problem> {
-    let route = changes(host, peer, way)?.into_iter().find(|change| matches!(change, Change::Route { .. }));
+fn route(host: &Host, peer: IpAddr, weighted: &WeightedPaths) -> Result<Change, Problem> {
+    let route =
+        changes(host, peer, weighted)?.into_iter().find(|change| matches!(change, Change::Route { .. }));
     route.ok_or_else(|| Problem::failed("a migration without a route"))
 }
 
-fn changes(host: &Host, peer: IpAddr, way: &Way) -> Result<Vec<Change>, Problem> {
-    let each = way.paths.iter().zip(&way.weights);
+fn changes(host: &Host, peer: IpAddr, weighted: &WeightedPaths) -> Result<Vec<Change>, Problem> {
+    let each = weighted.paths.iter().zip(&weighted.weights);
     let next_hops: Vec<NextHop> = each
         .map(|(path, weight)| NextHop {
             link: path.link.clone(),

@@ -15,7 +15,7 @@ pub(crate) const ADDRESSES_MAX: usize = 16;
 
 /// What a look has shown.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Look {
+pub(crate) enum TrackingState {
     /// The kernel tracks no connections.
     NoTracking,
     /// The host has not heard of an address that the VM has.
@@ -29,18 +29,18 @@ pub(crate) async fn look(
     network: &HostNetwork,
     macs: &[MacAddress],
     until: Instant,
-) -> Result<Look, Problem> {
+) -> Result<TrackingState, Problem> {
     match tracked_count().map_err(Problem::failed)? {
-        None => return Ok(Look::NoTracking),
-        Some(0) => return Ok(Look::Found(vec![], Tracked { is_whole: true, ..Tracked::default() })),
+        None => return Ok(TrackingState::NoTracking),
+        Some(0) => return Ok(TrackingState::Found(vec![], Tracked { is_whole: true, ..Tracked::default() })),
         Some(_) => {}
     }
     let addresses = addresses_of(&network.neighbours().await?, macs);
     if addresses.is_empty() {
-        return Ok(Look::NoAddress);
+        return Ok(TrackingState::NoAddress);
     }
     let tracked = tracked_connections(&addresses, until).await.map_err(Problem::failed)?;
-    Ok(Look::Found(addresses, tracked))
+    Ok(TrackingState::Found(addresses, tracked))
 }
 
 /// The addresses that these NICs have answered for. Link-local ones are not unique.

@@ -18,7 +18,7 @@ use drainpipe_api_types::fleet_list::{FleetList, SignedList};
 
 /// A list that is held.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct AcceptedList {
     pub(crate) list: FleetList,
     pub(crate) signed: SignedList,
 }
@@ -30,7 +30,7 @@ pub(crate) struct Fleet {
     configured: Vec<Peer>,
     files: JoinedFiles,
     identity: Identity,
-    held: RwLock<Option<Arc<Held>>>,
+    held: RwLock<Option<Arc<AcceptedList>>>,
     // Held while a list is written, which may take long: who asks for the hosts does not wait for that.
     taking: Mutex<()>,
     version: watch::Sender<u64>,
@@ -53,7 +53,7 @@ impl Fleet {
     }
 
     /// The list; none where no host has joined.
-    pub(crate) fn held(&self) -> Option<Arc<Held>> {
+    pub(crate) fn held(&self) -> Option<Arc<AcceptedList>> {
         self.held.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -67,7 +67,7 @@ impl Fleet {
         merged(&self.own_name, &self.configured, self.held().as_ref().map(|held| &held.list))
     }
 
-    fn set(&self, held: Option<Arc<Held>>) {
+    fn set(&self, held: Option<Arc<AcceptedList>>) {
         // One assignment leaves it whole.
         *self.held.write().unwrap_or_else(PoisonError::into_inner) = held;
     }
@@ -102,7 +102,7 @@ impl Fleet {
         self.identity.revocations().set(list.revoked());
         write(&self.files, &signed)?;
         let (version, hosts) = (list.version, list.members.len());
-        self.set(Some(Arc::new(Held { list, signed })));
+        self.set(Some(Arc::new(AcceptedList { list, signed })));
         info!(version, hosts, "the list of the fleet's hosts is a newer one");
         self.version.send_replace(version);
         Ok(true)
@@ -144,7 +144,7 @@ fn merged(own_name: &str, configured: &[Peer], list: Option<&FleetList>) -> Vec<
     configured.iter().cloned().chain(joined).collect()
 }
 
-fn read(files: &JoinedFiles, identity: &Identity) -> Result<Option<Held>, Problem> {
+fn read(files: &JoinedFiles, identity: &Identity) -> Result<Option<AcceptedList>, Problem> {
     let path = files.list.display();
     let unusable = |why: &dyn std::fmt::Display| {
         Problem::refused(format!(
@@ -154,7 +154,7 @@ fn read(files: &JoinedFiles, identity: &Identity) -> Result<Option<Held>, Proble
     let Some(text) = files.list().map_err(Problem::refused)? else { return Ok(None) };
     let signed: SignedList = serde_json::from_str(&text).map_err(|error| unusable(&error))?;
     let list = signed.verified(identity.authority_key()).map_err(|error| unusable(&error))?;
-    Ok(Some(Held { list, signed }))
+    Ok(Some(AcceptedList { list, signed }))
 }
 
 /// Keeps a list where the agent finds it.

@@ -192,19 +192,19 @@ fn granted<'a>(
 
 /// What leaves, among all that share this host's limits; dropped, no more.
 #[derive(Debug)]
-struct Leaving {
+struct RegisteredSender {
     bandwidth: Arc<Bandwidth>,
     sent: Sent,
 }
 
-impl Leaving {
+impl RegisteredSender {
     fn enter(bandwidth: &Arc<Bandwidth>, sent: &Sent, could_use_mbps: u64) -> Self {
         lock(&bandwidth.leaving).insert(sent.clone(), sent.taker(could_use_mbps));
         Self { bandwidth: Arc::clone(bandwidth), sent: sent.clone() }
     }
 }
 
-impl Drop for Leaving {
+impl Drop for RegisteredSender {
     fn drop(&mut self) {
         lock(&self.bandwidth.leaving).remove(&self.sent);
     }
@@ -224,7 +224,7 @@ pub(crate) struct Sending<'a> {
 /// A migration's share from its first byte on.
 pub(crate) struct FirstShare {
     flight: Flight,
-    leaving: Leaving,
+    leaving: RegisteredSender,
     limit_mbps: watch::Receiver<Option<u64>>,
 }
 
@@ -238,7 +238,7 @@ impl FirstShare {
     ) -> Self {
         let could_use_mbps = plan.carried_mbps().map_or(SPEED_UNKNOWN_MBPS, |mbps| mbps.max(1));
         let sent = Sent { migration: sending.migration.into(), class: valve.class() };
-        let leaving = Leaving::enter(bandwidth, &sent, could_use_mbps);
+        let leaving = RegisteredSender::enter(bandwidth, &sent, could_use_mbps);
         let (tell, limit_mbps) = watch::channel(None);
         let mut flight = Flight {
             bandwidth: Arc::clone(bandwidth),
@@ -297,7 +297,7 @@ impl FirstShare {
 #[derive(Debug)]
 pub(crate) struct Throttle {
     following: JoinHandle<()>,
-    leaving: Option<Leaving>,
+    leaving: Option<RegisteredSender>,
     pacing: Option<Pacing>,
     valve: Valve,
     limit_mbps: watch::Receiver<Option<u64>>,

@@ -15,18 +15,18 @@ pub(crate) struct Beside {
     pub(crate) definition: VmSpec,
     /// The migration by which it came here.
     #[serde(default)]
-    pub(crate) arrival: Option<Way>,
+    pub(crate) arrival: Option<RecordedMigration>,
     /// Whether it has run since it came.
     #[serde(default)]
     pub(crate) has_run: bool,
     /// The migration by which it is to leave, until that has failed.
     #[serde(default)]
-    pub(crate) departure: Option<Way>,
+    pub(crate) departure: Option<RecordedMigration>,
 }
 
 /// A migration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Way {
+pub(crate) struct RecordedMigration {
     /// Its identifier.
     pub(crate) id: String,
     /// The other host.
@@ -50,7 +50,11 @@ impl Beside {
     }
 
     /// It is to leave by this migration; or it stays.
-    pub(crate) fn note_departure(definition: &VmSpec, directory: &VmDirectory, departure: Option<Way>) {
+    pub(crate) fn note_departure(
+        definition: &VmSpec,
+        directory: &VmDirectory,
+        departure: Option<RecordedMigration>,
+    ) {
         Self { departure, ..Self::read_or(definition, directory) }.write(directory);
     }
 

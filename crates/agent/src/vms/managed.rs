@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use drainpipe_engine::check::vm::Told;
+use drainpipe_engine::check::vm::Notice;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::{Placement, VmName, VmSpec};
 use drainpipe_hypervisor::{Found, HypervisorFacts, Machine, Managed, Manager, RunState, Unmanaged};
@@ -108,7 +108,7 @@ impl Vms {
         unmanaged.retain(|one| {
             let entry = entries.get_mut(&one.name);
             if let Some(entry) = entry.filter(|entry| entry.definition.manager.is_some()) {
-                entry.obstacles = vec![Told { what: one.why.clone(), remedy: String::new() }];
+                entry.obstacles = vec![Notice { what: one.why.clone(), remedy: String::new() }];
                 return false;
             }
             !coming.contains(&one.name)

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use drainpipe_engine::check::vm::Told;
+use drainpipe_engine::check::vm::Notice;
 use drainpipe_engine::host::facts::{HugePages, MemoryNeeds};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::DiskName;
@@ -71,7 +71,7 @@ struct Entry {
     cores_taken: Option<f64>,
     claim: Option<Claim>,
     // What keeps it here, by its manager.
-    obstacles: Vec<Told>,
+    obstacles: Vec<Notice>,
 }
 
 impl Entry {

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::check::vm::FileIdentity;
-use drainpipe_engine::host::vm_resources::{NotAllowed, Place, VmResources};
+use drainpipe_engine::host::vm_resources::{AllowedPath, NotAllowed, VmResources};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskCopy, DiskImage, FileRoom};
 use drainpipe_hypervisor::spec::{DiskFormat, VmSpec};
@@ -52,7 +52,7 @@ const LOOKS_MAX: usize = 128;
 
 /// What is at a path that a VM names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum FileAtPath {
     /// Something that VMs may use.
     Present(FileIdentity),
     /// Nothing, or nothing that can be looked at.
@@ -105,19 +105,19 @@ impl VmFiles {
     }
 
     /// What is at a path. Of a disk that is an image, also whether VMs may use what that names.
-    pub(crate) async fn look(&self, path: &Path, format: Option<DiskFormat>) -> Look {
+    pub(crate) async fn look(&self, path: &Path, format: Option<DiskFormat>) -> FileAtPath {
         // No thread for what is decided without a look.
-        if let Err(why) = self.rules.resources.place(path) {
-            return Look::NotAllowed(why);
+        if let Err(why) = self.rules.resources.allowed_path(path) {
+            return FileAtPath::NotAllowed(why);
         }
         let hangs = lock(&self.since).get(path).is_some_and(|since| since.elapsed() > LOOK_DEADLINE);
         if hangs {
-            return Look::Silent;
+            return FileAtPath::Silent;
         }
-        timeout(LOOK_DEADLINE, self.look_unbounded(path, format)).await.unwrap_or(Look::Silent)
+        timeout(LOOK_DEADLINE, self.look_unbounded(path, format)).await.unwrap_or(FileAtPath::Silent)
     }
 
-    async fn look_unbounded(&self, path: &Path, format: Option<DiskFormat>) -> Look {
+    async fn look_unbounded(&self, path: &Path, format: Option<DiskFormat>) -> FileAtPath {
         let permit = Arc::clone(&self.looks).acquire_owned().await;
         let (path, rules, since) = (path.to_owned(), Arc::clone(&self.rules), Arc::clone(&self.since));
         let look = spawn_blocking(move || {
@@ -127,7 +127,7 @@ impl VmFiles {
             drop(permit);
             found
         });
-        look.await.unwrap_or(Look::Missing)
+        look.await.unwrap_or(FileAtPath::Missing)
     }
 
     /// Refuses a VM that names what VMs may not use here. Its files may be missing.
@@ -140,7 +140,8 @@ impl VmFiles {
     pub(crate) async fn check_usable(&self, spec: &VmSpec, copied: &[DiskCopy]) -> Result<(), Problem> {
         self.check_bridges(spec)?;
         let comes = |path: &Path| copied.iter().any(|disk| Path::new(&disk.to) == path);
-        let is_missing = |(path, look): &(&Path, Look)| matches!(look, Look::Missing) && !comes(path);
+        let is_missing =
+            |(path, look): &(&Path, FileAtPath)| matches!(look, FileAtPath::Missing) && !comes(path);
         match self.looked_at(spec, comes).await?.into_iter().find(is_missing) {
             None => Ok(()),
             Some((path, _)) => Err(Problem::refused(format!(
@@ -180,7 +181,7 @@ impl VmFiles {
 
     /// Whether VMs may have block devices there, and no files.
     pub(crate) fn is_device_place(&self, path: &str) -> bool {
-        self.rules.resources.place(Path::new(path)) == Ok(Place::Device)
+        self.rules.resources.allowed_path(Path::new(path)) == Ok(AllowedPath::Device)
     }
 
     /// Refuses a block device that a copy must not overwrite. `named` are the disks of VMs.
@@ -380,7 +381,7 @@ impl VmFiles {
         &self,
         spec: &'a VmSpec,
         comes: impl Fn(&Path) -> bool,
-    ) -> Result<Vec<(&'a Path, Look)>, Problem> {
+    ) -> Result<Vec<(&'a Path, FileAtPath)>, Problem> {
         let (name, host) = (&spec.name, &self.host);
         let files = files(spec).map(|(path, format)| (path, format.filter(|_| !comes(path))));
         let looks = files.map(async |(path, format)| (path, self.look(path, format).await));
@@ -388,12 +389,12 @@ impl VmFiles {
         for (path, look) in &looks {
             let path = path.display();
             match look {
-                Look::Present(_) | Look::Missing => {}
-                Look::NotAllowed(why) => {
+                FileAtPath::Present(_) | FileAtPath::Missing => {}
+                FileAtPath::NotAllowed(why) => {
                     let (what, cure) = (why.what(host), why.cure(host));
                     return Err(Problem::refused(format!("{path} of VM {name} {what}: {cure}")));
                 }
-                Look::Silent => {
+                FileAtPath::Silent => {
                     return Err(Problem::refused(format!(
                         "the storage with {path} of VM {name} does not answer on {host}: look at its server and network"
                     )));
@@ -410,7 +411,7 @@ fn files(spec: &VmSpec) -> impl Iterator<Item = (&Path, Option<DiskFormat>)> {
     boot.chain(spec.disks.iter().map(|disk| (disk.path.as_path(), Some(disk.format))))
 }
 
-fn examine(rules: &Rules, path: &Path, format: Option<DiskFormat>) -> Look {
+fn examine(rules: &Rules, path: &Path, format: Option<DiskFormat>) -> FileAtPath {
     let found = opening::find(rules, path).and_then(|file| {
         if format == Some(DiskFormat::Qcow2) {
             images::check(rules, path, &file)?;
@@ -418,9 +419,9 @@ fn examine(rules: &Rules, path: &Path, format: Option<DiskFormat>) -> Look {
         Ok(file)
     });
     match found {
-        Ok(file) => Look::Present(identity::identify(&file)),
-        Err(Unusable::Missing) => Look::Missing,
-        Err(Unusable::NotAllowed(why)) => Look::NotAllowed(why),
+        Ok(file) => FileAtPath::Present(identity::identify(&file)),
+        Err(Unusable::Missing) => FileAtPath::Missing,
+        Err(Unusable::NotAllowed(why)) => FileAtPath::NotAllowed(why),
     }
 }
 

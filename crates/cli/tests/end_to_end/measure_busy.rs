@@ -18,7 +18,7 @@ use crate::scene::result_of;
 use crate::support::{TestLab, eventually};
 
 /// How it goes.
-struct Way {
+struct BusyCase {
     name: &'static str,
     option: &'static str,
     /// Both agents are started anew before each flight. The QEMUs, of the agents before, are in other sessions then,
@@ -26,10 +26,10 @@ struct Way {
     is_agent_new: bool,
 }
 
-const WAYS: [Way; 3] = [
-    Way { name: "`multichannel`", option: "multichannel", is_agent_new: false },
-    Way { name: "`compression`", option: "compression", is_agent_new: false },
-    Way { name: "`compression`, agents started anew", option: "compression", is_agent_new: true },
+const CASES: [BusyCase; 3] = [
+    BusyCase { name: "`multichannel`", option: "multichannel", is_agent_new: false },
+    BusyCase { name: "`compression`", option: "compression", is_agent_new: false },
+    BusyCase { name: "`compression`, agents started anew", option: "compression", is_agent_new: true },
 ];
 
 /// As much as it gets the CPU for, in so little of its memory that the migration ends.
@@ -55,11 +55,11 @@ pub(crate) fn run(repeats: usize) {
     let guest = MeasuredGuest { is_in_huge_pages: huge_pages.is_some(), ..OS_LIKE }.start(&lab);
     guest.wait_until_ready();
     let at_rest_mib_per_s = at_rest(&guest);
-    let mut flights = WAYS.map(|_| vec![]);
+    let mut flights = CASES.map(|_| vec![]);
     for _ in 0..repeats {
         // There and back: so each goes in both directions.
-        for (way, flights) in WAYS.iter().zip(&mut flights) {
-            flights.extend([(); 2].map(|()| fly(&lab, &guest, way)));
+        for (case, flights) in CASES.iter().zip(&mut flights) {
+            flights.extend([(); 2].map(|()| fly(&lab, &guest, case)));
         }
     }
     println!("at rest: {at_rest_mib_per_s:.0} MiB/s\n");
@@ -67,8 +67,8 @@ pub(crate) fn run(repeats: usize) {
         "| | rewritten in flight, MiB/s | total, s | packed, MiB | CPU of the source's agent, s | paused, ms |"
     );
     println!("|---|---|---|---|---|---|");
-    for (way, flights) in WAYS.iter().zip(&flights) {
-        println!("{}", line(way, flights));
+    for (case, flights) in CASES.iter().zip(&flights) {
+        println!("{}", line(case, flights));
     }
 }
 
@@ -79,8 +79,8 @@ fn at_rest(guest: &Guest) -> f64 {
     (set(guest, Dirtying::IDLE) - before) / began.elapsed().as_secs_f64()
 }
 
-fn fly(lab: &TestLab, guest: &Guest, way: &Way) -> Flight {
-    if way.is_agent_new {
+fn fly(lab: &TestLab, guest: &Guest, case: &BusyCase) -> Flight {
+    if case.is_agent_new {
         for host in ["a", "b"] {
             lab.stop_agent(host, Signal::TERM);
             lab.start_agent(host);
@@ -88,7 +88,7 @@ fn fly(lab: &TestLab, guest: &Guest, way: &Way) -> Flight {
     }
     thread::sleep(REST);
     let [source, target] = if lab.qemu_pid("a", "web").is_some() { ["a", "b"] } else { ["b", "a"] };
-    let migrating = lab.start(&["migrate", "web", target, "--option", way.option, "--json"]);
+    let migrating = lab.start(&["migrate", "web", target, "--option", case.option, "--json"]);
     in_flight(lab, source);
     let before = set(guest, BUSY);
     let began = Instant::now();
@@ -97,7 +97,7 @@ fn fly(lab: &TestLab, guest: &Guest, way: &Way) -> Flight {
     let work_mib_per_s = (set(guest, Dirtying::IDLE) - before) / began.elapsed().as_secs_f64();
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     guest.assert_intact();
-    eprintln!("{}: {work_mib_per_s:.0} MiB/s, {:.1} s", way.name, result.total_ms / 1000.0);
+    eprintln!("{}: {work_mib_per_s:.0} MiB/s, {:.1} s", case.name, result.total_ms / 1000.0);
     Flight { result, work_mib_per_s }
 }
 
@@ -106,7 +106,7 @@ fn set(guest: &Guest, dirtying: Dirtying) -> f64 {
     guest.set_dirty(dirtying).rewritten_pages as f64 / PAGES_PER_MIB as f64
 }
 
-fn line(way: &Way, flights: &[Flight]) -> String {
+fn line(case: &BusyCase, flights: &[Flight]) -> String {
     let of = |quantity: fn(&Flight) -> f64, digits| spread(flights.iter().map(quantity), digits);
     let packed_mib = |flight: &Flight| {
         let packed = flight.result.compression;
@@ -114,7 +114,7 @@ fn line(way: &Way, flights: &[Flight]) -> String {
     };
     format!(
         "| {} | {} | {} | {} | {} | {} |",
-        way.name,
+        case.name,
         of(|flight| flight.work_mib_per_s, 0),
         of(|flight| flight.result.total_ms / 1000.0, 2),
         of(packed_mib, 0),

@@ -20,19 +20,19 @@ const TWO_LINKS: [&str; 5] = ["--libvirt", "--link", "1000", "--link", "1000"];
 
 /// How one domain is moved.
 #[derive(Clone, Copy)]
-enum Way {
+enum MoveCommand {
     Virsh(&'static [&'static str]),
     Drainpipe(&'static str),
 }
 
-const WAYS: [(&str, Way); 4] = [
-    ("`virsh migrate --live`", Way::Virsh(&[])),
+const COMMANDS: [(&str, MoveCommand); 4] = [
+    ("`virsh migrate --live`", MoveCommand::Virsh(&[])),
     (
         "`virsh migrate --live --parallel`, 8 connections",
-        Way::Virsh(&["--parallel", "--parallel-connections", "8"]),
+        MoveCommand::Virsh(&["--parallel", "--parallel-connections", "8"]),
     ),
-    ("Drainpipe, `tcp`", Way::Drainpipe("tcp")),
-    ("Drainpipe, `multichannel`", Way::Drainpipe("multichannel")),
+    ("Drainpipe, `tcp`", MoveCommand::Drainpipe("tcp")),
+    ("Drainpipe, `multichannel`", MoveCommand::Drainpipe("multichannel")),
 ];
 
 /// Seconds of the command, and ms of the pause as the hypervisor says.
@@ -65,7 +65,7 @@ fn one_domain(what: &str, memory_mib: u64, repeats: usize) {
     eventually("the agent has seen it", || !lab.vms().vms.is_empty());
     let mut moves: [Vec<Move>; 4] = Default::default();
     for _ in 0..repeats {
-        for ((_, way), moves) in WAYS.iter().zip(&mut moves) {
+        for ((_, way), moves) in COMMANDS.iter().zip(&mut moves) {
             for (source, target) in [("a", "b"), ("b", "a")] {
                 moves.push(move_it(&lab, *way, source, target));
                 guest.assert_intact();
@@ -73,7 +73,7 @@ fn one_domain(what: &str, memory_mib: u64, repeats: usize) {
         }
     }
     let baseline = median(&moves[0]);
-    for ((way, _), moves) in WAYS.iter().zip(&moves) {
+    for ((way, _), moves) in COMMANDS.iter().zip(&moves) {
         let total = spread(moves.iter().map(|one| one.total_s), 2);
         let pause = spread(moves.iter().map(|one| one.pause_ms), 0);
         println!("| {what} | {way} | {total} | {:.2} | {pause} |", median(moves) / baseline);
@@ -84,10 +84,10 @@ fn median(moves: &[Move]) -> f64 {
     Spread::of(moves.iter().map(|one| one.total_s)).map_or(f64::NAN, |spread| spread.median)
 }
 
-fn move_it(lab: &TestLab, way: Way, source: &str, target: &str) -> Move {
+fn move_it(lab: &TestLab, way: MoveCommand, source: &str, target: &str) -> Move {
     let began = Instant::now();
     match way {
-        Way::Virsh(more) => {
+        MoveCommand::Virsh(more) => {
             lab.migrate_domain_with("web", source, target, "e0", more);
             let total_s = began.elapsed().as_secs_f64();
             Move {
@@ -95,7 +95,7 @@ fn move_it(lab: &TestLab, way: Way, source: &str, target: &str) -> Move {
                 pause_ms: pause_ms(&lab.virsh(target, &["domjobinfo", "web", "--completed"]).done()),
             }
         }
-        Way::Drainpipe(option) => {
+        MoveCommand::Drainpipe(option) => {
             let result: MigrationResult = lab.json(&["migrate", "web", target, "--option", option]);
             Move { total_s: began.elapsed().as_secs_f64(), pause_ms: result.downtime_ms.unwrap_or(f64::NAN) }
         }

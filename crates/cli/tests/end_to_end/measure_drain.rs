@@ -166,14 +166,14 @@ struct Drained {
     silences: BTreeMap<String, Silence>,
     status: DrainStatus,
     /// What was told while it was under way.
-    told: Vec<Told>,
+    reports: Vec<ProgressReport>,
     /// Of each VM, in the order of the drain.
     results: Vec<MigrationResult>,
     pages: u64,
 }
 
 /// What a drain under way told.
-struct Told {
+struct ProgressReport {
     elapsed_ms: f64,
     moved: usize,
     eta_ms: Option<f64>,
@@ -262,11 +262,11 @@ fn drain(lab: &TestLab, guests: &[Guest], arguments: &[&str]) -> Drained {
     let bytes_before = sent_bytes(lab);
     let began = Instant::now();
     let is_over = AtomicBool::new(false);
-    let (drained, told) = thread::scope(|scope| {
-        let told = scope.spawn(|| followed(lab, &is_over));
+    let (drained, reports) = thread::scope(|scope| {
+        let reports = scope.spawn(|| followed(lab, &is_over));
         let drained = lab.start(&[&["drain", "a", "--yes", "--json"], arguments].concat()).wait_for(PATIENCE);
         is_over.store(true, Ordering::Relaxed);
-        (drained.done(), told.join().expect("it looks, and nothing else"))
+        (drained.done(), reports.join().expect("it looks, and nothing else"))
     });
     let drained: DrainView = serde_json::from_str(&drained).expect("what it prints with --json");
     let wall_s = began.elapsed().as_secs_f64();
@@ -284,21 +284,21 @@ fn drain(lab: &TestLab, guests: &[Guest], arguments: &[&str]) -> Drained {
     };
     let results = migrations.map(result).collect();
     lab.start(&["resume", "a", "--failback"]).wait_for(PATIENCE).done();
-    Drained { wall_s, bytes, silences, status, told, results, pages }
+    Drained { wall_s, bytes, silences, status, reports, results, pages }
 }
 
 /// What the drain tells until it is over.
-fn followed(lab: &TestLab, is_over: &AtomicBool) -> Vec<Told> {
-    let mut told = vec![];
+fn followed(lab: &TestLab, is_over: &AtomicBool) -> Vec<ProgressReport> {
+    let mut reports = vec![];
     while !is_over.load(Ordering::Relaxed) {
         let status = ask::<DrainView>(lab, "a", "/v1/drain", None).ok().and_then(|view| view.status);
         if let Some(status) = status.filter(|status| status.state == DrainState::Moving) {
             let (elapsed_ms, moved, eta_ms) = (status.elapsed_ms, status.moved(), status.eta_ms);
-            told.push(Told { elapsed_ms, moved, eta_ms });
+            reports.push(ProgressReport { elapsed_ms, moved, eta_ms });
         }
         thread::sleep(LOOK_EVERY);
     }
-    told
+    reports
 }
 
 /// Listens to a guest that answers, from now on.

@@ -41,17 +41,17 @@ const BURNING: usize = 4;
 const BEAT: Duration = Duration::from_millis(10);
 
 /// Where it is measured.
-struct Place {
+struct PauseCase {
     name: &'static str,
     rate: &'static str,
     burning: usize,
 }
 
-const PLACES: [Place; 4] = [
-    Place { name: "2 × 1 Gb/s, quiet", rate: "1000", burning: 0 },
-    Place { name: "2 × 1 Gb/s, busy", rate: "1000", burning: BURNING },
-    Place { name: "unshaped, quiet", rate: "unlimited", burning: 0 },
-    Place { name: "unshaped, busy", rate: "unlimited", burning: BURNING },
+const CASES: [PauseCase; 4] = [
+    PauseCase { name: "2 × 1 Gb/s, quiet", rate: "1000", burning: 0 },
+    PauseCase { name: "2 × 1 Gb/s, busy", rate: "1000", burning: BURNING },
+    PauseCase { name: "unshaped, quiet", rate: "unlimited", burning: 0 },
+    PauseCase { name: "unshaped, busy", rate: "unlimited", burning: BURNING },
 ];
 
 /// One migration.
@@ -70,13 +70,13 @@ pub(crate) fn run(repeats: usize, word: &str) {
         "| links and cores | option | paused, ms | of tcp's | silent, ms | all state is there after, ms |"
     );
     println!("|---|---|---|---|---|---|");
-    for place in PLACES.iter().filter(|place| place.name.contains(word)) {
+    for case in CASES.iter().filter(|case| case.name.contains(word)) {
         for link in ["e0", "e1"] {
-            lab.fault(&format!("rate {link} {}", place.rate));
+            lab.fault(&format!("rate {link} {}", case.rate));
         }
         let mut flights = WAYS.map(|_| vec![]);
         for _ in 0..repeats {
-            let burning: Vec<Burner> = (0..place.burning).map(|_| Burner::start()).collect();
+            let burning: Vec<Burner> = (0..case.burning).map(|_| Burner::start()).collect();
             for ((_, arguments), flights) in WAYS.iter().zip(&mut flights) {
                 flights.push(fly(&lab, &guest, arguments));
             }
@@ -86,7 +86,7 @@ pub(crate) fn run(repeats: usize, word: &str) {
         }
         let of_tcp = paused(&flights[0]).map_or(f64::NAN, |paused| paused.median);
         for ((name, _), flights) in WAYS.iter().zip(&flights) {
-            println!("| {} | {name} | {} |", place.name, line(flights, of_tcp));
+            println!("| {} | {name} | {} |", case.name, line(flights, of_tcp));
         }
     }
 }

@@ -31,13 +31,14 @@ const LINKS: [(&str, &[&str]); 2] =
 
 /// How the memory travels, 16 connections each.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum WireEncryption {
     InTheClear,
     Drainpipe,
     Qemu,
 }
 
-const WAYS: [Way; 3] = [Way::InTheClear, Way::Drainpipe, Way::Qemu];
+const WAYS: [WireEncryption; 3] =
+    [WireEncryption::InTheClear, WireEncryption::Drainpipe, WireEncryption::Qemu];
 
 pub(crate) fn run(repeats: usize) {
     println!("| links, figure | promise | in the clear | `--encrypt` | QEMU's TLS | ÷ QEMU's | holds |");
@@ -64,7 +65,7 @@ fn measure(repeats: usize, links: &[&str]) -> [Vec<MigrationResult>; 3] {
     let mut results = [vec![], vec![], vec![]];
     // The first there and back is not counted: it touches memory that nobody has touched before.
     for _ in 0..2 {
-        migrate(&lab, &qemu, Way::InTheClear);
+        migrate(&lab, &qemu, WireEncryption::InTheClear);
     }
     for _ in 0..repeats {
         for (way, results) in WAYS.into_iter().zip(&mut results) {
@@ -76,14 +77,14 @@ fn measure(repeats: usize, links: &[&str]) -> [Vec<MigrationResult>; 3] {
     results
 }
 
-fn migrate(lab: &TestLab, qemu: &TlsQemu, way: Way) -> MigrationResult {
+fn migrate(lab: &TestLab, qemu: &TlsQemu, way: WireEncryption) -> MigrationResult {
     let (source, target) = if lab.qemu_pid("a", "web").is_some() { ("a", "b") } else { ("b", "a") };
     let source_pid = lab.qemu_pid(source, "web").expect("the guest runs on one of them");
-    qemu.set_tls(source_pid, way == Way::Qemu);
-    let encrypt: &[&str] = if way == Way::Drainpipe { &["--encrypt"] } else { &[] };
+    qemu.set_tls(source_pid, way == WireEncryption::Qemu);
+    let encrypt: &[&str] = if way == WireEncryption::Drainpipe { &["--encrypt"] } else { &[] };
     let result = lab.migrate("web", target, &[&["--option", "multichannel"], encrypt].concat());
     let is_encrypted = result.encryption.as_ref().is_some_and(|used| used.is_encrypted);
-    assert_eq!(is_encrypted, way == Way::Drainpipe, "{result:#?}");
+    assert_eq!(is_encrypted, way == WireEncryption::Drainpipe, "{result:#?}");
     result
 }
 

@@ -27,7 +27,7 @@ use crate::whole;
 pub(crate) const TESTS: &[Test] = &[("no_acknowledged_commit_is_lost", no_acknowledged_commit_is_lost)];
 
 /// How the guest is moved.
-struct Way {
+struct GuestMove {
     arguments: &'static [&'static str],
     /// Of each link meanwhile.
     mbps: &'static str,
@@ -37,19 +37,19 @@ struct Way {
     suits_domains: bool,
 }
 
-const BRISK: Way = Way { arguments: &[], mbps: "500", takes_disk: false, suits_domains: true };
+const BRISK: GuestMove = GuestMove { arguments: &[], mbps: "500", takes_disk: false, suits_domains: true };
 
-const fn by(arguments: &'static [&'static str]) -> Way {
-    Way { arguments, ..BRISK }
+const fn by(arguments: &'static [&'static str]) -> GuestMove {
+    GuestMove { arguments, ..BRISK }
 }
 
 /// So slow that memory changes as fast as it is sent.
-const fn in_parts(arguments: &'static [&'static str]) -> Way {
-    Way { arguments, mbps: "60", suits_domains: false, ..BRISK }
+const fn in_parts(arguments: &'static [&'static str]) -> GuestMove {
+    GuestMove { arguments, mbps: "60", suits_domains: false, ..BRISK }
 }
 
 /// The short form has the first two.
-const WAYS: [Way; 10] = [
+const WAYS: [GuestMove; 10] = [
     by(&["--option", "multichannel"]),
     by(&["--option", "compression", "--encrypt"]),
     by(&["--option", "tcp"]),
@@ -58,7 +58,7 @@ const WAYS: [Way; 10] = [
     by(&["--option", "compression"]),
     in_parts(&["--post-copy", "--encrypt"]),
     by(&["--option", "tcp", "--encrypt"]),
-    Way { takes_disk: true, suits_domains: false, ..by(&["--option", "multichannel"]) },
+    GuestMove { takes_disk: true, suits_domains: false, ..by(&["--option", "multichannel"]) },
     by(&["--option", "auto"]),
 ];
 
@@ -119,7 +119,7 @@ fn no_acknowledged_commit_is_lost() {
     let at_boot = debian.complaints();
     let mut load = Load::begin(&debian);
     let mut moves = Vec::new();
-    let is_possible = |way: &&Way| way.suits_domains || Backend::of_test() == Backend::Qemu;
+    let is_possible = |way: &&GuestMove| way.suits_domains || Backend::of_test() == Backend::Qemu;
     let ways = WAYS.iter().filter(is_possible);
     // Each there, and later back.
     let ways = ways.clone().chain(ways.rev()).cycle();
@@ -252,7 +252,7 @@ impl Debian {
 
     /// Moves it to the other host.
     #[track_caller]
-    fn go(&mut self, way: &Way, host: &'static str) -> Move {
+    fn go(&mut self, way: &GuestMove, host: &'static str) -> Move {
         for link in ["e0", "e1"] {
             self.lab.fault(&format!("rate {link} {}", way.mbps));
         }

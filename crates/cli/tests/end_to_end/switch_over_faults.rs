@@ -58,24 +58,24 @@ fn try_run_state(lab: &TestLab, host: &str, vm: &str) -> Result<RunState, String
 }
 
 /// A source on which only QEMU goes on: paused for its last bytes, it waits for leave to send them.
-struct Held<'a> {
+struct PausedSource<'a> {
     scene: &'a Scene,
     agent: Pid,
     guard: Pid,
 }
 
-impl<'a> Held<'a> {
+impl<'a> PausedSource<'a> {
     /// Back when the VM is paused.
     #[track_caller]
     fn at_pause(scene: &'a Scene) -> Self {
         let lab = &scene.lab;
         let guard = lab.pids("a", &[" guard --migration "])[0];
-        let held = Self { scene, agent: lab.agent_pid("a").unwrap(), guard };
-        for pid in [held.agent, held.guard] {
+        let paused = Self { scene, agent: lab.agent_pid("a").unwrap(), guard };
+        for pid in [paused.agent, paused.guard] {
             kill_process(pid, Signal::STOP).unwrap();
         }
         eventually("the VM is paused", || run_state(lab, "a", "web") == RunState::FinishMigrate);
-        held
+        paused
     }
 
     /// The guard after the agent has given it a sign of life, or it would let the VM run.
@@ -98,9 +98,9 @@ fn all_links_fall_silent_at_the_switch_over() {
 fn all_links_fall_silent_for_good(scene: &Scene) {
     let heartbeat = scene.guest.heartbeat();
     let migrating = scene.migrate(&[]);
-    let held = Held::at_pause(scene);
+    let paused = PausedSource::at_pause(scene);
     silence(scene);
-    held.release();
+    paused.release();
     let output = migrating.wait();
     assert_failed(&output, "the last of the state did not arrive within 15 s; look at the links");
     let result = result_of(&output);
@@ -117,9 +117,9 @@ fn all_links_fall_silent_for_good(scene: &Scene) {
 fn all_links_are_silent_for_five_seconds(scene: &Scene) {
     let heartbeat = scene.guest.heartbeat();
     let migrating = scene.migrate(&[]);
-    let held = Held::at_pause(scene);
+    let paused = PausedSource::at_pause(scene);
     silence(scene);
-    held.release();
+    paused.release();
     thread::sleep(Duration::from_secs(4));
     heal(scene);
     let result = result_of(&migrating.wait());
@@ -174,9 +174,9 @@ fn the_target_hears_nothing_or_cannot_write_after_the_hand_over() {
 
 fn the_agents_lose_each_other_before_the_order_to_run(scene: &Scene) {
     // All state arrives, and the hand-over is recorded when the target hears nothing any more.
-    let (migrating, held) = hold_until_all_is_there(scene);
+    let (migrating, paused) = hold_until_all_is_there(scene);
     cut_off(&scene.lab, "b");
-    held.release();
+    paused.release();
     wait_until_handed_over(&scene.lab);
     let output = migrating.wait();
     assert_eq!(output.code, 4, "{output:#?}");
@@ -238,9 +238,9 @@ fn the_sources_journal_becomes_full_in_flight(scene: &Scene, disk: &SmallDisk) {
 }
 
 fn the_targets_journal_is_full_after_the_hand_over(scene: &Scene, disk: &SmallDisk) {
-    let (migrating, held) = hold_until_all_is_there(scene);
+    let (migrating, paused) = hold_until_all_is_there(scene);
     disk.fill();
-    held.release();
+    paused.release();
     let output = migrating.wait();
     assert_eq!(output.code, 4, "{output:#?}");
     let result = result_of(&output);

@@ -86,7 +86,7 @@ pub struct Connection {
 /// Paces the connections of one QEMU. Times are the caller's, from any beginning.
 #[derive(Debug)]
 pub struct Pacing {
-    last: Option<Look>,
+    last: Option<PacingSample>,
     // Bytes on the links for each byte of the pace.
     yields: f64,
     // Less than nothing after more was sent than the limit allows.
@@ -94,7 +94,7 @@ pub struct Pacing {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Look {
+struct PacingSample {
     at: Duration,
     link_bytes: u64,
     allowed_per_s: f64,
@@ -120,13 +120,13 @@ impl Pacing {
         self.owed_bytes = self.owed_bytes.clamp(-allowed_per_s * SAVED_S, allowed_per_s * MADE_UP_S);
         let pace_per_s = ((allowed_per_s + self.owed_bytes / MADE_UP_WITHIN_S) / self.yields).max(1.0);
         let has_unsent = connections.iter().any(|connection| connection.has_unsent);
-        self.last = Some(Look { at, link_bytes, allowed_per_s, pace_per_s, has_unsent });
+        self.last = Some(PacingSample { at, link_bytes, allowed_per_s, pace_per_s, has_unsent });
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 or more")]
         let pace_per_s = pace_per_s as u64;
         divided(pace_per_s, &in_use)
     }
 
-    fn learn(&mut self, last: Look, at: Duration, link_bytes: u64) {
+    fn learn(&mut self, last: PacingSample, at: Duration, link_bytes: u64) {
         // Fewer than before: one was closed, which happens at a migration's end.
         let Some(sent_bytes) = link_bytes.checked_sub(last.link_bytes) else { return };
         let since_s = at.saturating_sub(last.at).min(LATE_MAX).as_secs_f64();

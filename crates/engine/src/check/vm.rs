@@ -40,16 +40,16 @@ pub struct VmFacts {
     /// The files that its QEMU opens.
     pub files: Vec<VmFile>,
     /// What keeps it on its host, whatever the target.
-    pub obstacles: Vec<Told>,
+    pub obstacles: Vec<Notice>,
     /// What may keep it there, or change with the host.
-    pub doubts: Vec<Told>,
+    pub doubts: Vec<Notice>,
     /// What a target must have, beside CPU, memory, files and bridges.
-    pub needs: Vec<Told>,
+    pub needs: Vec<Notice>,
 }
 
-/// Something that a VM's host says of it to people.
+/// What a VM's host has to say of it to people.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct Notice {
     /// What it is.
     pub what: String,
     /// What can be done about it.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::Pair;
 use super::facts::CheckFacts;
 use super::hosts::{NEWER_QEMU, dotted, numbers};
-use super::vm::{Obstacle, Told, VmCheck, VmFacts};
+use super::vm::{Notice, Obstacle, VmCheck, VmFacts};
 use crate::finding::code::FindingCode;
 use crate::finding::{Finding, Place, on};
 use crate::format::{bytes, mib, mib_free, mib_needed};
@@ -100,7 +100,7 @@ fn obstacle(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
 fn told(pair: Pair<'_>, checked: &VmCheck) -> impl Iterator<Item = Finding> {
     let (vm, target) = (&checked.vm, pair.target.name());
     let here = [Place::vm(pair.source.name(), &vm.name)];
-    let finding = |code, Told { what, remedy }: &Told| {
+    let finding = |code, Notice { what, remedy }: &Notice| {
         Finding::new(code, here.clone()).what(format!("VM {}: {what}", vm.name)).remedy(remedy.clone())
     };
     let obstacle = |told| {
@@ -114,7 +114,7 @@ fn told(pair: Pair<'_>, checked: &VmCheck) -> impl Iterator<Item = Finding> {
     let mut found: Vec<Finding> = vm.obstacles.iter().map(obstacle).collect();
     found.extend(vm.doubts.iter().map(doubt));
     let lacking = checked.fit.lacking.iter().filter_map(|need| vm.needs.get(*need));
-    found.extend(lacking.map(|Told { what, remedy }| {
+    found.extend(lacking.map(|Notice { what, remedy }| {
         Finding::new(FindingCode::VmNeedMissing, there(pair, vm))
             .what(format!("{target} lacks what VM {} needs: {what}", vm.name))
             .effect("libvirt does not start the VM there")

@@ -60,7 +60,7 @@ const MIX_CHANGED: f64 = 0.15;
 pub(super) struct Concurrency {
     most: u8,
     settled: u8,
-    trial: Option<Trial>,
+    trial: Option<ConcurrencyTrial>,
     window: Option<Window>,
     // What `settled` carries, in bytes per ms, once measured.
     carries: Option<f64>,
@@ -87,7 +87,7 @@ enum Direction {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Trial {
+struct ConcurrencyTrial {
     transfers: u8,
     direction: Direction,
 }
@@ -200,7 +200,7 @@ impl Concurrency {
         self.window = None;
     }
 
-    fn judge(&mut self, since_ms: f64, trial: Trial, carries: f64, span_ms: f64) {
+    fn judge(&mut self, since_ms: f64, trial: ConcurrencyTrial, carries: f64, span_ms: f64) {
         let (before, pays_from) = match trial.direction {
             Direction::Up => (self.carries.unwrap_or(0.0), 1.0 + GAIN),
             Direction::Down => (self.best, 1.0 - LOSS),
@@ -228,7 +228,7 @@ impl Concurrency {
         self.tried = true;
     }
 
-    fn does_not_pay(&mut self, since_ms: f64, trial: Trial) {
+    fn does_not_pay(&mut self, since_ms: f64, trial: ConcurrencyTrial) {
         self.large_steps(trial.direction, false);
         self.next = opposite(trial.direction);
         self.returning_since_ms = Some(since_ms);
@@ -273,7 +273,7 @@ impl Concurrency {
         }
     }
 
-    fn next_trial(&self) -> Option<Trial> {
+    fn next_trial(&self) -> Option<ConcurrencyTrial> {
         let may_pay = |direction: &Direction| *direction == Direction::Down || !self.links_are_full();
         [self.next, opposite(self.next)].into_iter().filter(may_pay).find_map(|direction| {
             let transfers = match direction {
@@ -283,7 +283,7 @@ impl Concurrency {
                 Direction::Down => self.settled - 1,
             };
             let transfers = transfers.clamp(1, self.most);
-            (transfers != self.settled).then_some(Trial { transfers, direction })
+            (transfers != self.settled).then_some(ConcurrencyTrial { transfers, direction })
         })
     }
 

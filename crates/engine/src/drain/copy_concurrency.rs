@@ -34,7 +34,7 @@ pub(super) type Busy = BTreeMap<DevicePair, u8>;
 #[derive(Debug, Clone, Default)]
 pub(super) struct CopyConcurrency {
     known: BTreeMap<DevicePair, OfPair>,
-    trial: Option<Trial>,
+    trial: Option<CopyTrial>,
     window: Option<Window>,
     // What all links carry together, in bytes per ms, where that is known.
     links: Option<f64>,
@@ -55,7 +55,7 @@ impl Default for OfPair {
 
 /// One more between a pair than was found to be good.
 #[derive(Debug, Clone)]
-struct Trial {
+struct CopyTrial {
     pair: DevicePair,
     // What all carried without it, and who was where.
     carried: f64,
@@ -140,10 +140,10 @@ impl CopyConcurrency {
             return;
         };
         self.known.entry(pair.clone()).or_default().allowed += 1;
-        self.trial = Some(Trial { pair: pair.clone(), carried: carries, before: busy.clone() });
+        self.trial = Some(CopyTrial { pair: pair.clone(), carried: carries, before: busy.clone() });
     }
 
-    fn judge(&mut self, now_ms: f64, trial: Trial, carries: f64, busy: &Busy) {
+    fn judge(&mut self, now_ms: f64, trial: CopyTrial, carries: f64, busy: &Busy) {
         if between(busy, &trial.pair) < self.allowed(&trial.pair) {
             // It has not begun yet.
             self.trial = Some(trial);

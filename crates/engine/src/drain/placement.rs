@@ -13,7 +13,7 @@ const NAMED_TARGETS: usize = 5;
 
 /// What became of each VM of the view, in its order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Assignment {
     /// It goes to the target with this index in the view.
     Target(usize),
     /// It stays, for this reason.
@@ -25,22 +25,22 @@ pub(super) enum Place {
 /// Largest first, on the target that sees most of its disks, then with the fastest paths, then with the most room. Where
 /// that leaves VMs here, other orders are tried; the one that leaves the fewest here is taken, and of these the one
 /// that copies least.
-pub(super) fn place(view: &DrainView) -> Vec<Place> {
+pub(super) fn place(view: &DrainView) -> Vec<Assignment> {
     let units = units(view);
     let rooms = rooms(view);
     let attempts = [Order::LargestFirst, Order::ConfinedFirst].into_iter().flat_map(|order| {
         [Fit::Fast, Fit::TightWhereSeen, Fit::Tight]
             .map(|fit| place_in(view, &units, rooms.clone(), order, fit))
     });
-    attempts.min_by_key(|places| left_here(view, places)).unwrap_or_default()
+    attempts.min_by_key(|assignments| left_here(view, assignments)).unwrap_or_default()
 }
 
 /// And what is copied.
-fn left_here(view: &DrainView, places: &[Place]) -> (usize, u64, u64) {
-    let each = view.vms.iter().zip(places);
+fn left_here(view: &DrainView, assignments: &[Assignment]) -> (usize, u64, u64) {
+    let each = view.vms.iter().zip(assignments);
     each.fold((0, 0, 0_u64), |(count, bytes, copied), (vm, place)| match place {
-        Place::Stays(_) => (count + 1, vm.needs_bytes.saturating_add(bytes), copied),
-        Place::Target(target) => {
+        Assignment::Stays(_) => (count + 1, vm.needs_bytes.saturating_add(bytes), copied),
+        Assignment::Target(target) => {
             (count, bytes, copied.saturating_add(copied_bytes(&[vm], &view.targets[*target])))
         }
     })
@@ -78,8 +78,9 @@ fn place_in<'a>(
     mut rooms: Vec<Room<'a>>,
     order: Order,
     fit: Fit,
-) -> Vec<Place> {
-    let mut places: Vec<Place> = view.vms.iter().map(|_| Place::Stays(String::new())).collect();
+) -> Vec<Assignment> {
+    let mut assignments: Vec<Assignment> =
+        view.vms.iter().map(|_| Assignment::Stays(String::new())).collect();
     let mut sorted: Vec<(&Unit, Vec<&VmView>)> =
         units.iter().map(|unit| (unit, unit.iter().map(|vm| &view.vms[*vm]).collect())).collect();
     sorted.sort_by_cached_key(|(_, vms)| {
@@ -88,12 +89,15 @@ fn place_in<'a>(
         (confined, Reverse(needs_bytes(vms)), vms.iter().map(|vm| vm.name.clone()).min())
     });
     for (unit, vms) in sorted {
-        match choose(view, &vms, &mut rooms, fit) {
-            Ok(target) => unit.iter().for_each(|vm| places[*vm] = Place::Target(target)),
-            Err(why) => unit.iter().for_each(|vm| places[*vm] = Place::Stays(why_of(view, &vms, *vm, &why))),
+        let chosen = choose(view, &vms, &mut rooms, fit);
+        for vm in unit {
+            assignments[*vm] = match &chosen {
+                Ok(target) => Assignment::Target(*target),
+                Err(why) => Assignment::Stays(why_of(view, &vms, *vm, why)),
+            };
         }
     }
-    places
+    assignments
 }
 
 fn needs_bytes(vms: &[&VmView]) -> u64 {
@@ -339,11 +343,13 @@ impl<'a> Room<'a> {
 /// For each target that VMs go to: why, if it failed after that, the other targets could not take its VMs.
 ///
 /// Memory and `apart` groups only: what else would be in the way is known of VMs that are here alone.
-pub(super) fn without_reserve(view: &DrainView, places: &[Place]) -> Vec<String> {
+pub(super) fn without_reserve(view: &DrainView, assignments: &[Assignment]) -> Vec<String> {
     let mut rooms = rooms(view);
     for room in &mut rooms {
-        let comes = |(vm, place): (_, &Place)| (*place == Place::Target(room.index)).then_some(vm);
-        let planned: Vec<&VmView> = view.vms.iter().zip(places).filter_map(comes).collect();
+        let comes = |(vm, assignment): (_, &Assignment)| {
+            (*assignment == Assignment::Target(room.index)).then_some(vm)
+        };
+        let planned: Vec<&VmView> = view.vms.iter().zip(assignments).filter_map(comes).collect();
         room.take(&planned);
     }
     let used = rooms.iter().filter(|room| !room.planned.is_empty());

@@ -12,7 +12,7 @@ use super::disks::{self, DevicePair, DrainedDisk, device_pairs};
 use super::host_links::HostLinks;
 use super::limited::limits_told;
 use super::order::in_turns;
-use super::placement::{Place, place, way_of, without_reserve};
+use super::placement::{Assignment, place, way_of, without_reserve};
 use super::predict::{
     GOODPUT_SHARE, Prediction, all_mbps, bytes_per_ms, completion_ms, disk_mbps, predict, setup_ms, vm_mbps,
     whole_bytes,
@@ -120,12 +120,12 @@ const NO_POST_COPY_WITH_DISKS: &str = "its disks are copied, and the two do not 
 pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
     let (eased, busiest) = (on_busy_cores(view, prediction::eased), on_busy_cores(view, prediction::busiest));
     let view = eased.as_ref().unwrap_or(view);
-    let places = place(view);
+    let assignments = place(view);
     let (mut going, mut stays) = (vec![], vec![]);
     let allows_post_copy = limits.is_some_and(|limits| limits.post_copy);
-    for (vm, place) in view.vms.iter().zip(&places) {
-        match place {
-            Place::Target(target) => {
+    for (vm, assignment) in view.vms.iter().zip(&assignments) {
+        match assignment {
+            Assignment::Target(target) => {
                 let prediction = predict(vm, &view.targets[*target]);
                 let wants_post_copy = allows_post_copy && !prediction.converges;
                 let disks = vm.copies_to(&view.targets[*target].name);
@@ -136,7 +136,7 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
                 let prediction = if post_copy { prediction.with_rest_to_follow() } else { prediction };
                 going.push(Going { vm, target: *target, prediction, disks, post_copy, no_post_copy });
             }
-            Place::Stays(why) => stays.push(Stay { vm: vm.name.clone(), why: why.clone() }),
+            Assignment::Stays(why) => stays.push(Stay { vm: vm.name.clone(), why: why.clone() }),
         }
     }
     let going = in_order(going, limits.is_some_and(|limits| limits.disks_first));
@@ -161,7 +161,7 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
             of_ways(view, &targets),
             unknown_speeds(view, &targets),
             limits_told(view, &targets),
-            without_reserve(view, &places),
+            without_reserve(view, &assignments),
         ]
         .concat(),
     };
@@ -212,7 +212,8 @@ fn await_room(view: &DrainView, stays: &[Stay]) -> Vec<String> {
         target.memory_available_bytes = u64::MAX;
     }
     let placed = roomy.vms.iter().zip(place(&roomy));
-    let placed = placed.filter(|(_, place)| matches!(place, Place::Target(_))).map(|(vm, _)| &vm.name);
+    let placed =
+        placed.filter(|(_, assignment)| matches!(assignment, Assignment::Target(_))).map(|(vm, _)| &vm.name);
     placed.filter(|name| stays.iter().any(|stay| stay.vm == **name)).cloned().collect()
 }
 

@@ -38,7 +38,7 @@ impl Default for VmResources {
 
 /// Where a path is that VMs may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place<'a> {
+pub enum AllowedPath<'a> {
     /// A file in a directory that is allowed.
     Below {
         /// The directory.
@@ -84,7 +84,7 @@ impl VmResources {
     }
 
     /// Where a path is, if VMs may use what is there. Nothing is looked at.
-    pub fn place(&self, path: &Path) -> Result<Place<'_>, NotAllowed> {
+    pub fn allowed_path(&self, path: &Path) -> Result<AllowedPath<'_>, NotAllowed> {
         let components = components(path).ok_or(NotAllowed::Outside)?;
         let plain: PathBuf = components.iter().collect();
         let holds = |allowed: &&PathBuf| plain.starts_with(allowed) && plain != **allowed;
@@ -95,11 +95,11 @@ impl VmResources {
             innermost.is_none_or(|directory| allowed.starts_with(directory) && *allowed != directory)
         };
         if self.devices.iter().filter(is_within).any(|allowed| plain.starts_with(allowed)) {
-            return Ok(Place::Device);
+            return Ok(AllowedPath::Device);
         }
         let directory = innermost.ok_or(NotAllowed::Outside)?;
         let rest = plain.strip_prefix(directory).map_err(|_| NotAllowed::Outside)?;
-        Ok(Place::Below { directory, rest: rest.to_owned() })
+        Ok(AllowedPath::Below { directory, rest: rest.to_owned() })
     }
 
     /// Whether NICs of VMs may join a bridge of this name.
@@ -201,8 +201,8 @@ mod tests {
     #[test]
     fn a_path_is_compared_component_by_component() {
         let allowed = resources(&["/srv/vms", "/srv/vms/fast/"], &["/dev/vg0", "/dev/sdb"]);
-        let below = |path: &str| match allowed.place(Path::new(path)) {
-            Ok(Place::Below { directory, rest }) => Some((directory.to_owned(), rest)),
+        let below = |path: &str| match allowed.allowed_path(Path::new(path)) {
+            Ok(AllowedPath::Below { directory, rest }) => Some((directory.to_owned(), rest)),
             _ => None,
         };
         let expected = |directory: &str, rest: &str| Some((directory.into(), rest.into()));
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(below("//srv/./vms//a/web"), expected("/srv/vms", "a/web"));
         assert_eq!(below("/srv/vms/fast/web"), expected("/srv/vms/fast/", "web"));
         for device in ["/dev/vg0/web", "/dev/sdb"] {
-            assert_eq!(allowed.place(Path::new(device)), Ok(Place::Device));
+            assert_eq!(allowed.allowed_path(Path::new(device)), Ok(AllowedPath::Device));
         }
         for outside in [
             "/srv/vms",
@@ -224,16 +224,16 @@ mod tests {
             "/",
             "",
         ] {
-            assert_eq!(allowed.place(Path::new(outside)), Err(NotAllowed::Outside), "{outside}");
+            assert_eq!(allowed.allowed_path(Path::new(outside)), Err(NotAllowed::Outside), "{outside}");
         }
     }
 
     #[test]
     fn the_innermost_says_whether_files_or_devices_are_meant() {
         let allowed = resources(&["/", "/dev/shm"], &["/dev"]);
-        assert_eq!(allowed.place(Path::new("/dev/vg0/web")), Ok(Place::Device));
+        assert_eq!(allowed.allowed_path(Path::new("/dev/vg0/web")), Ok(AllowedPath::Device));
         for file in ["/srv/web", "/dev/shm/web"] {
-            assert!(matches!(allowed.place(Path::new(file)), Ok(Place::Below { .. })), "{file}");
+            assert!(matches!(allowed.allowed_path(Path::new(file)), Ok(AllowedPath::Below { .. })), "{file}");
         }
     }
 
@@ -279,8 +279,8 @@ mod tests {
                 let (directory, path) = (walked(directory), walked(&path));
                 path.starts_with(&directory) && path.len() > directory.len()
             });
-            match allowed.place(Path::new(&path)) {
-                Ok(Place::Below { directory, rest }) => {
+            match allowed.allowed_path(Path::new(&path)) {
+                Ok(AllowedPath::Below { directory, rest }) => {
                     prop_assert!(is_below);
                     let joined = directory.join(&rest);
                     prop_assert_eq!(walked(joined.to_str().unwrap()), walked(&path));

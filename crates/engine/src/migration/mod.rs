@@ -80,7 +80,7 @@ pub use self::view::{Stage, Timings};
 use crate::finding::Finding;
 use crate::format::seconds;
 use crate::migration::progress::{ProgressMeter, Transferred};
-use crate::migration::result::{Event as LogLine, Outcome, PathTurn, SourceVm};
+use crate::migration::result::{LogLine, Outcome, PathTurn, SourceVm};
 use crate::migration::step::Step;
 use crate::plan::Plan;
 use crate::problem::Problem;

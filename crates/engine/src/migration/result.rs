@@ -134,7 +134,7 @@ pub struct MigrationResult {
     #[serde(default)]
     pub findings: Vec<Finding>,
     /// What happened when.
-    pub events: Vec<Event>,
+    pub events: Vec<LogLine>,
     /// Bytes on each path over time.
     pub samples: Vec<Sample>,
     /// The guest's own check of its memory after the migration; absent when not asked for.
@@ -363,7 +363,8 @@ pub enum PathState {
 
 /// One line of a migration's log.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Event {
+#[schema(as = Event)]
+pub struct LogLine {
     /// Since the start of the migration.
     pub ms: f64,
     /// The step during which it happened.

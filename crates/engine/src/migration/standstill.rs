@@ -13,7 +13,7 @@ const LOOKS_APART_MAX_MS: f64 = 1000.0;
 
 /// What is seen of a hypervisor and its vCPUs at one moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Look {
+pub struct VcpuSample {
     /// When.
     pub now_ms: f64,
     /// Since when the hypervisor has owed an answer; absent while it owes none.
@@ -25,14 +25,14 @@ pub struct Look {
 /// Finds the longest time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StandstillMeter {
-    last: Option<Look>,
+    last: Option<VcpuSample>,
     still_since_ms: Option<f64>,
     longest_ms: f64,
 }
 
 impl StandstillMeter {
     /// Takes a look into account.
-    pub fn record(&mut self, look: Look) {
+    pub fn record(&mut self, look: VcpuSample) {
         let last = self.last.replace(look);
         let Some((last, mute_since_ms)) =
             last.filter(|last| stood_still(last, &look)).zip(look.mute_since_ms)
@@ -51,7 +51,7 @@ impl StandstillMeter {
     }
 }
 
-fn stood_still(last: &Look, look: &Look) -> bool {
+fn stood_still(last: &VcpuSample, look: &VcpuSample) -> bool {
     let passed_ms = look.now_ms - last.now_ms;
     passed_ms <= LOOKS_APART_MAX_MS && look.vcpu_ms - last.vcpu_ms < passed_ms * RAN_SHARE
 }
@@ -67,7 +67,7 @@ mod tests {
         for (is_mute, used_ms) in looks {
             mute_since_ms = is_mute.then(|| mute_since_ms.unwrap_or(now_ms - 10.0));
             vcpu_ms += used_ms;
-            meter.record(Look { now_ms, mute_since_ms, vcpu_ms });
+            meter.record(VcpuSample { now_ms, mute_since_ms, vcpu_ms });
             now_ms += 50.0;
         }
         meter.longest_ms()
@@ -100,7 +100,7 @@ mod tests {
         let mut meter = StandstillMeter::default();
         let looks = [(0.0, None), (100.0, Some(20.0)), (200.0, Some(20.0)), (300.0, Some(270.0))];
         for (now_ms, mute_since_ms) in looks {
-            meter.record(Look { now_ms, mute_since_ms, vcpu_ms: 0.0 });
+            meter.record(VcpuSample { now_ms, mute_since_ms, vcpu_ms: 0.0 });
         }
         assert_is(meter.longest_ms(), 180.0);
     }
@@ -109,7 +109,7 @@ mod tests {
     fn what_nobody_saw_does_not_count() {
         let mut meter = StandstillMeter::default();
         for now_ms in [0.0, 50.0, 30_000.0, 30_050.0] {
-            meter.record(Look { now_ms, mute_since_ms: Some(10.0), vcpu_ms: 0.0 });
+            meter.record(VcpuSample { now_ms, mute_since_ms: Some(10.0), vcpu_ms: 0.0 });
         }
         assert_is(meter.longest_ms(), 50.0);
     }

@@ -3,7 +3,7 @@
 use super::{Migration, Phase};
 use crate::finding::Finding;
 use crate::migration::progress::Progress;
-use crate::migration::result::{Event as LogLine, Outcome, PathState, PathTurn, SourceVm};
+use crate::migration::result::{LogLine, Outcome, PathState, PathTurn, SourceVm};
 use crate::migration::step::Step;
 use crate::paths::watch::PathNews;
 use crate::plan::Plan;

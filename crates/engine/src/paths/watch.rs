@@ -25,7 +25,7 @@ mod heard;
 mod news;
 mod watched;
 
-pub use self::news::{Fault, PathNews, Turn, Unwatched};
+pub use self::news::{Fault, PathChange, PathNews, Unwatched};
 use self::watched::{JudgedBy, Watched};
 
 /// A host says hello on each path this often, in ms: 20 datagrams of 26 bytes a second.
@@ -183,7 +183,7 @@ impl PathWatch {
 
     /// The other agent has begun its end of the watch anew: it says hello from 1, and may need a while until
     /// it does. What is to be told of it: nothing unless hellos have been missed.
-    pub fn restart(&mut self, now_ms: f64) -> Vec<Turn> {
+    pub fn restart(&mut self, now_ms: f64) -> Vec<PathChange> {
         let is_deaf = self.is_deaf(now_ms);
         let news = if is_deaf { self.unwatched(Unwatched::AgentRestarted) } else { vec![] };
         for path in self.paths.iter_mut().filter(|path| path.began_ms.is_some()) {
@@ -194,7 +194,7 @@ impl PathWatch {
     }
 
     /// No path is watched, for this reason, until hellos are heard again. What is to be told of it.
-    pub fn unwatched(&mut self, why: Unwatched) -> Vec<Turn> {
+    pub fn unwatched(&mut self, why: Unwatched) -> Vec<PathChange> {
         self.news_of_all(|path| path.unwatched(why))
     }
 
@@ -207,9 +207,9 @@ impl PathWatch {
         begun.peek().is_some() && begun.all(is_deaf)
     }
 
-    fn news_of_all(&mut self, mut news: impl FnMut(&mut Watched) -> Option<PathNews>) -> Vec<Turn> {
+    fn news_of_all(&mut self, mut news: impl FnMut(&mut Watched) -> Option<PathNews>) -> Vec<PathChange> {
         let each = self.paths.iter_mut().enumerate();
-        each.filter_map(|(path, watched)| Some(Turn { path, news: news(watched)? })).collect()
+        each.filter_map(|(path, watched)| Some(PathChange { path, news: news(watched)? })).collect()
     }
 
     /// Why a path is out, if it is.
@@ -275,7 +275,7 @@ impl PathWatch {
     }
 
     /// Judges all paths; to be called after each [`HELLO_EVERY_MS`]. What is to be told of it.
-    pub fn tick(&mut self, now_ms: f64) -> Vec<Turn> {
+    pub fn tick(&mut self, now_ms: f64) -> Vec<PathChange> {
         let is_any_heard = self.paths.iter().any(|path| path.heard_at_tick > 0);
         let is_any_large_heard = self.paths.iter().any(Watched::has_heard_large);
         for path in &mut self.paths {
@@ -290,7 +290,7 @@ impl PathWatch {
         news
     }
 
-    fn judge(&mut self, now_ms: f64) -> Vec<Turn> {
+    fn judge(&mut self, now_ms: f64) -> Vec<PathChange> {
         let slept = self.judged_by.own_lateness && now_ms - self.last_tick_ms > SLEPT_AFTER_MS;
         self.last_tick_ms = now_ms;
         if slept {

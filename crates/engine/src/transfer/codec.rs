@@ -97,14 +97,14 @@ const PATIENCE: u32 = 3;
 
 /// What one codec did with the block of a trial.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Trial {
+pub struct CodecTrial {
     /// On a core.
     pub seconds_per_byte: f64,
     /// Length after packing, by that before; 0 to 1.
     pub packed_share: f64,
 }
 
-impl Trial {
+impl CodecTrial {
     /// Of what goes as it is.
     pub const AS_IT_IS: Self = Self { seconds_per_byte: 0.0, packed_share: 1.0 };
 
@@ -135,21 +135,21 @@ impl Trial {
 }
 
 /// What all that is carried costs and leaves, by a mix of codecs and blocks that go as they are for want of cores.
-fn carried(known: &[Trial; Codec::ALL.len()], mix: Mix, reading: Reading) -> Trial {
+fn carried(known: &[CodecTrial; Codec::ALL.len()], mix: Mix, reading: Reading) -> CodecTrial {
     let [cheaper, stronger] = [mix.cheaper, mix.stronger].map(|codec| known[codec as usize]);
     match () {
         () if stronger.lead(reading) >= 0.0 => stronger,
         () if cheaper.lead(reading) >= 0.0 => cheaper.filled_with(stronger, reading),
-        () => Trial::AS_IT_IS.filled_with(cheaper, reading),
+        () => CodecTrial::AS_IT_IS.filled_with(cheaper, reading),
     }
 }
 
 /// From what costs least to what carries most: along the lower hull, as far as the cores come. The one before is at
 /// hand also where the cores are said to keep up: that is not known to the percent, and what they do not get done in
 /// time would go as it is.
-fn mixes(known: &[Trial; Codec::ALL.len()], reading: Reading) -> Vec<Mix> {
-    let (mut mixes, mut last, mut reached) = (vec![], None, Trial::AS_IT_IS);
-    let next_after = |reached: Trial| {
+fn mixes(known: &[CodecTrial; Codec::ALL.len()], reading: Reading) -> Vec<Mix> {
+    let (mut mixes, mut last, mut reached) = (vec![], None, CodecTrial::AS_IT_IS);
+    let next_after = |reached: CodecTrial| {
         let smaller =
             Codec::ALL.into_iter().filter(|codec| known[*codec as usize].packed_share < reached.packed_share);
         let saves = |codec: &Codec| known[*codec as usize].saves_beyond(reached);
@@ -171,7 +171,7 @@ fn mixes(known: &[Trial; Codec::ALL.len()], reading: Reading) -> Vec<Mix> {
 pub struct Controller {
     current: Mix,
     // Smoothed, in the order of `Codec::ALL`.
-    known: [Trial; Codec::ALL.len()],
+    known: [CodecTrial; Codec::ALL.len()],
     trials: u32,
     trials_begun: u32,
     is_trial_due: bool,
@@ -209,7 +209,7 @@ impl Controller {
     }
 
     /// A block was packed with every codec, in the order of [`Codec::ALL`].
-    pub fn record(&mut self, trials: [Trial; Codec::ALL.len()]) {
+    pub fn record(&mut self, trials: [CodecTrial; Codec::ALL.len()]) {
         self.trials = self.trials.saturating_add(1);
         let part = SMOOTHING.max(1.0 / f64::from(self.trials));
         let smooth = |known: &mut f64, new: f64| *known += part * (new - *known);
@@ -242,7 +242,8 @@ impl Controller {
         let is_good = |mix: &Mix| most_gained > 0.0 && carried(*mix).gain() >= most_gained * AS_GOOD;
         let Some(wanted) = mixes.into_iter().find(is_good) else { return self.current };
         // By a clear margin, so that two that are worth the same do not take turns.
-        let in_doubt = self.known.map(|known| Trial { packed_share: known.packed_share + DOUBT, ..known });
+        let in_doubt =
+            self.known.map(|known| CodecTrial { packed_share: known.packed_share + DOUBT, ..known });
         let (new, now) = (self::carried(&in_doubt, wanted, reading), carried(self.current));
         let is_better = new.gain() > now.gain() * BETTER;
         let is_cheaper = new.seconds_per_byte * CHEAPER < now.seconds_per_byte;
@@ -259,9 +260,9 @@ mod tests {
     const MB: f64 = 1e6;
 
     /// What the four codecs do with some content, as measured with blocks of 128 KiB.
-    fn contents() -> [[Trial; 4]; 3] {
+    fn contents() -> [[CodecTrial; 4]; 3] {
         let of = |figures: [(f64, f64); 4]| {
-            figures.map(|(mb_per_core_second, ratio)| Trial {
+            figures.map(|(mb_per_core_second, ratio)| CodecTrial {
                 seconds_per_byte: 1.0 / (mb_per_core_second * MB),
                 packed_share: 1.0 / ratio,
             })
@@ -287,12 +288,12 @@ mod tests {
     }
 
     /// Bytes before packing that are carried in a second.
-    fn throughput(content: &[Trial; 4], mix: Mix, reading: Reading) -> f64 {
+    fn throughput(content: &[CodecTrial; 4], mix: Mix, reading: Reading) -> f64 {
         reading.wire_bytes_per_second / carried(content, mix, reading).packed_share
     }
 
     /// The most that any two codecs carry.
-    fn most(content: &[Trial; 4], reading: Reading) -> f64 {
+    fn most(content: &[CodecTrial; 4], reading: Reading) -> f64 {
         let pairs =
             Codec::ALL.into_iter().flat_map(|cheaper| Codec::ALL.map(|stronger| Mix { cheaper, stronger }));
         pairs.map(|mix| throughput(content, mix, reading)).fold(0.0, f64::max)
@@ -315,7 +316,7 @@ mod tests {
         (0.9..1.1_f64, prop::array::uniform4(each)).prop_map(|(all, each)| Noise { all, each })
     }
 
-    fn pack(controller: &mut Controller, content: &[Trial; 4], noise: &Noise) {
+    fn pack(controller: &mut Controller, content: &[CodecTrial; 4], noise: &Noise) {
         if controller.wants_trial() {
             let mut trials = *content;
             for (trial, (cpu, left)) in trials.iter_mut().zip(noise.each) {
@@ -329,7 +330,7 @@ mod tests {
     /// Lets the controller run; gives what was chosen, once each 100 ms.
     fn run(
         controller: &mut Controller,
-        content: &[Trial; 4],
+        content: &[CodecTrial; 4],
         reading: Reading,
         noises: &[Noise],
     ) -> Vec<Mix> {
@@ -342,14 +343,14 @@ mod tests {
         noises.iter().map(choice).collect()
     }
 
-    fn settle(content: &[Trial; 4], wire_mb_per_second: f64, cores: f64) -> Mix {
+    fn settle(content: &[CodecTrial; 4], wire_mb_per_second: f64, cores: f64) -> Mix {
         let reading = Reading { wire_bytes_per_second: wire_mb_per_second * MB, cores };
         *run(&mut Controller::default(), content, reading, &[Noise::NONE; 20]).last().unwrap()
     }
 
     #[test]
     fn what_the_wire_carries_and_what_the_cores_save_add_up() {
-        let codec = Trial { seconds_per_byte: 1.0 / (400.0 * MB), packed_share: 1.0 / 3.0 };
+        let codec = CodecTrial { seconds_per_byte: 1.0 / (400.0 * MB), packed_share: 1.0 / 3.0 };
         let carried = |wire: f64, cores| {
             throughput(&[codec; 4], of(Codec::Zstd1), Reading { wire_bytes_per_second: wire * MB, cores })
                 / MB
@@ -430,7 +431,7 @@ mod tests {
             cores in 0.0..16.0_f64,
             costs in prop::array::uniform4((0.5..10.0_f64, 0.0..1.0_f64)),
         ) {
-            let content = costs.map(|(ns, packed_share)| Trial { seconds_per_byte: ns * 1e-9, packed_share });
+            let content = costs.map(|(ns, packed_share)| CodecTrial { seconds_per_byte: ns * 1e-9, packed_share });
             let reading = Reading { wire_bytes_per_second: wire * MB, cores };
             let last = mixes(&content, reading).pop().unwrap();
             prop_assert!(throughput(&content, last, reading) >= most(&content, reading) * (1.0 - 1e-9));
@@ -441,7 +442,7 @@ mod tests {
     fn nothing_is_chosen_before_there_were_trials() {
         let mut controller = Controller::default();
         let reading = Reading { wire_bytes_per_second: MB, cores: 1.0 };
-        controller.record([Trial { seconds_per_byte: 0.0, packed_share: 0.0 }; 4]);
+        controller.record([CodecTrial { seconds_per_byte: 0.0, packed_share: 0.0 }; 4]);
         for _ in 0..10 {
             assert_eq!(controller.choose(reading), Mix::FIRST);
         }

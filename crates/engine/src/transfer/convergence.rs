@@ -65,7 +65,7 @@ impl fmt::Display for Outpaced {
 
 /// A VM that is about to move.
 #[derive(Debug, Clone, Copy)]
-pub struct Leaving<'a> {
+pub struct MovingVm<'a> {
     /// Its name.
     pub vm: &'a str,
     /// Where it is.
@@ -80,8 +80,8 @@ pub struct Leaving<'a> {
 
 /// That this plan's paths will not keep pace with a VM; nothing where their speed is not known, or where the VM is to run
 /// on the target before all its memory does.
-pub fn foreseen(leaving: &Leaving<'_>, plan: &Plan) -> Option<Finding> {
-    let &Leaving { vm, source, memory_bytes, memory, throttle_max_percent } = leaving;
+pub fn foreseen(leaving: &MovingVm<'_>, plan: &Plan) -> Option<Finding> {
+    let &MovingVm { vm, source, memory_bytes, memory, throttle_max_percent } = leaving;
     // A packed byte of memory takes less than a byte of the wire; how much is sent in a second is then more.
     let wire_share =
         memory.compressible.filter(|_| plan.is_compressed()).map_or(1.0, Compressible::wire_share);

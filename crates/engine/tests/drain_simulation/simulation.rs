@@ -51,12 +51,12 @@ enum Answer {
 }
 
 /// An action that was given, and how many VMs might be on the links then.
-struct Held {
+struct PendingAction {
     action: Action,
     transfers: u8,
 }
 
-impl Held {
+impl PendingAction {
     fn begins(&self, vm: &str) -> bool {
         matches!(&self.action, Action::Begin { vm: begun, .. } if begun == vm)
     }
@@ -82,7 +82,7 @@ struct Simulation {
     /// What earlier lives of the agent have moved.
     earlier: Vec<MoveStatus>,
     /// What was given, and is done once the journal says so.
-    held: VecDeque<Held>,
+    pending: VecDeque<PendingAction>,
     /// What the agent has to tell itself.
     own_news: VecDeque<Event>,
     begun_ms: f64,
@@ -174,7 +174,7 @@ impl Simulation {
             drain: Drain::begin(no_plan(), limits, 0, 0.0).0,
             journal: Journal::new(),
             earlier: vec![],
-            held: VecDeque::new(),
+            pending: VecDeque::new(),
             own_news: VecDeque::new(),
             begun_ms: 0.0,
             now_ms: 0.0,
@@ -211,7 +211,7 @@ impl Simulation {
             self.world.saw(Sight::CarriedOn);
         }
         self.world.count_anew();
-        self.held.clear();
+        self.pending.clear();
         self.own_news.clear();
         (self.answer, self.answer_again) = (None, None);
         (self.cancelled, self.course) = (false, Course::UnderWay);
@@ -267,7 +267,7 @@ impl Simulation {
         let actions = self.drain.handle(self.clock_ms(), event.clone());
         self.say(|| format!("{event:?} → {actions:?}"));
         let is_passing = matches!(event, Event::Tick | Event::Arrived { .. }) && actions.is_empty();
-        if is_passing && self.held.is_empty() && self.planted == Planted::Nothing {
+        if is_passing && self.pending.is_empty() && self.planted == Planted::Nothing {
             return self.check();
         }
         self.take(Some(&event), actions)?;
@@ -290,7 +290,7 @@ impl Simulation {
 
     /// Whether a migration was wanted of it, and the drain has not heard yet what became of that.
     fn is_about_to_begin(&self, vm: &str) -> bool {
-        let is_held = self.held.iter().any(|held| held.begins(vm));
+        let is_held = self.pending.iter().any(|pending| pending.begins(vm));
         is_held || self.own_news.iter().any(|news| matches!(news, Event::Ended { vm: of, .. } if of == vm))
     }
 
@@ -422,7 +422,8 @@ impl Simulation {
     fn hear(&mut self) -> Option<Event> {
         let heard = self.world.news.hear(self.world.faults.doubled, &mut self.random)?;
         let vm = &self.world.vms[heard.vm];
-        let is_stale = heard.migration != vm.migration || self.held.iter().any(|held| held.begins(&vm.name));
+        let is_stale =
+            heard.migration != vm.migration || self.pending.iter().any(|pending| pending.begins(&vm.name));
         if is_stale && self.planted != Planted::StaleNews {
             return None;
         }
@@ -463,28 +464,28 @@ impl Simulation {
         check_numbers(&status)?;
         for action in actions {
             self.check_given(&action)?;
-            self.held.push_back(Held { action, transfers: status.transfers });
+            self.pending.push_back(PendingAction { action, transfers: status.transfers });
         }
         self.check_rows(&status)?;
         let is_written = self.journal.write(self.now_ms, status, self.world.disk_full, self.planted);
         if !is_written && self.planted != Planted::DoneUnwritten {
-            if !self.held.is_empty() {
+            if !self.pending.is_empty() {
                 self.world.saw(Sight::HeldByDisk);
             }
-            self.planted.spoil_held(&mut self.held);
+            self.planted.spoil_held(&mut self.pending);
             self.note_cancelled_ahead();
             return Ok(());
         }
-        while let Some(held) = self.held.pop_front() {
-            self.perform(held)?;
+        while let Some(pending) = self.pending.pop_front() {
+            self.perform(pending)?;
         }
         Ok(())
     }
 
     /// What is to be cancelled does not wait for the disk.
     fn note_cancelled_ahead(&mut self) {
-        let is_cancel = |held: &Held| matches!(held.action, Action::Cancel { .. });
-        if self.held.iter().any(is_cancel) {
+        let is_cancel = |pending: &PendingAction| matches!(pending.action, Action::Cancel { .. });
+        if self.pending.iter().any(is_cancel) {
             self.world.saw(Sight::CancelledAhead);
         }
     }

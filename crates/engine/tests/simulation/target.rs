@@ -12,7 +12,7 @@ use drainpipe_engine::migration::target::silence::{
     Action as Watching, Event as Watched, HandOver, SILENCE_MS, WATCH_EVERY_MS, Watch,
 };
 
-use crate::network::{HandOver as Told, Letter, Question};
+use crate::network::{HandOver as Statement, Letter, Question};
 use crate::orders::{Task, looked_at};
 use crate::planted::Planted;
 use crate::qemu::{Arrival, Parts, Reply, TargetQemu};
@@ -45,7 +45,7 @@ pub(crate) struct Entry {
 #[derive(Debug, Clone, Copy, Default)]
 struct Asked {
     question: Option<Question>,
-    answer: Option<Told>,
+    answer: Option<Statement>,
 }
 
 impl Asked {
@@ -53,14 +53,14 @@ impl Asked {
     fn take(&mut self) -> HandOver {
         self.question = None;
         match self.answer.take() {
-            Some(Told::Pending) => HandOver::Pending,
-            Some(Told::HandedOver) => HandOver::HandedOver,
-            Some(Told::Refused) => HandOver::Refused,
+            Some(Statement::Pending) => HandOver::Pending,
+            Some(Statement::HandedOver) => HandOver::HandedOver,
+            Some(Statement::Refused) => HandOver::Refused,
             None => HandOver::Silent,
         }
     }
 
-    fn hear(&mut self, question: Question, answer: Told) -> bool {
+    fn hear(&mut self, question: Question, answer: Statement) -> bool {
         let is_awaited = self.question == Some(question);
         if is_awaited {
             self.answer = Some(answer);
@@ -503,7 +503,7 @@ impl World {
     }
 
     /// What its source says, if that is still wanted.
-    pub(crate) fn target_is_told(&mut self, question: Question, hand_over: Told) {
+    pub(crate) fn target_is_told(&mut self, question: Question, hand_over: Statement) {
         let entries = self.target.entries.values_mut().map(|entry| &mut entry.asked);
         let arrived = self.target.arrived.values_mut().map(|arrived| &mut arrived.asked);
         entries.chain(arrived).any(|asked| asked.hear(question, hand_over));

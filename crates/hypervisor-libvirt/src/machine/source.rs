@@ -10,13 +10,13 @@ use drainpipe_hypervisor::{
     Address, Connections, DiskCopies, Hold, MigrationStatus, Parcel, SharedPath, SourceSettings, SourceVm,
     Transport, Vm, VmError, VmErrorKind,
 };
-use drainpipe_libvirt::{Connection, Domain, DomainState, JobKind, JobStats, migrate_flags};
+use drainpipe_libvirt::{Connection, Domain, DomainStatus, JobKind, JobStats, migrate_flags};
 use tokio::time::{sleep, timeout};
 
 use super::disks::{Copies, drives, targets};
 use super::{ASK_EVERY, CLOSED_WITHIN, DomainVm, lock, shared};
 use crate::errors::failed;
-use crate::leaving::Leaving;
+use crate::outgoing::OutgoingMigration;
 use crate::phases::Handed;
 use crate::snapshots::KnownSnapshot;
 use crate::{files, states};
@@ -41,8 +41,8 @@ impl DomainVm {
     /// A guest that its owner has suspended goes on being sent, and stays suspended wherever it then is.
     pub(super) async fn leaving_status(
         &self,
-        leaving: &Leaving,
-        state: DomainState,
+        leaving: &OutgoingMigration,
+        state: DomainStatus,
         job: &JobStats,
         deadline: Duration,
     ) -> Result<(MigrationStatus, Option<String>), VmError> {
@@ -65,11 +65,12 @@ impl DomainVm {
         disks: &[String],
         snapshots: &[KnownSnapshot],
         deadline: Duration,
-    ) -> Result<(Leaving, Handed, String), VmError> {
+    ) -> Result<(OutgoingMigration, Handed, String), VmError> {
         let end = Instant::now() + ENDED_WITHIN.min(deadline);
         loop {
             let (_, domain) = self.domain(deadline).await?;
-            match Leaving::begin(&self.daemon, &domain, transport, disks, snapshots, deadline).await {
+            match OutgoingMigration::begin(&self.daemon, &domain, transport, disks, snapshots, deadline).await
+            {
                 Err(error)
                     if error.kind == VmErrorKind::Refused
                         && Instant::now() < end
@@ -94,7 +95,7 @@ impl DomainVm {
     /// QEMU's threads may wait for a target that is silent, of which libvirt cannot tell them.
     async fn cancel_leaving(
         &self,
-        leaving: &Leaving,
+        leaving: &OutgoingMigration,
         domain: &Domain,
         deadline: Duration,
     ) -> Result<bool, VmError> {
@@ -197,7 +198,7 @@ impl DomainVm {
 
     /// One that was aborted is not over: whoever performs it lets the guest run, and puts QEMU's settings back, before libvirt
     /// begins another one.
-    pub(super) async fn wait_without_job(&self, deadline: Duration) -> Result<DomainState, VmError> {
+    pub(super) async fn wait_without_job(&self, deadline: Duration) -> Result<DomainStatus, VmError> {
         let end = Instant::now() + deadline;
         loop {
             let (state, job) = self.look(deadline).await?;

@@ -11,8 +11,8 @@ use drainpipe_hypervisor::{
 
 use super::disks::check_closed;
 use super::{CLOSED_WITHIN, DomainVm, lock, shared};
-use crate::coming::Coming;
 use crate::files::ComingHere;
+use crate::incoming::IncomingMigration;
 use crate::meeting::Meeting;
 use crate::phases::Handed;
 use crate::{files, qemu_process};
@@ -43,8 +43,15 @@ impl TargetVm for DomainVm {
         if has_meeting {
             self.meeting.open().map_err(|error| no_meeting(&self.meeting, &error))?;
         }
-        let preparing =
-            Coming::prepare(&self.daemon, &self.spec, transport, &address, &disks_at, parcel, deadline);
+        let preparing = IncomingMigration::prepare(
+            &self.daemon,
+            &self.spec,
+            transport,
+            &address,
+            &disks_at,
+            parcel,
+            deadline,
+        );
         let prepared = preparing.await;
         if has_meeting {
             self.meeting.close().map_err(|error| no_meeting(&self.meeting, &error))?;

@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::opening::Truth;
 use super::{Procedure, bits, remote};
 use crate::connection::Connection;
-use crate::domain::{Domain, DomainInfo, DomainState};
+use crate::domain::{Domain, DomainInfo, DomainStatus};
 use crate::error::Error;
 use crate::xdr::{Decode, Decoder, Encode, Encoder, Malformed};
 
@@ -84,7 +84,7 @@ impl Connection {
     }
 
     /// What it is doing, and why.
-    pub async fn state(&self, domain: &Domain, deadline: Duration) -> Result<DomainState, Error> {
+    pub async fn state(&self, domain: &Domain, deadline: Duration) -> Result<DomainStatus, Error> {
         let write = |to: &mut Encoder| {
             domain.encode(to);
             to.u32(0);

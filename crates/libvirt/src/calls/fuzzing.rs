@@ -3,10 +3,10 @@ use super::domains::Domains;
 use super::jobs::FoundBlockJob;
 use super::migration::Cookie;
 use super::needed::{Listed, Secret, Volume};
-use super::opening::{Truth, Ways};
+use super::opening::{AuthMethods, Truth};
 use super::snapshots::List;
 use super::{Begun, Checkpoint, Finished, Prepared, Snapshot, Version};
-use crate::domain::{DomainInfo, DomainState};
+use crate::domain::{DomainInfo, DomainStatus};
 use crate::job_stats::JobStats;
 use crate::xdr::{Decode, Decoder};
 
@@ -15,10 +15,10 @@ pub(crate) fn read_answers(payload: &[u8]) {
     read::<String>(payload);
     read::<OptionalText>(payload);
     read::<Truth>(payload);
-    read::<Ways>(payload);
+    read::<AuthMethods>(payload);
     read::<Version>(payload);
     read::<Domains>(payload);
-    read::<DomainState>(payload);
+    read::<DomainStatus>(payload);
     read::<DomainInfo>(payload);
     read::<JobStats>(payload);
     read::<FoundBlockJob>(payload);

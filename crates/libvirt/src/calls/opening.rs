@@ -21,11 +21,11 @@ const KEEP_ALIVE_FEATURE: i32 = 10;
 impl Connection {
     /// No call but these is answered before.
     pub(crate) async fn authenticate(&self, socket: &Path, deadline: Duration) -> Result<(), Error> {
-        let Ways(ways) = self.call(AUTH_LIST, |_| {}, deadline).await?;
-        if ways.contains(&Way::Nothing) {
+        let AuthMethods(methods) = self.call(AUTH_LIST, |_| {}, deadline).await?;
+        if methods.contains(&AuthMethod::Nothing) {
             return Ok(());
         }
-        let wanted: Vec<String> = ways.iter().map(Way::name).collect();
+        let wanted: Vec<String> = methods.iter().map(AuthMethod::name).collect();
         Err(Error::CannotAuthenticate { socket: socket.into(), wanted: wanted.join(" or ") })
     }
 
@@ -58,12 +58,12 @@ impl Connection {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Way {
+enum AuthMethod {
     Nothing,
     Other(i32),
 }
 
-impl Way {
+impl AuthMethod {
     fn name(&self) -> String {
         match self {
             Self::Nothing => "none".into(),
@@ -74,15 +74,15 @@ impl Way {
     }
 }
 
-impl Decode for Way {
+impl Decode for AuthMethod {
     fn decode(from: &mut Decoder<'_>) -> Result<Self, Malformed> {
         from.i32().map(|number| if number == 0 { Self::Nothing } else { Self::Other(number) })
     }
 }
 
-pub(super) struct Ways(Vec<Way>);
+pub(super) struct AuthMethods(Vec<AuthMethod>);
 
-impl Decode for Ways {
+impl Decode for AuthMethods {
     fn decode(from: &mut Decoder<'_>) -> Result<Self, Malformed> {
         from.list(WAYS_MAX).map(Self)
     }

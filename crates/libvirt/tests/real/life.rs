@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use drainpipe_libvirt::{
-    CapabilitiesOf, Connection, Domain, DomainEvent, Error, JobKind, JobStatsOf, Lifecycle, MetadataOf,
-    State, UndefineFlags, Version, XmlFlags, snapshot_flags,
+    CapabilitiesOf, Connection, Domain, DomainEvent, DomainState, Error, JobKind, JobStatsOf, Lifecycle,
+    MetadataOf, UndefineFlags, Version, XmlFlags, snapshot_flags,
 };
 use tokio::sync::broadcast::Receiver;
 use tokio::time::timeout;
@@ -33,9 +33,9 @@ async fn a_domain_is_defined_runs_and_ends() {
     assert_eq!(defined.id, None);
     check_definition(&libvirt, &defined).await;
     let domain = libvirt.start(&defined, true, DEADLINE).await.unwrap();
-    assert_eq!(libvirt.state(&domain, DEADLINE).await.unwrap().state, State::Paused);
+    assert_eq!(libvirt.state(&domain, DEADLINE).await.unwrap().state, DomainState::Paused);
     libvirt.resume(&domain, DEADLINE).await.unwrap();
-    assert_eq!(libvirt.state(&domain, DEADLINE).await.unwrap().state, State::Running);
+    assert_eq!(libvirt.state(&domain, DEADLINE).await.unwrap().state, DomainState::Running);
     check_lists(&libvirt, &domain).await;
     libvirt.suspend(&domain, DEADLINE).await.unwrap();
     libvirt.destroy(&domain, false, DEADLINE).await.unwrap();
@@ -117,7 +117,7 @@ async fn check_lists(libvirt: &Connection, domain: &Domain) {
     assert_eq!(libvirt.domain_by_uuid(domain.uuid, DEADLINE).await.expect("an answer"), *domain);
     assert_eq!(count_qemus(domain), 1);
     let info = libvirt.info(domain, DEADLINE).await.expect("an answer");
-    assert_eq!((info.state, info.vcpus, info.memory_max_kib), (State::Running, 1, 64 << 10));
+    assert_eq!((info.state, info.vcpus, info.memory_max_kib), (DomainState::Running, 1, 64 << 10));
     let stats = libvirt.job_stats(domain, JobStatsOf::UnderWay, DEADLINE).await.expect("an answer");
     assert_eq!(stats.kind, JobKind::None);
     let refused = libvirt.start(domain, false, DEADLINE).await.expect_err("refused");

@@ -1,8 +1,8 @@
 use std::time::{Duration, Instant};
 
 use drainpipe_libvirt::{
-    Connection, Domain, DomainEvent, Error, JobKind, JobStatsOf, Lifecycle, Parameter, State, UndefineFlags,
-    migrate_flags, migrate_parameters,
+    Connection, Domain, DomainEvent, DomainState, Error, JobKind, JobStatsOf, Lifecycle, Parameter,
+    UndefineFlags, migrate_flags, migrate_parameters,
 };
 use tokio::sync::broadcast::Receiver;
 use tokio::time::timeout;
@@ -56,7 +56,7 @@ fn parameters(flags: u32) -> Vec<Parameter> {
     [to].into_iter().chain((flags & migrate_flags::PARALLEL != 0).then_some(connections)).collect()
 }
 
-async fn state(libvirt: &Connection, domain: &Domain) -> State {
+async fn state(libvirt: &Connection, domain: &Domain) -> DomainState {
     libvirt.state(domain, DEADLINE).await.expect("an answer").state
 }
 
@@ -90,19 +90,19 @@ async fn a_domain_moves_and_one_copy_is_left() {
 
     let cookie = moving.perform(FLAGS).await.unwrap();
     let performed = Instant::now();
-    assert_eq!(state(&watching, domain).await, State::Paused);
+    assert_eq!(state(&watching, domain).await, DomainState::Paused);
     let flags = FLAGS | migrate_flags::PAUSED;
     let finished =
         target.migrate_finish(&moving.finish_parameters(), &cookie, flags, false, DEADLINE).await.unwrap();
     let arrived = finished.domain.expect("it has arrived");
-    assert_eq!(state(target, &arrived).await, State::Paused);
+    assert_eq!(state(target, &arrived).await, DomainState::Paused);
     let stats = target.job_stats(&arrived, JobStatsOf::CompletedKept, DEADLINE).await.unwrap();
     assert_eq!((stats.kind, stats.operation), (JobKind::Completed, Some(4)));
     assert!(stats.downtime_ms.is_some() && stats.memory_remaining_bytes == Some(0), "{stats:?}");
 
     source.close(DEADLINE).await;
     timeout(DEADLINE, wait_for_no_job(&watching, domain)).await.unwrap();
-    assert_eq!(state(&watching, domain).await, State::Paused);
+    assert_eq!(state(&watching, domain).await, DomainState::Paused);
     target.resume(&arrived, DEADLINE).await.unwrap();
     eprintln!("from Perform's return to the resume: {} ms", performed.elapsed().as_millis());
     watching.destroy(domain, false, DEADLINE).await.unwrap();
@@ -110,7 +110,7 @@ async fn a_domain_moves_and_one_copy_is_left() {
 
     let gone = watching.domain_by_uuid(domain.uuid, DEADLINE).await.unwrap_err();
     assert!(gone.is_no_domain(), "{gone}");
-    assert_eq!(state(target, &arrived).await, State::Running);
+    assert_eq!(state(target, &arrived).await, DomainState::Running);
     assert!(target.is_persistent(&arrived, DEADLINE).await.unwrap());
     assert_eq!(count_qemus(domain), 1);
     assert!(has_been_suspended_by_migration(&mut events), "it is said");
@@ -128,7 +128,7 @@ async fn a_move_that_is_cancelled_leaves_the_domain_where_it_was() {
         .migrate_confirm(domain, &parameters(FLAGS), &finished.cookie, FLAGS, true, DEADLINE)
         .await
         .unwrap();
-    assert_eq!(state(source, domain).await, State::Running);
+    assert_eq!(state(source, domain).await, DomainState::Running);
     assert_eq!(target.domains(false, DEADLINE).await.unwrap(), []);
     assert_eq!(count_qemus(domain), 1);
 }
@@ -156,7 +156,7 @@ async fn a_move_under_way_is_watched_and_aborted() {
         timeout(DEADLINE, async { tokio::join!(moving.perform(SINGLE), watch) }).await.unwrap();
     let aborted = performed.unwrap_err();
     assert!(aborted.is_operation_aborted(), "{aborted}");
-    assert_eq!(state(&watching, domain).await, State::Running);
+    assert_eq!(state(&watching, domain).await, DomainState::Running);
     // From then on it begins another one.
     timeout(DEADLINE, wait_for_no_job(&watching, domain)).await.unwrap();
     watching.migrate_begin(domain, &parameters(FLAGS), FLAGS, DEADLINE).await.unwrap();

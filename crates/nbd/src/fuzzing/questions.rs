@@ -8,8 +8,8 @@ use super::DISK_BYTES;
 use crate::command::{Command, Operation};
 use crate::fences::Fences;
 use crate::frame::{PACKED_LENGTH_BYTES, QUESTION_BYTES, Question, packed_bytes};
-use crate::held::Held;
 use crate::limits::{DATA_BYTES_MAX, HELD_BYTES_MAX, PIECES_PER_STREAM_MAX};
+use crate::requests::RequestsInFlight;
 
 /// What is held of each request, and each fence, as many as fit into the longest input; what unpacks, and what it fills.
 pub const QUESTIONS_HOLDS_BYTES: usize = 4 << 20;
@@ -19,7 +19,7 @@ pub const QUESTIONS_HOLDS_BYTES: usize = 4 << 20;
 /// Holds: what reaches the disk lies within it and is said again as it was; what is held stays within its bounds; what
 /// came packed fills as much as it says, or ends the stream.
 pub fn questions(mut data: &[u8]) {
-    let (mut held, mut fences) = (Held::default(), Fences::default());
+    let (mut requests, mut fences) = (RequestsInFlight::default(), Fences::default());
     let mut at_disk = VecDeque::new();
     let mut held_bytes = 0;
     fences.open(0);
@@ -31,24 +31,24 @@ pub fn questions(mut data: &[u8]) {
         match question {
             Question::Command { handle, command } => {
                 assert_within_the_disk(&command);
-                if held.take(handle, command).is_err() {
+                if requests.take(handle, command).is_err() {
                     return;
                 }
                 let Some(rest) = data.get(command.sent_bytes() as usize..) else { return };
                 data = rest;
-                held.goes_to_disk(handle);
+                requests.goes_to_disk(handle);
                 held_bytes += command.held_bytes();
                 at_disk.push_back((handle, command));
             }
             Question::Packed { handle, command } => {
                 assert_within_the_disk(&command);
                 assert_eq!(command.operation, Operation::Write);
-                if held.take(handle, command).is_err() {
+                if requests.take(handle, command).is_err() {
                     return;
                 }
                 let Some(rest) = unpack(&command, data) else { return };
                 data = rest;
-                held.goes_to_disk(handle);
+                requests.goes_to_disk(handle);
                 held_bytes += command.held_bytes();
                 at_disk.push_back((handle, command));
             }
@@ -63,12 +63,12 @@ pub fn questions(mut data: &[u8]) {
         if turn % 3 == 0
             && let Some((handle, command)) = at_disk.pop_front()
         {
-            assert_eq!(held.asked(handle), Ok(command));
-            held.is_answered(handle);
-            held.let_go(handle);
+            assert_eq!(requests.asked(handle), Ok(command));
+            requests.is_answered(handle);
+            requests.let_go(handle);
             held_bytes -= command.held_bytes();
         }
-        assert_eq!(held.at_disk(), at_disk.len());
+        assert_eq!(requests.at_disk(), at_disk.len());
     }
 }
 

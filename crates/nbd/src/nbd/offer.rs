@@ -34,9 +34,9 @@ where
     let has_padding = flags & u32::from(NO_ZEROES) == 0;
     for _ in 0..OPTIONS_MAX {
         let option = read_option(stream).await?;
-        let turn = turn(&option, exports, has_padding).map_err(SplitterError::ClientMalformed)?;
-        stream.write_all(&turn.says).await.map_err(SplitterError::client)?;
-        if let Some(chosen) = turn.chosen {
+        let reply = reply_to(&option, exports, has_padding).map_err(SplitterError::ClientMalformed)?;
+        stream.write_all(&reply.says).await.map_err(SplitterError::client)?;
+        if let Some(chosen) = reply.chosen {
             return Ok(chosen);
         }
     }
@@ -63,19 +63,19 @@ async fn read_option(stream: &mut (impl AsyncRead + Unpin)) -> Result<ClientOpti
 }
 
 /// The answer to an option, and the export that is chosen by it.
-struct Turn {
+struct OptionReply {
     says: Vec<u8>,
     chosen: Option<usize>,
 }
 
-fn turn(option: &ClientOption, exports: &[Offered], has_padding: bool) -> Result<Turn, Malformed> {
+fn reply_to(option: &ClientOption, exports: &[Offered], has_padding: bool) -> Result<OptionReply, Malformed> {
     match option.number {
         OPTION_EXPORT_NAME => {
             let (at, disk_bytes) =
                 find(exports, &option.data).ok_or(Malformed("a name that was given to nobody"))?;
             let padding: &[u8] = if has_padding { &[0; 124] } else { &[] };
             let says = [&disk_bytes.to_be_bytes()[..], &ABILITIES.to_be_bytes(), padding].concat();
-            Ok(Turn { says, chosen: Some(at) })
+            Ok(OptionReply { says, chosen: Some(at) })
         }
         OPTION_ABORT => Err(Malformed("it wants no export")),
         OPTION_INFO | OPTION_GO => Ok(match asked_name(&option.data).map(|name| find(exports, name)) {
@@ -100,7 +100,7 @@ fn asked_name(mut data: &[u8]) -> Result<&[u8], Malformed> {
     if rest.len() == 2 * wishes { Ok(name) } else { Err(Malformed("wishes of another length")) }
 }
 
-fn informed(option: u32, at: usize, disk_bytes: u64) -> Turn {
+fn informed(option: u32, at: usize, disk_bytes: u64) -> OptionReply {
     let export =
         [&INFO_EXPORT.to_be_bytes()[..], &disk_bytes.to_be_bytes(), &ABILITIES.to_be_bytes()].concat();
     let sizes = [1, PREFERRED_BYTES, DATA_BYTES_MAX].map(u32::to_be_bytes).concat();
@@ -110,11 +110,11 @@ fn informed(option: u32, at: usize, disk_bytes: u64) -> Turn {
         reply(option, REPLY_INFO, &sizes),
         reply(option, REPLY_ACK, &[]),
     ];
-    Turn { says: says.concat(), chosen: (option == OPTION_GO).then_some(at) }
+    OptionReply { says: says.concat(), chosen: (option == OPTION_GO).then_some(at) }
 }
 
-fn refused(option: u32, why: u32) -> Turn {
-    Turn { says: reply(option, why, &[]), chosen: None }
+fn refused(option: u32, why: u32) -> OptionReply {
+    OptionReply { says: reply(option, why, &[]), chosen: None }
 }
 
 fn reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
@@ -129,7 +129,7 @@ pub(crate) fn answers(number: u32, data: &[u8], name: &str) -> bool {
     let option = ClientOption { number, data: data.to_vec() };
     let others = ["another", name, "a third"];
     let exports = others.map(|name| Offered { name: name.into(), disk_bytes: 1 << 30 });
-    turn(&option, &exports, false).is_ok_and(|turn| turn.chosen == Some(1))
+    reply_to(&option, &exports, false).is_ok_and(|reply| reply.chosen == Some(1))
 }
 
 #[cfg(test)]

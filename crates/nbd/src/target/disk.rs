@@ -14,9 +14,9 @@ use crate::command::{Command, Operation};
 use crate::digest::Digest;
 use crate::error::{Malformed, SplitterError};
 use crate::frame::{Answer, HANDLE_MAX, StreamNumber};
-use crate::held::Held;
 use crate::limits::{DISK_ANSWERS, FLUSH_EVERY, GREETING};
 use crate::nbd::{self, REPLY_BYTES, Reply};
+use crate::requests::RequestsInFlight;
 use crate::wire::{read_full, read_next, write_both};
 
 /// Of the flush that ends a connection. No source gives it.
@@ -64,12 +64,12 @@ pub(super) struct Task {
 
 /// For the source, with what was read.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct AnswerWithData {
     pub(super) answer: Answer,
     pub(super) data: Option<Buffer>,
 }
 
-impl Told {
+impl AnswerWithData {
     pub(super) fn bare(answer: Answer) -> Self {
         Self { answer, data: None }
     }
@@ -79,15 +79,15 @@ impl Told {
 pub(super) struct Window<'shared> {
     pub(super) shared: &'shared Shared,
     pub(super) number: StreamNumber,
-    pub(super) held: Mutex<Held>,
+    pub(super) requests: Mutex<RequestsInFlight>,
     /// The disk has answered something.
     pub(super) answered: Notify,
 }
 
 impl Window<'_> {
     /// Changes what is held.
-    pub(super) fn hold<T>(&self, change: impl FnOnce(&mut Held) -> T) -> T {
-        change(&mut self.held.lock().expect("nothing panics with it"))
+    pub(super) fn hold<T>(&self, change: impl FnOnce(&mut RequestsInFlight) -> T) -> T {
+        change(&mut self.requests.lock().expect("nothing panics with it"))
     }
 }
 
@@ -96,7 +96,7 @@ pub(super) async fn drive(
     connection: Box<dyn Connection>,
     window: &Window<'_>,
     tasks: mpsc::Receiver<Task>,
-    answers: &mpsc::Sender<Told>,
+    answers: &mpsc::Sender<AnswerWithData>,
 ) -> Result<(), SplitterError> {
     let (reader, mut writer) = tokio::io::split(connection);
     let asking = async {
@@ -131,7 +131,7 @@ async fn ask(
         }
     }
     // A flush covers what is answered, and no more.
-    while window.hold(|held| held.at_disk()) > 0 {
+    while window.hold(|requests| requests.at_disk()) > 0 {
         window.answered.notified().await;
     }
     let last = nbd::encode_request(LAST_FLUSH, &Command::FLUSH);
@@ -155,7 +155,7 @@ async fn ask_one(
 async fn hear(
     mut reader: impl AsyncRead + Unpin,
     window: &Window<'_>,
-    answers: &mpsc::Sender<Told>,
+    answers: &mpsc::Sender<AnswerWithData>,
 ) -> Result<(), SplitterError> {
     loop {
         let header: Option<[u8; REPLY_BYTES]> =
@@ -166,17 +166,17 @@ async fn hear(
         if reply.cookie == FLUSH && window.shared.flushes.end() {
             continue;
         }
-        if reply.cookie == LAST_FLUSH && window.hold(|held| held.at_disk()) == 0 {
+        if reply.cookie == LAST_FLUSH && window.hold(|requests| requests.at_disk()) == 0 {
             let failed = |_| SplitterError::Disk("it cannot flush; look at the storage of the target".into());
             return reply.error.map_or(Ok(()), |error| Err(failed(error)));
         }
-        let told = answer(&mut reader, window, reply).await?;
+        let answered = answer(&mut reader, window, reply).await?;
         // Not when it is sent: a flush covers what is answered.
         window.shared.flushes.has_written();
-        window.hold(|held| held.is_answered(reply.cookie));
+        window.hold(|requests| requests.is_answered(reply.cookie));
         window.answered.notify_one();
         // Where nobody takes answers any more, the stream is lost, and there is room for all in any case.
-        answers.try_send(told).ok();
+        answers.try_send(answered).ok();
     }
 }
 
@@ -184,15 +184,15 @@ async fn answer(
     reader: &mut (impl AsyncRead + Unpin),
     window: &Window<'_>,
     reply: Reply,
-) -> Result<Told, SplitterError> {
+) -> Result<AnswerWithData, SplitterError> {
     let Reply { cookie: handle, error } = reply;
-    let command = window.hold(|held| held.asked(handle)).map_err(of_reply)?;
+    let command = window.hold(|requests| requests.asked(handle)).map_err(of_reply)?;
     let brings_data = matches!(command.operation, Operation::Read | Operation::Compare);
     if error.is_some() || !brings_data {
         window.shared.counting.is_done(&command);
         // What cannot be read may be written all the same.
         let differs = command.operation == Operation::Compare;
-        return Ok(Told::bare(if differs {
+        return Ok(AnswerWithData::bare(if differs {
             Answer::Differs { handle }
         } else {
             Answer::Done { handle, error }
@@ -202,13 +202,13 @@ async fn answer(
     read_full(reader, &mut data, DISK_ANSWERS).await.map_err(|error| SplitterError::disk(&error))?;
     window.shared.counting.is_done(&command);
     if command.operation == Operation::Compare {
-        return Ok(Told::bare(compared(window, handle, Digest::of(&data))));
+        return Ok(AnswerWithData::bare(compared(window, handle, Digest::of(&data))));
     }
-    Ok(Told { answer: Answer::Data { handle, length: command.length }, data: Some(data) })
+    Ok(AnswerWithData { answer: Answer::Data { handle, length: command.length }, data: Some(data) })
 }
 
 fn compared(window: &Window<'_>, handle: u64, there: Digest) -> Answer {
-    if window.hold(|held| held.is_same(handle, there)) {
+    if window.hold(|requests| requests.is_same(handle, there)) {
         Answer::Done { handle, error: None }
     } else {
         Answer::Differs { handle }

@@ -9,7 +9,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
 use super::Shared;
-use super::disk::{self, Connection, Task, Told, Window};
+use super::disk::{self, AnswerWithData, Connection, Task, Window};
 use super::registry::Open;
 use super::unpacking::Unpacking;
 use crate::buffers::Buffer;
@@ -18,8 +18,8 @@ use crate::digest::{DIGEST_BYTES, Digest};
 use crate::error::{Malformed, Refusal, SplitterError};
 use crate::frame::{Answer, QUESTION_BYTES, Question, StreamNumber, packed_bytes};
 use crate::greeting::{GREETING_BYTES, Greeting, encode_welcome};
-use crate::held::Held;
 use crate::limits::{DISK_ANSWERS, GREETING, HEARTBEAT, LINGER, PIECES_PER_STREAM_MAX, SILENCE, STREAMS_MAX};
+use crate::requests::RequestsInFlight;
 use crate::wire::{read_full, write_both};
 
 /// Answers that may wait for the wire: to all that is held, to fences, and the last.
@@ -39,7 +39,8 @@ where
         }
     };
     shared.counting.is_live(number, true);
-    let window = Window { shared, number, held: Mutex::new(Held::default()), answered: Notify::new() };
+    let window =
+        Window { shared, number, requests: Mutex::new(RequestsInFlight::default()), answered: Notify::new() };
     let ended = carry(&window, open, connection, reader, writer).await;
     shared.counting.is_live(number, false);
     ended
@@ -101,7 +102,7 @@ async fn work(
     connection: Box<dyn Connection>,
     reader: &mut (impl AsyncRead + Unpin),
     deaf: &Notify,
-    answers: mpsc::Sender<Told>,
+    answers: mpsc::Sender<AnswerWithData>,
 ) -> Result<(), SplitterError> {
     let (tasks, to_do) = mpsc::channel(PIECES_PER_STREAM_MAX);
     let mut driving = pin!(disk::drive(connection, window, to_do, &answers));
@@ -121,14 +122,14 @@ async fn work(
         End::Asked => (Answer::Ended, Ok(())),
         End::Lost(error) => (Answer::Failed, Err(error)),
     };
-    answers.try_send(Told::bare(last)).ok();
+    answers.try_send(AnswerWithData::bare(last)).ok();
     ended
 }
 
 /// Nobody knows what the disk has done.
-fn fail(window: &Window<'_>, error: SplitterError, answers: &mpsc::Sender<Told>) -> SplitterError {
+fn fail(window: &Window<'_>, error: SplitterError, answers: &mpsc::Sender<AnswerWithData>) -> SplitterError {
     window.shared.registry.fail(error.clone());
-    answers.try_send(Told::bare(Answer::Failed)).ok();
+    answers.try_send(AnswerWithData::bare(Answer::Failed)).ok();
     error
 }
 
@@ -137,7 +138,7 @@ async fn take_until_end(
     reader: &mut (impl AsyncRead + Unpin),
     deaf: &Notify,
     tasks: mpsc::Sender<Task>,
-    answers: &mpsc::Sender<Told>,
+    answers: &mpsc::Sender<AnswerWithData>,
 ) -> End {
     let (fences, to_fence) = mpsc::channel(STREAMS_MAX);
     let lost = tokio::select! {
@@ -193,14 +194,14 @@ async fn take_command(
     command: Command,
 ) -> Result<Task, SplitterError> {
     // Before memory is taken for its data.
-    window.hold(|held| held.take(handle, command))?;
+    window.hold(|requests| requests.take(handle, command))?;
     let mut payload = None;
     match command.operation {
         Operation::Write => payload = Some(read_data(window, reader, command.length as usize).await?),
         Operation::Compare => {
             let mut digest = [0; DIGEST_BYTES];
             read_full(reader, &mut digest, SILENCE).await.map_err(SplitterError::stream)?;
-            window.hold(|held| held.is_compared_with(handle, Digest(digest)));
+            window.hold(|requests| requests.is_compared_with(handle, Digest(digest)));
         }
         Operation::Read | Operation::WriteZeroes | Operation::Trim | Operation::Flush => {}
     }
@@ -209,7 +210,7 @@ async fn take_command(
 
 /// What was begun and never came is not waited for.
 fn to_disk(window: &Window<'_>, task: Task) -> Task {
-    window.hold(|held| held.goes_to_disk(task.handle));
+    window.hold(|requests| requests.goes_to_disk(task.handle));
     window.shared.counting.has_begun(0);
     task
 }
@@ -232,7 +233,7 @@ async fn take_packed(
     handle: u64,
     command: Command,
 ) -> Result<Task, SplitterError> {
-    window.hold(|held| held.take(handle, command))?;
+    window.hold(|requests| requests.take(handle, command))?;
     let mut length = [0; _];
     read_full(reader, &mut length, SILENCE).await.map_err(SplitterError::stream)?;
     let packed = read_data(window, reader, packed_bytes(length, command.length)?).await?;
@@ -245,7 +246,7 @@ async fn take_packed(
 async fn tell_fences(
     window: &Window<'_>,
     mut to_fence: mpsc::Receiver<StreamNumber>,
-    answers: &mpsc::Sender<Told>,
+    answers: &mpsc::Sender<AnswerWithData>,
 ) -> SplitterError {
     let mut awaited: Vec<StreamNumber> = vec![];
     loop {
@@ -254,7 +255,7 @@ async fn tell_fences(
             ended = window.shared.registry.any_ended(&awaited) => match ended {
                 Ok(number) => {
                     awaited.retain(|other| *other != number);
-                    answers.try_send(Told::bare(Answer::Fenced(number))).ok();
+                    answers.try_send(AnswerWithData::bare(Answer::Fenced(number))).ok();
                 }
                 Err(error) => return error,
             },
@@ -266,22 +267,22 @@ async fn tell_fences(
 async fn tell(
     mut writer: impl AsyncWrite + Unpin,
     window: &Window<'_>,
-    mut to_tell: mpsc::Receiver<Told>,
+    mut to_tell: mpsc::Receiver<AnswerWithData>,
 ) -> io::Result<()> {
     write_both(&mut writer, &encode_welcome(None), &[], SILENCE).await?;
     loop {
-        let told = match timeout(HEARTBEAT, to_tell.recv()).await {
-            Ok(Some(told)) => told,
+        let reply = match timeout(HEARTBEAT, to_tell.recv()).await {
+            Ok(Some(reply)) => reply,
             Ok(None) => return writer.shutdown().await,
-            Err(_) => Told::bare(Answer::Alive),
+            Err(_) => AnswerWithData::bare(Answer::Alive),
         };
         // Before it is written: once the source has it, it may send as much again.
         if let Answer::Done { handle, .. } | Answer::Data { handle, .. } | Answer::Differs { handle } =
-            told.answer
+            reply.answer
         {
-            window.hold(|held| held.let_go(handle));
+            window.hold(|requests| requests.let_go(handle));
         }
-        let data = told.data.as_deref().unwrap_or_default();
-        write_both(&mut writer, &told.answer.encode(), data, SILENCE).await?;
+        let data = reply.data.as_deref().unwrap_or_default();
+        write_both(&mut writer, &reply.answer.encode(), data, SILENCE).await?;
     }
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::hosts::{Namespace, TwoHosts, may_make_namespaces};
 use drainpipe_net::{
-    Before, Change, Error, Flow, LinkCounters, Network, NextHop, Placement, RouteState, Undo, Way,
-    channel_congestion_control, multichannel_changes,
+    Before, Change, Error, Flow, LinkCounters, Network, NextHop, Placement, RouteAttributes, RouteState,
+    Undo, channel_congestion_control, multichannel_changes,
 };
 
 const CONNECTIONS: usize = 64;
@@ -395,7 +395,7 @@ fn what_is_not_ours_is_refused_without_effect() {
 
     let elsewhere = |link: &str| Change::Route {
         destination: "10.78.0.2/32".parse().unwrap(),
-        way: Way {
+        way: RouteAttributes {
             source: None,
             next_hops: vec![NextHop {
                 link: link.to_owned(),
@@ -418,7 +418,7 @@ fn what_is_not_ours_is_refused_without_effect() {
     });
     let foreign_source = Change::Route {
         destination: "10.78.0.2/32".parse().unwrap(),
-        way: Way {
+        way: RouteAttributes {
             source: Some("10.78.0.1".parse().unwrap()),
             next_hops: hops(plan.peer_gateways),
             congestion_control: None,

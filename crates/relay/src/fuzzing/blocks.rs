@@ -17,11 +17,11 @@ const BLOCKS_MAX: usize = 8;
 /// What a receiver holds, and what the sender does: each block as it is, packed, and as a part of the stream.
 pub const BLOCKS_HOLDS_BYTES: usize = STREAM_HOLDS_BYTES + 5 * (BLOCKS_MAX + 2) * UNPACKED_BYTES_MAX;
 
-/// Blocks as they are told by some decisions.
+/// Blocks as some decisions make them.
 #[derive(Debug, Default)]
-struct Told {
+struct GeneratedBlocks {
     wire: Vec<u8>,
-    /// What the program is to get; none once something was told that is not so.
+    /// What the program is to get; none once a block says what is not so.
     honest: Option<Vec<u8>>,
 }
 
@@ -34,7 +34,7 @@ thread_local! {
 ///
 /// Holds, besides what holds for [`stream`](super::stream()): those that are as they say arrive as they were.
 pub fn blocks(data: &[u8]) {
-    let Told { wire, honest } = tell(&mut Choices::new(data));
+    let GeneratedBlocks { wire, honest } = generate(&mut Choices::new(data));
     let mut expected = honest.as_deref();
     let received = receive(&wire, &slots(), |block| {
         expected = expected.map(|expected| {
@@ -69,26 +69,26 @@ pub fn blocks_seeds() -> Vec<Vec<u8>> {
 
 /// What a seed becomes on the wire.
 pub(super) fn wire_of(seed: &[u8]) -> Vec<u8> {
-    tell(&mut Choices::new(seed)).wire
+    generate(&mut Choices::new(seed)).wire
 }
 
 const PAGED: u8 = 4;
 const PARTED: u8 = 8;
 const LIES: u8 = 16;
 
-fn tell(choices: &mut Choices<'_>) -> Told {
-    let mut told = Told { wire: vec![], honest: Some(vec![]) };
+fn generate(choices: &mut Choices<'_>) -> GeneratedBlocks {
+    let mut generated = GeneratedBlocks { wire: vec![], honest: Some(vec![]) };
     for _ in 0..BLOCKS_MAX {
         if choices.are_used_up() {
             break;
         }
-        tell_one(choices, &mut told);
+        generate_one(choices, &mut generated);
     }
-    told.wire.extend(Frame::End.encode());
-    told
+    generated.wire.extend(Frame::End.encode());
+    generated
 }
 
-fn tell_one(choices: &mut Choices<'_>, told: &mut Told) {
+fn generate_one(choices: &mut Choices<'_>, generated: &mut GeneratedBlocks) {
     let kind = choices.byte();
     let is_paged = kind & PAGED != 0;
     let content = if is_paged { pages(choices) } else { contents(choices) };
@@ -108,9 +108,9 @@ fn tell_one(choices: &mut Choices<'_>, told: &mut Told) {
         wire_bytes = wire_bytes.wrapping_add_signed(lie(choices));
         is_honest &= (raw_bytes, wire_bytes) == (content.len(), bytes.len());
     }
-    told.wire.extend(Frame::Block { packing, is_paged, is_parted, raw_bytes, wire_bytes }.encode());
-    told.wire.extend(bytes);
-    match &mut told.honest {
+    generated.wire.extend(Frame::Block { packing, is_paged, is_parted, raw_bytes, wire_bytes }.encode());
+    generated.wire.extend(bytes);
+    match &mut generated.honest {
         Some(honest) if is_honest => honest.extend(content),
         honest => *honest = None,
     }

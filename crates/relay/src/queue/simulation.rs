@@ -5,7 +5,7 @@
 
 use std::ops::RangeInclusive;
 
-use drainpipe_engine::transfer::codec::Trial;
+use drainpipe_engine::transfer::codec::CodecTrial;
 use proptest::prelude::*;
 
 use super::tests::packed;
@@ -27,22 +27,22 @@ struct Means {
     threads: usize,
     cores: f64,
     wire_bytes_per_second: f64,
-    cheaper: Trial,
-    stronger: Trial,
+    cheaper: CodecTrial,
+    stronger: CodecTrial,
 }
 
 impl Means {
     /// Bytes before packing that could be carried in a second, by the best parts of blocks as they are, and packed by
     /// either codec.
     fn most(self) -> f64 {
-        let carried = |one: Trial, other: Trial, part: f64| {
-            let mixed = |of: fn(Trial) -> f64| of(one) + part * (of(other) - of(one));
+        let carried = |one: CodecTrial, other: CodecTrial, part: f64| {
+            let mixed = |of: fn(CodecTrial) -> f64| of(one) + part * (of(other) - of(one));
             let by_wire = self.wire_bytes_per_second / mixed(|trial| trial.packed_share);
             by_wire.min(self.cores / mixed(|trial| trial.seconds_per_byte))
         };
         let parts = (0..=1000).map(|part| f64::from(part) / 1000.0);
         let best = |part| {
-            carried(Trial::AS_IT_IS, self.cheaper, part).max(carried(self.cheaper, self.stronger, part))
+            carried(CodecTrial::AS_IT_IS, self.cheaper, part).max(carried(self.cheaper, self.stronger, part))
         };
         parts.map(best).fold(0.0, f64::max)
     }
@@ -52,7 +52,7 @@ impl Means {
         depth.clamp(*DEPTHS.start(), *DEPTHS.end()) as usize
     }
 
-    fn codec_of(self, work: &Work) -> Trial {
+    fn codec_of(self, work: &Work) -> CodecTrial {
         if work.is_urgent { self.cheaper } else { self.stronger }
     }
 }
@@ -171,8 +171,8 @@ fn some_means() -> impl Strategy<Value = Means> {
     (3..18_usize, 1.05..4.0_f64, 20.0..600.0_f64, stronger).prop_map(
         |(streams, keeps_up, wire_mb_per_second, (times, packed_share))| {
             let wire_bytes_per_second = wire_mb_per_second * 1e6;
-            let cheaper = Trial { seconds_per_byte: 1e-9, packed_share: 0.5 };
-            let stronger = Trial { seconds_per_byte: times * 1e-9, packed_share };
+            let cheaper = CodecTrial { seconds_per_byte: 1e-9, packed_share: 0.5 };
+            let stronger = CodecTrial { seconds_per_byte: times * 1e-9, packed_share };
             let cores = keeps_up * wire_bytes_per_second / cheaper.packed_share * cheaper.seconds_per_byte;
             let threads = cores.ceil() as usize;
             Means { streams, threads, cores, wire_bytes_per_second, cheaper, stronger }

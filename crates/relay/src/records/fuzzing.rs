@@ -30,7 +30,7 @@ pub const RECORDS_HOLDS_BYTES: usize = 2 * RECEIVE_BYTES + 3 * ALL_BYTES_MAX + (
 pub fn records(data: &[u8]) {
     let mut choices = Choices::new(data);
     let piece = 1 + choices.below(1 << 15);
-    let Told { wire, plain, end } = tell(&mut choices);
+    let GeneratedStream { wire, plain, end } = generate(&mut choices);
     let mut receiver = session();
     let (got, result) = receive_all(&mut receiver, Pieces { rest: &wire, piece });
     assert!(plain.starts_with(&got), "{} bytes got through of {}", got.len(), plain.len());
@@ -67,7 +67,7 @@ const CLOSE: u8 = 4;
 const BROKEN: u8 = 5;
 
 #[derive(Debug)]
-struct Told {
+struct GeneratedStream {
     wire: Vec<u8>,
     /// What is to get through.
     plain: Vec<u8>,
@@ -85,20 +85,20 @@ enum End {
     Malformed,
 }
 
-fn tell(choices: &mut Choices<'_>) -> Told {
+fn generate(choices: &mut Choices<'_>) -> GeneratedStream {
     let mut sender = session();
-    let mut told = Told { wire: room_for_all(), plain: room_for_all(), end: End::Silent };
+    let mut generated = GeneratedStream { wire: room_for_all(), plain: room_for_all(), end: End::Silent };
     for _ in 0..RECORDS_MAX {
         if choices.are_used_up() {
             break;
         }
-        let end = tell_one(choices, &mut sender, &mut told);
+        let end = generate_one(choices, &mut sender, &mut generated);
         // What comes after an end is told too, and is to make no difference.
-        if told.end == End::Silent {
-            told.end = end;
+        if generated.end == End::Silent {
+            generated.end = end;
         }
     }
-    told
+    generated
 }
 
 /// At once: a vector that grows holds up to three times what is in it.
@@ -106,44 +106,49 @@ fn room_for_all() -> Vec<u8> {
     Vec::with_capacity(ALL_BYTES_MAX)
 }
 
-fn tell_one(choices: &mut Choices<'_>, sender: &mut Session, told: &mut Told) -> End {
+fn generate_one(choices: &mut Choices<'_>, sender: &mut Session, generated: &mut GeneratedStream) -> End {
     match choices.byte() % 6 {
         DATA => {
             let content = choices.content(PLAIN_BYTES_MAX);
-            tell_sealed(sender, told, ContentType::ApplicationData, &content)
+            generate_sealed(sender, generated, ContentType::ApplicationData, &content)
         }
-        UPDATE => tell_sealed(sender, told, ContentType::Handshake, &KEY_UPDATE),
+        UPDATE => generate_sealed(sender, generated, ContentType::Handshake, &KEY_UPDATE),
         OTHER => {
             let kind = ContentType::from(choices.byte());
             let content = choices.content(PLAIN_BYTES_MAX + 2);
-            tell_sealed(sender, told, kind, &content)
+            generate_sealed(sender, generated, kind, &content)
         }
-        CLOSE => tell_sealed(sender, told, ContentType::Alert, &CLOSE_NOTIFY),
+        CLOSE => generate_sealed(sender, generated, ContentType::Alert, &CLOSE_NOTIFY),
         RAW => {
             let count = choices.below(64);
             let bytes = choices.bytes(count);
-            told.wire.extend(bytes);
+            generated.wire.extend(bytes);
             if bytes.is_empty() { End::Silent } else { End::Malformed }
         }
         _ => {
             let mut record = seal(sender, ContentType::ApplicationData, b"damaged");
             let at = HEADER_BYTES + choices.below(record.len() - HEADER_BYTES);
             record[at] ^= 1;
-            told.wire.extend(record);
+            generated.wire.extend(record);
             End::Malformed
         }
     }
 }
 
-fn tell_sealed(sender: &mut Session, told: &mut Told, kind: ContentType, content: &[u8]) -> End {
-    told.wire.extend(seal(sender, kind, content));
+fn generate_sealed(
+    sender: &mut Session,
+    generated: &mut GeneratedStream,
+    kind: ContentType,
+    content: &[u8],
+) -> End {
+    generated.wire.extend(seal(sender, kind, content));
     if content.len() > PLAIN_BYTES_MAX {
         return End::Malformed;
     }
     match without_padding(kind, content) {
         (ContentType::ApplicationData, content) => {
-            if told.end == End::Silent {
-                told.plain.extend(content);
+            if generated.end == End::Silent {
+                generated.plain.extend(content);
             }
             End::Silent
         }

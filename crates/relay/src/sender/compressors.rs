@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::transfer::codec::{Codec, Trial};
+use drainpipe_engine::transfer::codec::{Codec, CodecTrial};
 use thread_priority::NormalThreadSchedulePolicy;
 
 use super::shared::{Done, Order, Shared};
@@ -75,7 +75,7 @@ pub(super) struct BlockInWork<'a> {
     // What the slots hold then.
     contents: Vec<Arc<[u8]>>,
     packed_bytes: Option<usize>,
-    trials: Option<[Trial; Codec::ALL.len()]>,
+    trials: Option<[CodecTrial; Codec::ALL.len()]>,
     began: Instant,
     cpu_before: Duration,
 }
@@ -168,12 +168,16 @@ fn page_at(pages: &[PageAt], taken: usize) -> usize {
 }
 
 /// Packs what is left of a block, of `bytes`, with every codec.
-fn try_all(trier: &mut Trier, rest: &[u8], bytes: usize) -> Result<[Trial; Codec::ALL.len()], RelayError> {
+fn try_all(
+    trier: &mut Trier,
+    rest: &[u8],
+    bytes: usize,
+) -> Result<[CodecTrial; Codec::ALL.len()], RelayError> {
     trier.compare(|packer, codec| {
         let before = thread_cpu();
         let saved = packer.pack(codec, rest)?.map_or(0, |packed| rest.len() - packed.len());
         let cpu = thread_cpu().saturating_sub(before);
-        Ok(Trial {
+        Ok(CodecTrial {
             seconds_per_byte: cpu.as_secs_f64() / bytes as f64,
             packed_share: (bytes - saved) as f64 / bytes as f64,
         })

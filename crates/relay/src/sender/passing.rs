@@ -17,7 +17,7 @@ use super::unsent::{UNSENT_BYTES_MIN, unsent_bytes};
 use crate::error::RelayError;
 use crate::figures::Counters;
 use crate::frame::BLOCK_BYTES_MAX;
-use crate::pace::{Pace, PacedSocket, Turn};
+use crate::pace::{Pace, PacedSocket, SendQuota};
 use crate::sockets::{Breaker, lock, read_block, spawn, wait_for};
 
 /// What the threads of a sender share that packs nothing.
@@ -98,7 +98,7 @@ impl Passing {
 
     /// Waits until the limit lets a stream send, and takes what it may send of so many bytes: with its turn, or all streams
     /// that wait would have the same one; and says whether it has waited. None once all is over.
-    fn take_turn(&self, bytes: usize) -> Option<(Turn, bool)> {
+    fn take_quota(&self, bytes: usize) -> Option<(SendQuota, bool)> {
         let mut inner = lock(&self.inner);
         let mut has_waited = false;
         loop {
@@ -107,7 +107,7 @@ impl Passing {
             }
             let now = Instant::now();
             let Some(wait) = inner.pace.wait(now) else {
-                return Some((inner.pace.turn(bytes, now), has_waited));
+                return Some((inner.pace.quota(bytes, now), has_waited));
             };
             has_waited = true;
             (inner, _) = self.wake.wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner);
@@ -141,10 +141,10 @@ fn pass(passing: &Passing, stream: usize, program: &UnixStream) -> Result<(), Re
         }
         let mut left = &block[..];
         while !left.is_empty() {
-            let Some((turn, has_waited)) = passing.take_turn(left.len()) else { return Ok(()) };
+            let Some((quota, has_waited)) = passing.take_quota(left.len()) else { return Ok(()) };
             unsent.has_waited |= has_waited;
-            paced.pace(wire.socket(), turn.socket_bytes_per_s).map_err(RelayError::wire)?;
-            let (part, rest) = left.split_at(turn.bytes);
+            paced.pace(wire.socket(), quota.socket_bytes_per_s).map_err(RelayError::wire)?;
+            let (part, rest) = left.split_at(quota.bytes);
             let wire_bytes = wire.send(part, &[])?;
             passing.counters.sent(part.len(), wire_bytes);
             unsent.follow(wire.socket(), wire_bytes)?;

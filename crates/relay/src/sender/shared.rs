@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::transfer::codec::{Codec, Controller, Mix, Reading, Trial};
+use drainpipe_engine::transfer::codec::{Codec, CodecTrial, Controller, Mix, Reading};
 use tracing::warn;
 
 use super::SenderSettings;
@@ -14,7 +14,7 @@ use crate::block::Block;
 use crate::error::RelayError;
 use crate::figures::{Counters, PackingTime};
 use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES};
-use crate::pace::{Pace, Turn};
+use crate::pace::{Pace, SendQuota};
 use crate::pack::Trier;
 use crate::page_cache::{PageCache, TakenSlot};
 use crate::queue::{Content, Front, Outgoing, Packed, Streams, Work};
@@ -140,7 +140,7 @@ pub(super) struct Past {
 #[derive(Debug)]
 pub(super) enum Next {
     /// What goes, and the turn of its first part.
-    Block(Frame, Outgoing, Turn),
+    Block(Frame, Outgoing, SendQuota),
     End,
     Closed,
 }
@@ -162,7 +162,7 @@ pub(super) struct Done {
     pub(super) work: Work,
     pub(super) packed: Option<Packed>,
     pub(super) trier: Option<Trier>,
-    pub(super) trials: Option<[Trial; Codec::ALL.len()]>,
+    pub(super) trials: Option<[CodecTrial; Codec::ALL.len()]>,
     pub(super) took: PackingTime,
 }
 
@@ -268,11 +268,11 @@ impl Shared {
 
     /// The same, and takes what it may send of so many bytes: with its turn, or all streams that wait would have the same
     /// one. None once all is over.
-    pub(super) fn take_turn(&self, stream: usize, bytes: usize) -> Option<Turn> {
+    pub(super) fn take_quota(&self, stream: usize, bytes: usize) -> Option<SendQuota> {
         let mut inner = self.paced(stream, self.inner());
         // What follows the last part may be long in coming.
         inner.set_waits_for_wire(stream, false);
-        (!inner.is_closed).then(|| inner.pace.turn(bytes, Instant::now()))
+        (!inner.is_closed).then(|| inner.pace.quota(bytes, Instant::now()))
     }
 
     fn paced<'a>(&'a self, stream: usize, mut inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
@@ -362,14 +362,14 @@ impl Shared {
         inner.is_starved |= inner.streams.is_wanted(stream) && inner.streams.front(stream) == Front::Waiting;
         inner.streams.set_wanted(stream, false);
         let Some(mut block) = inner.streams.pop(stream) else { return Next::End };
-        let turn = inner.pace.turn(HEADER_BYTES + block.bytes().len(), Instant::now());
+        let quota = inner.pace.quota(HEADER_BYTES + block.bytes().len(), Instant::now());
         let frame = block.frame();
         if let Some(change) = block.take_change() {
             inner.page_cache.change(change);
         }
         drop(inner);
         self.room[stream].notify_one();
-        Next::Block(frame, block, turn)
+        Next::Block(frame, block, quota)
     }
 
     /// A block has been sent; what held it may be filled again.
@@ -695,7 +695,7 @@ mod tests {
         is_packed_after("a limit", &|shared| {
             push(shared);
             shared.set_limit(Some(1_000_000));
-            shared.take_turn(0, 20_000);
+            shared.take_quota(0, 20_000);
             shared.wait_pace(0);
         });
         is_packed_after("a wire that wants it", &|shared| {

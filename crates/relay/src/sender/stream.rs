@@ -18,7 +18,7 @@ use crate::error::RelayError;
 use crate::figures::{Counters, PastCodec};
 use crate::frame::Frame;
 use crate::multifd::Walker;
-use crate::pace::{PacedSocket, Turn};
+use crate::pace::{PacedSocket, SendQuota};
 use crate::queue::{Content, Outgoing, Packed};
 use crate::sockets::{spawn, wait_for};
 use crate::wire::Outward;
@@ -103,8 +103,8 @@ fn write(shared: &Shared, stream: usize, program: &UnixStream) -> Result<(), Rel
         wait_for_wire(shared, stream, wire.socket()).map_err(RelayError::wire)?;
         shared.wait_pace(stream);
         match shared.next(stream, mem::take(&mut is_first)) {
-            Next::Block(frame, block, turn) => {
-                let wire_bytes = send(shared, stream, &mut wire, &mut paced, turn, frame, &block)?;
+            Next::Block(frame, block, quota) => {
+                let wire_bytes = send(shared, stream, &mut wire, &mut paced, quota, frame, &block)?;
                 count(&shared.counters, &block, wire_bytes);
                 shared.sent(block);
             }
@@ -133,24 +133,24 @@ fn send(
     stream: usize,
     wire: &mut Outward,
     paced: &mut PacedSocket,
-    first: Turn,
+    first: SendQuota,
     frame: Frame,
     block: &Outgoing,
 ) -> Result<usize, RelayError> {
     let header = frame.encode();
     let mut left = block.bytes();
-    let mut turn = Turn { bytes: first.bytes.saturating_sub(header.len()), ..first };
+    let mut quota = SendQuota { bytes: first.bytes.saturating_sub(header.len()), ..first };
     let (mut header, mut wire_bytes) = (&header[..], 0);
     loop {
-        paced.pace(wire.socket(), turn.socket_bytes_per_s).map_err(RelayError::wire)?;
-        let (part, rest) = left.split_at(left.len().min(turn.bytes));
+        paced.pace(wire.socket(), quota.socket_bytes_per_s).map_err(RelayError::wire)?;
+        let (part, rest) = left.split_at(left.len().min(quota.bytes));
         wire_bytes += wire.send(mem::take(&mut header), part)?;
         left = rest;
         if left.is_empty() {
             return Ok(wire_bytes);
         }
-        let Some(next) = shared.take_turn(stream, left.len()) else { return Ok(wire_bytes) };
-        turn = next;
+        let Some(next) = shared.take_quota(stream, left.len()) else { return Ok(wire_bytes) };
+        quota = next;
     }
 }
 

@@ -16,7 +16,7 @@ use super::{named_by_others, remove_one_left};
 use crate::incoming::Incoming;
 use crate::incoming::vm::IncomingVm;
 use crate::store::journal::{DiskFile, FileId, LeftFile, MadeDisk};
-use crate::vms::vm_files::{Look, VmFiles};
+use crate::vms::vm_files::{FileAtPath, VmFiles};
 use drainpipe_api_types::LeftDisk;
 
 /// How often it is looked for those whose time is over.
@@ -55,7 +55,7 @@ pub(in crate::incoming) async fn bytes(
 async fn is_image(incoming: &Incoming, path: &str, copy: &DiskCopy) -> bool {
     let is_image = copy.image != DiskImage::Raw;
     let format = is_image.then_some(DiskFormat::Qcow2);
-    matches!(incoming.files.look(Path::new(path), format).await, Look::Present(_))
+    matches!(incoming.files.look(Path::new(path), format).await, FileAtPath::Present(_))
 }
 
 /// Gives what there is of a disk its place. Whether there was any.

@@ -198,7 +198,7 @@ fn executor(life: &Life) -> Executor {
     let (outgoing, request) = (&life.parts.outgoing, migrate("web"));
     outgoing.journal.begin_migration(ID, &request, Timestamp::UNIX_EPOCH).unwrap();
     let claimed = outgoing.vms.claim("web", Claim::Migrating(ID.into())).unwrap();
-    Executor::new(outgoing, ID.into(), claimed, &request, Timestamp::UNIX_EPOCH, Turn::Now, false)
+    Executor::new(outgoing, ID.into(), claimed, &request, Timestamp::UNIX_EPOCH, SendStart::Now, false)
 }
 
 #[test]

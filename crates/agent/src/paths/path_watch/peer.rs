@@ -12,7 +12,7 @@ use drainpipe_engine::finding::Finding;
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::paths::speed::{READ_EVERY_MS, SpeedWatch};
 use drainpipe_engine::paths::watch::{
-    CLOSE_HELLO_EVERY_MS, HELLO_EVERY_MS, PathNews, PathWatch, Turn, Unwatched,
+    CLOSE_HELLO_EVERY_MS, HELLO_EVERY_MS, PathChange, PathNews, PathWatch, Unwatched,
 };
 use drainpipe_engine::problem::Problem;
 use rustix::io::Errno;
@@ -28,7 +28,7 @@ use super::{Beginning, Joining, News, PathWatches, hello};
 use crate::host::Host;
 use crate::host::network::ETHERNET_MTU;
 use crate::paths::link_socket::{is_on, on_link};
-use crate::paths::multichannel::{self, Way};
+use crate::paths::multichannel::{self, WeightedPaths};
 use drainpipe_api_types::{PathEnd, WatchEnd, WatchRequest};
 
 /// How soon a route that could not be set is tried again, and one that is gone is noticed.
@@ -72,7 +72,7 @@ pub(super) struct PeerWatch {
     watch: PathWatch,
     speeds: SpeedWatch,
     // Empty while the route is not known to be as it should.
-    way: Way,
+    routed: WeightedPaths,
     is_route_taken: bool,
     placing: Placing,
     began: Instant,
@@ -165,7 +165,7 @@ impl PeerWatch {
             ends: vec![],
             watch: PathWatch::new(0.0),
             speeds: SpeedWatch::default(),
-            way: Way::default(),
+            routed: WeightedPaths::default(),
             is_route_taken: false,
             placing: Placing::default(),
             began: Instant::now(),
@@ -212,15 +212,16 @@ impl PeerWatch {
             connecting: None,
         });
         self.forget_unused();
-        let way = self.way_over_what_is_up().await;
-        let prepared = multichannel::prepare(&self.host, joining.migration, self.address, &paths, &way).await;
+        let routed = self.weighted_over_what_is_up().await;
+        let prepared =
+            multichannel::prepare(&self.host, joining.migration, self.address, &paths, &routed).await;
         if let Err(problem) = prepared {
             self.users.pop();
             self.users.extend(before);
             self.forget_unused();
             return Err(problem);
         }
-        self.way = way;
+        self.routed = routed;
         self.next_question_ms = self.now_ms() + ASK_EVERY_MS;
         self.tell_newcomer();
         Ok(self.end(joining.paths))
@@ -277,8 +278,8 @@ impl PeerWatch {
         let now_ms = self.now_ms();
         if self.other_token.replace(other.token).is_some_and(|known| known != other.token) {
             self.ends.iter_mut().for_each(|end| end.other = None);
-            let turns = self.watch.restart(now_ms);
-            self.tell(turns);
+            let changes = self.watch.restart(now_ms);
+            self.tell(changes);
         }
         for (path, there) in paths.iter().zip(&other.paths) {
             let (Some(index), Some(there)) = (self.index_of(path), there) else { continue };
@@ -320,8 +321,8 @@ impl PeerWatch {
     /// The other agent does not answer the question whether it still watches.
     pub(super) fn lose_sight(&mut self) {
         if self.watch.is_deaf(self.now_ms()) {
-            let turns = self.watch.unwatched(Unwatched::AgentAway);
-            self.tell(turns);
+            let changes = self.watch.unwatched(Unwatched::AgentAway);
+            self.tell(changes);
         }
     }
 
@@ -331,8 +332,8 @@ impl PeerWatch {
 
     async fn step(&mut self) {
         self.listen();
-        let turns = self.watch.tick(self.now_ms());
-        self.tell(turns);
+        let changes = self.watch.tick(self.now_ms());
+        self.tell(changes);
         self.say();
         self.follow_speeds().await;
         self.follow_links().await;
@@ -411,8 +412,8 @@ impl PeerWatch {
         let links: Vec<&str> = self.ends.iter().map(|end| end.path.link.as_str()).collect();
         let Ok(sent_bytes) = self.host.network.sent_bytes(&links).await else { return };
         let changed = self.speeds.record(now_ms, &sent_bytes, &self.watch.in_use());
-        let turn = |(path, mbps)| Turn { path, news: PathNews::Carries(mbps) };
-        self.tell(changed.into_iter().map(turn).collect());
+        let change = |(path, mbps)| PathChange { path, news: PathNews::Carries(mbps) };
+        self.tell(changed.into_iter().map(change).collect());
     }
 
     /// A link that is deleted and made again, as when its driver is loaded anew, is another one to the kernel, with the
@@ -463,55 +464,55 @@ impl PeerWatch {
     }
 
     /// The one place where it is said what the route shall be.
-    fn wanted_way(&self) -> Way {
-        self.way_over(self.paths_to_use())
+    fn wanted_weights(&self) -> WeightedPaths {
+        self.weighted_over(self.paths_to_use())
     }
 
-    fn way_over(&self, paths: Vec<Path>) -> Way {
-        Way { weights: self.placing.weights(&paths), paths }
+    fn weighted_over(&self, paths: Vec<Path>) -> WeightedPaths {
+        WeightedPaths { weights: self.placing.weights(&paths), paths }
     }
 
     async fn follow_route(&mut self) {
         let now_ms = self.now_ms();
-        let is_new = self.paths_to_use() != self.way.paths;
+        let is_new = self.paths_to_use() != self.routed.paths;
         if now_ms < self.next_route_ms && !(is_new && self.is_routed()) {
             return;
         }
         self.next_route_ms = now_ms + ROUTE_EVERY_MS;
         if is_new {
-            self.set_route(self.wanted_way()).await;
+            self.set_route(self.wanted_weights()).await;
             self.placing.begin();
             return;
         }
-        if let Err(problem) = multichannel::restore(&self.host, self.address, &self.way).await {
+        if let Err(problem) = multichannel::restore(&self.host, self.address, &self.routed).await {
             debug!(peer = self.peer, %problem, "the address and the route cannot be looked after now");
             self.is_route_anothers().await;
         }
     }
 
     /// The kernel takes no route over a link that is switched off or gone. The watch finds it silent soon.
-    async fn way_over_what_is_up(&self) -> Way {
+    async fn weighted_over_what_is_up(&self) -> WeightedPaths {
         let mut up = vec![];
         for path in self.paths_that_carry() {
             if self.host.network.is_up(&path.link).await {
                 up.push(path);
             }
         }
-        if up.is_empty() { self.wanted_way() } else { self.way_over(self.in_order(up)) }
+        if up.is_empty() { self.wanted_weights() } else { self.weighted_over(self.in_order(up)) }
     }
 
-    async fn set_route(&mut self, way: Way) {
-        match multichannel::set_route(&self.host, self.address, &way).await {
-            Ok(()) => self.way = way,
+    async fn set_route(&mut self, routed: WeightedPaths) {
+        match multichannel::set_route(&self.host, self.address, &routed).await {
+            Ok(()) => self.routed = routed,
             Err(problem) => {
-                self.way = Way::default();
+                self.routed = WeightedPaths::default();
                 if self.is_route_anothers().await {
                     return;
                 }
                 warn!(peer = self.peer, %problem, "the route does not go over all paths; tried again each second");
                 // None of it is there for one link that is not. The others carry all the same.
-                let up = self.way_over_what_is_up().await;
-                if up.paths != way.paths
+                let up = self.weighted_over_what_is_up().await;
+                if up.paths != routed.paths
                     && let Err(problem) = multichannel::set_route(&self.host, self.address, &up).await
                 {
                     warn!(peer = self.peer, %problem, "nor does it over those whose links are up");
@@ -522,7 +523,7 @@ impl PeerWatch {
 
     /// Whether the route is as it was wanted last.
     fn is_routed(&self) -> bool {
-        !self.way.paths.is_empty()
+        !self.routed.paths.is_empty()
     }
 
     /// A migration is about to connect to this port of the peer.
@@ -534,9 +535,9 @@ impl PeerWatch {
             user.connecting = in_order.map(|connections| Connecting { connections, until_ms });
         }
         self.placing.look_soon();
-        let way = self.way_over_what_is_up().await;
-        if way.paths != self.way.paths {
-            self.set_route(way).await;
+        let routed = self.weighted_over_what_is_up().await;
+        if routed.paths != self.routed.paths {
+            self.set_route(routed).await;
         }
     }
 
@@ -563,19 +564,20 @@ impl PeerWatch {
         if self.end_connecting(now_ms) {
             self.follow_route().await;
         }
-        if self.way.paths.len() < 2 {
+        if self.routed.paths.len() < 2 {
             return;
         }
         for _ in 0..PLACINGS_AT_ONCE {
             if !(self.placing.is_open() && self.is_routed()) {
                 return;
             }
-            let Way { paths, weights } = self.wanted_way();
-            let weights = other_than(&self.way.weights, weights);
-            self.set_route(Way { paths, weights }).await;
-            let agree = self.placing.learn(&self.host.network, &self.way.paths, &self.way.weights).await;
+            let WeightedPaths { paths, weights } = self.wanted_weights();
+            let weights = other_than(&self.routed.weights, weights);
+            self.set_route(WeightedPaths { paths, weights }).await;
+            let agree =
+                self.placing.learn(&self.host.network, &self.routed.paths, &self.routed.weights).await;
             if !agree {
-                self.set_route(self.wanted_way()).await;
+                self.set_route(self.wanted_weights()).await;
             }
         }
     }
@@ -584,8 +586,8 @@ impl PeerWatch {
         self.other_token.is_some() && self.ends.iter().any(|end| end.other.is_none())
     }
 
-    fn tell(&self, turns: Vec<Turn>) {
-        for Turn { path, news } in turns {
+    fn tell(&self, changes: Vec<PathChange>) {
+        for PathChange { path, news } in changes {
             let Some(end) = self.ends.get(path) else { continue };
             info!(peer = self.peer, "path {} {news}", end.path);
             for told in self.users.iter().filter_map(|user| user.news.as_ref()) {

@@ -20,7 +20,7 @@ use crate::peers::client::ApiClient;
 use crate::store::config::Config;
 use crate::store::fleet::known_peers;
 use crate::store::journal::{Adopted, Journal, set_aside};
-use crate::vms::beside::{Beside, Way};
+use crate::vms::beside::{Beside, RecordedMigration};
 use drainpipe_api_types::{JournalView, LiveVm, MigrationView};
 
 /// How long a QEMU may take to say what it does: somebody waits, and one that is mute is taken as it is.
@@ -137,17 +137,19 @@ async fn look_at(
 
 fn told_by_others(spec: &VmSpec, role: Option<Role>, coming: &[MigrationView]) -> Beside {
     let own = coming.iter().find(|view| view.vm == spec.name.as_str() && role == Some(Role::Incoming));
-    let arrival = own.map(|view| Way { id: view.id.clone(), host: view.source.clone() });
+    let arrival = own.map(|view| RecordedMigration { id: view.id.clone(), host: view.source.clone() });
     Beside { arrival, ..Beside::of(spec.clone()) }
 }
 
 /// What its record is to be. A guest that runs has not left; one that does not may have.
 fn judge_one(Beside { definition: spec, arrival, has_run, departure }: Beside, runs: bool) -> Adopted {
     match (departure, arrival) {
-        (Some(Way { id, host: target }), _) if runs => Adopted::Stays { id, target, spec },
-        (Some(Way { id, host: target }), _) => Adopted::Leaving { id, target, spec },
-        (None, Some(Way { id, host: source })) if runs || has_run => Adopted::Arrived { id, source, spec },
-        (None, Some(Way { id, host: source })) => Adopted::Waiting { id, source, spec },
+        (Some(RecordedMigration { id, host: target }), _) if runs => Adopted::Stays { id, target, spec },
+        (Some(RecordedMigration { id, host: target }), _) => Adopted::Leaving { id, target, spec },
+        (None, Some(RecordedMigration { id, host: source })) if runs || has_run => {
+            Adopted::Arrived { id, source, spec }
+        }
+        (None, Some(RecordedMigration { id, host: source })) => Adopted::Waiting { id, source, spec },
         (None, None) => Adopted::Here(spec),
     }
 }
@@ -196,7 +198,7 @@ mod tests {
         let spec =
             serde_json::json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
         let definition: VmSpec = serde_json::from_value(spec).unwrap();
-        let way = |host: &str| Some(Way { id: "1".into(), host: host.into() });
+        let way = |host: &str| Some(RecordedMigration { id: "1".into(), host: host.into() });
         let beside = |arrival, departure| Beside { arrival, departure, ..Beside::of(definition.clone()) };
         assert!(matches!(judge_one(beside(None, None), false), Adopted::Here(_)));
         assert!(matches!(judge_one(beside(way("a"), None), false), Adopted::Waiting { .. }));

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use drainpipe_engine::format::{mib_free, mib_needed};
-use drainpipe_engine::host::vm_resources::{NotAllowed, Place};
+use drainpipe_engine::host::vm_resources::{AllowedPath, NotAllowed};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskImage, FileRoom, UnfitDevice};
 use drainpipe_hypervisor::qcow2;
@@ -77,8 +77,8 @@ struct Spot {
 
 impl Spot {
     fn find(rules: &Rules, path: &Path) -> Result<Self, CannotMake> {
-        let place = rules.resources.place(path).map_err(CannotMake::NotAllowed)?;
-        let Place::Below { directory, rest } = place else {
+        let allowed = rules.resources.allowed_path(path).map_err(CannotMake::NotAllowed)?;
+        let AllowedPath::Below { directory, rest } = allowed else {
             return Err(CannotMake::NotAllowed(NotAllowed::NoFile));
         };
         let name = rest.file_name().ok_or(CannotMake::NotAllowed(NotAllowed::Outside))?.to_owned();

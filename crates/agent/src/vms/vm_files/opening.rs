@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use drainpipe_engine::host::vm_resources::{NotAllowed, Place};
+use drainpipe_engine::host::vm_resources::{AllowedPath, NotAllowed};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, open, openat2};
 use rustix::io::Errno;
 
@@ -59,9 +59,9 @@ impl Found {
 
 /// What is at a path, if VMs may use it.
 pub(super) fn find(rules: &Rules, path: &Path) -> Result<Found, Unusable> {
-    let place = rules.resources.place(path)?;
-    let (opened, wanted) = match &place {
-        Place::Below { directory, rest } => {
+    let allowed_path = rules.resources.allowed_path(path)?;
+    let (opened, wanted) = match &allowed_path {
+        AllowedPath::Below { directory, rest } => {
             let directory = open(*directory, LOOK | OFlags::DIRECTORY, Mode::empty());
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
             let opened =
@@ -69,7 +69,7 @@ pub(super) fn find(rules: &Rules, path: &Path) -> Result<Found, Unusable> {
             (opened, FileType::RegularFile)
         }
         // Names in /dev are links that the host's own udev has made.
-        Place::Device => {
+        AllowedPath::Device => {
             (openat2(CWD, path, LOOK, Mode::empty(), ResolveFlags::NO_MAGICLINKS), FileType::BlockDevice)
         }
     };

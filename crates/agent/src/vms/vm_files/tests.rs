@@ -55,17 +55,17 @@ impl Host {
         fs::write(self.path(path), content).unwrap();
     }
 
-    async fn look(&self, path: &str) -> Look {
+    async fn look(&self, path: &str) -> FileAtPath {
         self.files.look(&self.path(path), None).await
     }
 
-    async fn image(&self, path: &str) -> Look {
+    async fn image(&self, path: &str) -> FileAtPath {
         self.files.look(&self.path(path), Some(DiskFormat::Qcow2)).await
     }
 }
 
-fn identity(look: &Look) -> &FileIdentity {
-    let Look::Present(identity) = look else { panic!("{look:?}") };
+fn identity(look: &FileAtPath) -> &FileIdentity {
+    let FileAtPath::Present(identity) = look else { panic!("{look:?}") };
     identity
 }
 
@@ -87,14 +87,14 @@ async fn links_lead_nowhere_else() {
     host.write("vms/disk", "disk");
     let link = |to: &str, name: &str| symlink(to, host.path(name)).unwrap();
     link("../disk", "vms/sub/within");
-    assert!(matches!(host.look("vms/sub/within").await, Look::Present(_)));
+    assert!(matches!(host.look("vms/sub/within").await, FileAtPath::Present(_)));
     link("../outside/secret", "vms/out");
     link("../outside/nothing", "vms/out-to-nothing");
     link("../outside", "vms/directory");
     link("/etc/shadow", "vms/absolute");
     link(&host.path("vms/disk").display().to_string(), "vms/round-about");
     for out in ["vms/out", "vms/out-to-nothing", "vms/directory/secret", "vms/absolute", "vms/round-about"] {
-        assert_eq!(host.look(out).await, Look::NotAllowed(NotAllowed::LeadsOut), "{out}");
+        assert_eq!(host.look(out).await, FileAtPath::NotAllowed(NotAllowed::LeadsOut), "{out}");
     }
 }
 
@@ -119,12 +119,12 @@ async fn nothing_else_than_a_disk_is_touched() {
         ("vms/../outside/secret", NotAllowed::Outside),
         ("vms", NotAllowed::Outside),
     ] {
-        assert_eq!(host.look(path).await, Look::NotAllowed(why), "{path}");
+        assert_eq!(host.look(path).await, FileAtPath::NotAllowed(why), "{path}");
     }
-    assert_eq!(host.look("vms/nothing").await, Look::Missing);
+    assert_eq!(host.look("vms/nothing").await, FileAtPath::Missing);
     for path in ["/dev/null", "/", "/etc/shadow", "/dev/sda"] {
         let look = host.files.look(Path::new(path), None).await;
-        assert_eq!(look, Look::NotAllowed(NotAllowed::Outside), "{path}");
+        assert_eq!(look, FileAtPath::NotAllowed(NotAllowed::Outside), "{path}");
     }
 }
 
@@ -132,9 +132,9 @@ async fn nothing_else_than_a_disk_is_touched() {
 async fn what_is_listed_as_a_device_is_one() {
     let host = Host::new("devices = [\"/dev/null\", \"/dev/fd\", \"/proc/self\"]\n");
     let device = async |path: &str| host.files.look(Path::new(path), None).await;
-    assert_eq!(device("/dev/null").await, Look::NotAllowed(NotAllowed::NoFile), "no block device");
-    assert_eq!(device("/dev/zero").await, Look::NotAllowed(NotAllowed::Outside));
-    assert_eq!(device("/proc/self/exe").await, Look::NotAllowed(NotAllowed::LeadsOut));
+    assert_eq!(device("/dev/null").await, FileAtPath::NotAllowed(NotAllowed::NoFile), "no block device");
+    assert_eq!(device("/dev/zero").await, FileAtPath::NotAllowed(NotAllowed::Outside));
+    assert_eq!(device("/proc/self/exe").await, FileAtPath::NotAllowed(NotAllowed::LeadsOut));
 }
 
 #[tokio::test]
@@ -153,7 +153,7 @@ async fn an_image_reaches_no_further_than_its_directory() {
     ] {
         host.write(&format!("vms/{name}"), image);
         let look = host.image(&format!("vms/{name}")).await;
-        assert!(matches!(look, Look::Present(_)), "{name}: {look:?}");
+        assert!(matches!(look, FileAtPath::Present(_)), "{name}: {look:?}");
     }
     host.write("vms/bad", header(3, Some(&secret), &[raw]));
     symlink("../outside/secret", host.path("vms/link")).unwrap();
@@ -168,7 +168,7 @@ async fn an_image_reaches_no_further_than_its_directory() {
         (header(3, Some("bad"), &[qcow2]), secret.as_str()),
     ] {
         host.write("vms/image", image);
-        assert_eq!(host.image("vms/image").await, Look::NotAllowed(NotAllowed::names(names)));
+        assert_eq!(host.image("vms/image").await, FileAtPath::NotAllowed(NotAllowed::names(names)));
     }
     for image in [
         header(3, Some("base"), &[]),
@@ -180,7 +180,7 @@ async fn an_image_reaches_no_further_than_its_directory() {
     ] {
         host.write("vms/image", image);
         let look = host.image("vms/image").await;
-        assert!(matches!(look, Look::NotAllowed(NotAllowed::Unclear { .. })), "{look:?}");
+        assert!(matches!(look, FileAtPath::NotAllowed(NotAllowed::Unclear { .. })), "{look:?}");
     }
 }
 
@@ -190,8 +190,8 @@ async fn a_raw_disk_is_raw_whatever_is_on_it() {
     let host = Host::new("");
     host.write("vms/disk", header(3, Some("/etc/shadow"), &[(BACKING_FORMAT, "raw")]));
     let look = host.files.look(&host.path("vms/disk"), Some(DiskFormat::Raw)).await;
-    assert!(matches!(look, Look::Present(_)), "{look:?}");
-    assert_eq!(host.image("vms/disk").await, Look::NotAllowed(NotAllowed::names("/etc/shadow")));
+    assert!(matches!(look, FileAtPath::Present(_)), "{look:?}");
+    assert_eq!(host.image("vms/disk").await, FileAtPath::NotAllowed(NotAllowed::names("/etc/shadow")));
 }
 
 #[tokio::test]
@@ -199,11 +199,11 @@ async fn many_disks_are_looked_at_at_once() {
     let host = Host::new("");
     host.write("vms/disk", "disk");
     let looks = join_all((0..4 * LOOKS_MAX).map(|_| host.look("vms/disk"))).await;
-    assert!(looks.iter().all(|look| matches!(look, Look::Present(_))), "{looks:?}");
+    assert!(looks.iter().all(|look| matches!(look, FileAtPath::Present(_))), "{looks:?}");
     assert!(lock(&host.files.since).is_empty());
     let long_ago = Instant::now().checked_sub(LOOK_DEADLINE * 2).unwrap();
     lock(&host.files.since).insert(host.path("vms/disk"), long_ago);
-    assert_eq!(host.look("vms/disk").await, Look::Silent, "a look has not returned");
+    assert_eq!(host.look("vms/disk").await, FileAtPath::Silent, "a look has not returned");
 }
 
 fn runs<T>(what: impl Future<Output = T>) -> T {

@@ -21,7 +21,7 @@ use std::{fs, thread};
 use super::monitor::Monitor;
 use super::random::Random;
 use super::scenarios::{SCENARIOS, Scenario};
-use super::tally::{self, COMPLETED, Ran, Told};
+use super::tally::{self, COMPLETED, Ran, RecordedViolation};
 use super::violation::Violation;
 use super::world::{Setting, TOLD_AS_LOST, World};
 use super::{HOSTS, lab, number, seed};
@@ -130,7 +130,7 @@ impl Sitting {
             let began = Instant::now();
             if catch_unwind(AssertUnwindSafe(|| self.in_one_lab(&mut at))).is_err() {
                 let violation = Violation::Broken("a test's assertion".into());
-                let violation = Some(Told::of(&violation, None));
+                let violation = Some(RecordedViolation::of(&violation, None));
                 tally::write(&Ran { violation, ..self.ran(at, began) }).unwrap();
             }
         }
@@ -187,7 +187,7 @@ impl Sitting {
         if violation.is_none() && scenario.keeps_paths && paths_out > 0 {
             violation = Some(Violation::Failed(format!("healthy paths went out of use {paths_out} times")));
         }
-        let told = violation.map(|violation| Told::of(&violation, Some(world.keep(&violation))));
+        let told = violation.map(|violation| RecordedViolation::of(&violation, Some(world.keep(&violation))));
         let is_calm = told.is_none();
         let ran = Ran {
             faults: world.faults_done() - before.0,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::migration::result::{MigrationResult, Outcome, PathState};
 
-use super::plan::Way;
+use super::plan::MoveOptions;
 use crate::program::{Output, Running};
 use crate::support::TestLab;
 
@@ -55,7 +55,12 @@ pub(super) struct Claim {
 }
 
 impl Operation {
-    pub(super) fn migrate(lab: &TestLab, errand: usize, [vm, source, target]: [&str; 3], way: Way) -> Self {
+    pub(super) fn migrate(
+        lab: &TestLab,
+        errand: usize,
+        [vm, source, target]: [&str; 3],
+        way: MoveOptions,
+    ) -> Self {
         let (deadline, throttle) =
             (way.deadline_s.to_string(), way.throttle_percent.map(|max| max.to_string()));
         let mut words =

@@ -47,7 +47,7 @@ pub(super) struct Planned {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Errand {
     /// A VM goes to the host that is `turn` further on than its own.
-    Move { vm: usize, turn: usize, way: Way, next: Option<Next> },
+    Move { vm: usize, turn: usize, way: MoveOptions, next: Option<Next> },
     /// A host is emptied, and what left it is fetched back.
     DrainAndBack { host: usize, post_copy: bool, encrypt: bool },
 }
@@ -60,12 +60,12 @@ pub(super) struct Next {
     pub(super) at_once: bool,
     /// Who is refused asks again, for as long as the storm lasts.
     pub(super) insists: bool,
-    pub(super) way: Way,
+    pub(super) way: MoveOptions,
 }
 
 /// How a VM is moved.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Way {
+pub(super) struct MoveOptions {
     pub(super) option: &'static str,
     pub(super) encrypt: bool,
     pub(super) post_copy: bool,
@@ -78,7 +78,7 @@ pub(super) struct Way {
 pub(super) struct Fault {
     pub(super) errand: usize,
     pub(super) when: When,
-    pub(super) place: Place,
+    pub(super) place: HostRole,
     pub(super) kind: FaultKind,
     pub(super) lasts: Duration,
 }
@@ -107,7 +107,7 @@ pub(super) enum Moment {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum HostRole {
     Source,
     Target,
     /// The host that has no part in the errand.
@@ -261,12 +261,12 @@ fn turn(random: &mut Random, bounds: Bounds) -> usize {
     1 + random.index(bounds.hosts - 1)
 }
 
-fn way(random: &mut Random) -> Way {
+fn way(random: &mut Random) -> MoveOptions {
     let option = ["tcp", "compression", "multichannel", "auto"][random.index(4)];
     let encrypt = random.chance(40);
     // It goes over one connection.
     let post_copy = random.chance(25);
-    Way {
+    MoveOptions {
         option: if post_copy { "tcp" } else { option },
         encrypt,
         post_copy,
@@ -277,11 +277,12 @@ fn way(random: &mut Random) -> Way {
 
 fn fault(random: &mut Random, bounds: Bounds, errands: usize) -> Fault {
     let kind = kind(random, bounds);
-    let place = [Place::Source, Place::Source, Place::Target, Place::Target, Place::Third][random.index(5)];
+    let place = [HostRole::Source, HostRole::Source, HostRole::Target, HostRole::Target, HostRole::Third]
+        [random.index(5)];
     Fault {
         errand: random.index(errands),
         when: when(random),
-        place: if is_of_a_vm(kind) && place == Place::Third { Place::Source } else { place },
+        place: if is_of_a_vm(kind) && place == HostRole::Third { HostRole::Source } else { place },
         kind,
         lasts: lasts(random),
     }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::ledger::{Bound, Promise};
 use super::measure::Bed;
-use super::plan::{Errand, Fault, FaultKind, Moment, Next, Place, Planned, Round, Spoil, Way, When};
+use super::plan::{
+    Errand, Fault, FaultKind, HostRole, Moment, MoveOptions, Next, Planned, Round, Spoil, When,
+};
 use super::random::Random;
 
 /// Faults at a random moment of one migration of one VM.
@@ -15,7 +17,7 @@ pub(super) struct Scenario {
     pub(super) bed: Bed,
     /// How fast the VM rewrites its memory.
     pub(super) dirty_mib_per_s: u32,
-    way: Way,
+    way: MoveOptions,
     goes_on: GoesOn,
     faults: [Option<Aimed>; 2],
     /// They last as long as they are to, also when the migration is over.
@@ -40,19 +42,24 @@ enum GoesOn {
 /// What happens where, so many ms after which moment, and for how many ms.
 struct Aimed {
     kind: FaultKind,
-    place: Place,
+    place: HostRole,
     moment: Moment,
     after_ms: Range<u64>,
     lasts_ms: Range<u64>,
 }
 
-const MULTICHANNEL: Way =
-    Way { option: "multichannel", encrypt: false, post_copy: false, throttle_percent: None, deadline_s: 60 };
-const TCP: Way = Way { option: "tcp", ..MULTICHANNEL };
-const COMPRESSION: Way = Way { option: "compression", ..MULTICHANNEL };
-const ENCRYPTED: Way = Way { encrypt: true, ..MULTICHANNEL };
-const POST_COPY: Way = Way { post_copy: true, ..TCP };
-const ENCRYPTED_POST_COPY: Way = Way { encrypt: true, ..POST_COPY };
+const MULTICHANNEL: MoveOptions = MoveOptions {
+    option: "multichannel",
+    encrypt: false,
+    post_copy: false,
+    throttle_percent: None,
+    deadline_s: 60,
+};
+const TCP: MoveOptions = MoveOptions { option: "tcp", ..MULTICHANNEL };
+const COMPRESSION: MoveOptions = MoveOptions { option: "compression", ..MULTICHANNEL };
+const ENCRYPTED: MoveOptions = MoveOptions { encrypt: true, ..MULTICHANNEL };
+const POST_COPY: MoveOptions = MoveOptions { post_copy: true, ..TCP };
+const ENCRYPTED_POST_COPY: MoveOptions = MoveOptions { encrypt: true, ..POST_COPY };
 
 /// On which a VM is in flight for a second.
 const FAST: Bed = Bed { link_mbps: "400", stall_s: None };
@@ -131,15 +138,15 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         goes_on: GoesOn::WhenTold,
-        faults: at(FaultKind::FullJournal, Place::Target, Moment::Resumed, RESUMED_MS, 200..600),
+        faults: at(FaultKind::FullJournal, HostRole::Target, Moment::Resumed, RESUMED_MS, 200..600),
         ..quiet("target's journal disk full as the VM runs there, which it leaves as soon as that is said")
     },
     Scenario {
         faults: [
-            Some(aimed(FaultKind::FreezeAgent, Place::Source, Moment::Resumed, RESUMED_MS, FROZEN_MS)),
+            Some(aimed(FaultKind::FreezeAgent, HostRole::Source, Moment::Resumed, RESUMED_MS, FROZEN_MS)),
             Some(aimed(
                 FaultKind::SpoilJournal(Spoil::Delete),
-                Place::Target,
+                HostRole::Target,
                 Moment::Resumed,
                 RESUMED_MS,
                 GONE_MS,
@@ -150,8 +157,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     spoiled("source's journal replaced by an older one as the VM runs on the target", Spoil::PutBackOlder),
     Scenario {
         faults: [
-            Some(aimed(FaultKind::FreezeAgent, Place::Source, Moment::Resumed, RESUMED_MS, FROZEN_MS)),
-            Some(aimed(FaultKind::FloodOfDeletes, Place::Target, Moment::Resumed, RESUMED_MS, GONE_MS)),
+            Some(aimed(FaultKind::FreezeAgent, HostRole::Source, Moment::Resumed, RESUMED_MS, FROZEN_MS)),
+            Some(aimed(FaultKind::FloodOfDeletes, HostRole::Target, Moment::Resumed, RESUMED_MS, GONE_MS)),
         ],
         outlasts_errands: true,
         ..quiet("2500 deletes of a third host as the VM runs on the target, source's agent frozen")
@@ -161,7 +168,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         dirty_mib_per_s: QUIET_ON_SLOW_LINKS,
         faults: at(
             FaultKind::LargeFramesVanish { link: 0 },
-            Place::Source,
+            HostRole::Source,
             Moment::Active,
             0..1_500,
             8_000..8_001,
@@ -173,15 +180,15 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         bed: SLOW,
         dirty_mib_per_s: QUIET_ON_SLOW_LINKS,
-        faults: at(FaultKind::BusyMachine, Place::Source, Moment::IncomingVm, 0..1_500, 3_000..6_000),
+        faults: at(FaultKind::BusyMachine, HostRole::Source, Moment::IncomingVm, 0..1_500, 3_000..6_000),
         completes: true,
         keeps_paths: true,
         ..quiet("16 programs want both cores, paths are healthy")
     },
     Scenario {
         faults: [
-            Some(aimed(HOUR_AHEAD, Place::Source, Moment::Active, IN_FLIGHT_MS, WRONG_MS)),
-            Some(aimed(FIFTY_MINUTES_BEHIND, Place::Target, Moment::Active, IN_FLIGHT_MS, WRONG_MS)),
+            Some(aimed(HOUR_AHEAD, HostRole::Source, Moment::Active, IN_FLIGHT_MS, WRONG_MS)),
+            Some(aimed(FIFTY_MINUTES_BEHIND, HostRole::Target, Moment::Active, IN_FLIGHT_MS, WRONG_MS)),
         ],
         outlasts_errands: true,
         completes: true,
@@ -189,13 +196,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         ..quiet("source's clock an hour ahead in flight, target's fifty minutes behind")
     },
     Scenario {
-        faults: at(FaultKind::KillQemu, Place::Source, Moment::Active, IN_FLIGHT_MS, 0..1),
+        faults: at(FaultKind::KillQemu, HostRole::Source, Moment::Active, IN_FLIGHT_MS, 0..1),
         ..quiet("source's QEMU")
     },
     Scenario { completes: true, keeps_paths: true, ..quiet("nothing, for comparison") },
     // The rest.
     Scenario {
-        faults: at(FaultKind::KillQemu, Place::Target, Moment::Active, IN_FLIGHT_MS, 0..1),
+        faults: at(FaultKind::KillQemu, HostRole::Target, Moment::Active, IN_FLIGHT_MS, 0..1),
         ..quiet("target's QEMU")
     },
     killed("source's agent just after the pause, multichannel", Moment::Paused, PAUSED_MS, MULTICHANNEL),
@@ -205,12 +212,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     killed("source's agent in flight, encrypted", Moment::Active, IN_FLIGHT_MS, ENCRYPTED),
     killed("source's agent as the VM runs on the target, post-copy", Moment::Resumed, RESUMED_MS, POST_COPY),
     Scenario {
-        faults: at(FaultKind::KillAgent, Place::Target, Moment::Paused, PAUSED_MS, GONE_MS),
+        faults: at(FaultKind::KillAgent, HostRole::Target, Moment::Paused, PAUSED_MS, GONE_MS),
         promise: BY_TARGET,
         ..quiet("target's agent just after the pause")
     },
     Scenario {
-        faults: at(BEFORE_CERTIFICATES, Place::Source, Moment::Paused, PAUSED_MS, WRONG_MS),
+        faults: at(BEFORE_CERTIFICATES, HostRole::Source, Moment::Paused, PAUSED_MS, WRONG_MS),
         promise: BY_TARGET,
         outlasts_errands: true,
         ..quiet("source's clock before its certificates just after the pause")
@@ -237,7 +244,7 @@ const GONE_MS: Range<u64> = 2_000..2_001;
 
 const fn aimed(
     kind: FaultKind,
-    place: Place,
+    place: HostRole,
     moment: Moment,
     after_ms: Range<u64>,
     lasts_ms: Range<u64>,
@@ -247,7 +254,7 @@ const fn aimed(
 
 const fn at(
     kind: FaultKind,
-    place: Place,
+    place: HostRole,
     moment: Moment,
     after_ms: Range<u64>,
     lasts_ms: Range<u64>,
@@ -274,29 +281,30 @@ const fn quiet(name: &'static str) -> Scenario {
 /// The source's journal, adopted by an operator as soon as its agent, back after 2 s, says that it is not believed.
 const fn spoiled(name: &'static str, way: Spoil) -> Scenario {
     let mut scenario = quiet(name);
-    scenario.faults = at(FaultKind::SpoilJournal(way), Place::Source, Moment::Resumed, RESUMED_MS, GONE_MS);
+    scenario.faults =
+        at(FaultKind::SpoilJournal(way), HostRole::Source, Moment::Resumed, RESUMED_MS, GONE_MS);
     scenario
 }
 
 /// Of a VM that is throttled.
-const fn outage(name: &'static str, kind: FaultKind, way: Way) -> Scenario {
+const fn outage(name: &'static str, kind: FaultKind, way: MoveOptions) -> Scenario {
     let mut scenario = quiet(name);
     (scenario.bed, scenario.dirty_mib_per_s, scenario.way) = (IMPATIENT, BUSY, way);
-    scenario.faults = at(kind, Place::Source, Moment::Active, LATER_ROUND_MS, OUTAGE_MS);
+    scenario.faults = at(kind, HostRole::Source, Moment::Active, LATER_ROUND_MS, OUTAGE_MS);
     scenario.outlasts_errands = true;
     scenario.promise = BY_SOURCE;
     scenario
 }
 
 /// The source's agent.
-const fn killed(name: &'static str, moment: Moment, after_ms: Range<u64>, way: Way) -> Scenario {
+const fn killed(name: &'static str, moment: Moment, after_ms: Range<u64>, way: MoveOptions) -> Scenario {
     let mut scenario = quiet(name);
     scenario.way = way;
     if way.post_copy {
         // It begins with a VM that does not converge.
         (scenario.bed, scenario.dirty_mib_per_s, scenario.promise) = (SLOW, BUSY, BY_CONNECTION);
     }
-    scenario.faults = at(FaultKind::KillAgent, Place::Source, moment, after_ms, GONE_MS);
+    scenario.faults = at(FaultKind::KillAgent, HostRole::Source, moment, after_ms, GONE_MS);
     scenario
 }
 

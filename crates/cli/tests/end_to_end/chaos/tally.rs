@@ -32,12 +32,12 @@ pub(super) struct Ran {
     pub(super) ends: Vec<String>,
     pub(super) paths_out: usize,
     pub(super) longest_silence_ms: u64,
-    pub(super) violation: Option<Told>,
+    pub(super) violation: Option<RecordedViolation>,
 }
 
 /// A violation as it is written down.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Told {
+pub(super) struct RecordedViolation {
     /// The column of the table.
     kind: String,
     what: String,
@@ -49,7 +49,7 @@ pub(super) struct Told {
 const KINDS: [&str; 7] =
     ["lost", "two copies", "silent for too long", "untrue", "not completed", "not settled", "broken"];
 
-impl Told {
+impl RecordedViolation {
     pub(super) fn of(violation: &Violation, kept: Option<PathBuf>) -> Self {
         let kind = match violation {
             Violation::Lost(_) => KINDS[0],
@@ -127,7 +127,7 @@ fn table(title: &str, all: &[&Ran], rows: &[&str]) -> String {
 fn line(name: &str, all: &[&Ran]) -> String {
     let sum = |count: fn(&Ran) -> usize| all.iter().map(|ran| count(ran)).sum::<usize>();
     let kinds = KINDS.map(|kind| {
-        let is_it = |ran: &&&Ran| ran.violation.as_ref().is_some_and(|told| told.kind == kind);
+        let is_it = |ran: &&&Ran| ran.violation.as_ref().is_some_and(|recorded| recorded.kind == kind);
         all.iter().filter(is_it).count().to_string()
     });
     let mut silences: Vec<u64> = all.iter().map(|ran| ran.longest_silence_ms).collect();

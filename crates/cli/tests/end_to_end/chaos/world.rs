@@ -16,7 +16,7 @@ use super::faults::{Faults, Where};
 use super::ledger::{Ledger, Victim};
 use super::monitor::Monitor;
 use super::operations::{Claim, End, Operation, What, judge};
-use super::plan::{Bounds, Errand, Fault, Moment, Place, Round, Way, When};
+use super::plan::{Bounds, Errand, Fault, HostRole, Moment, MoveOptions, Round, When};
 use super::settled::{Unsettled, unsettled};
 use super::silences::Silences;
 use super::violation::Violation;
@@ -248,7 +248,7 @@ impl<'lab> World<'lab> {
         self.send(number, [&vm, &source, &target], next.way);
     }
 
-    fn send(&mut self, number: usize, [vm, source, target]: [&str; 3], way: Way) {
+    fn send(&mut self, number: usize, [vm, source, target]: [&str; 3], way: MoveOptions) {
         self.ledger.note(&format!("{vm}: {source} to {target}, {way:?}"));
         self.ledger.moves(vm, [source.to_owned(), target.to_owned()]);
         // What was said of it is out of date as soon as it goes on.
@@ -286,15 +286,15 @@ impl<'lab> World<'lab> {
     }
 
     /// None while the errand has not begun.
-    fn place(&self, place: Place, course: &Course) -> Option<Where> {
+    fn place(&self, place: HostRole, course: &Course) -> Option<Where> {
         let source = course.source.clone()?;
         let target = course.target.clone().unwrap_or_else(|| self.further(&source, 1));
         let third = self.hosts.iter().find(|host| **host != source && **host != target).cloned()?;
         let vm = course.vm.clone().unwrap_or_else(|| self.names[0].clone());
         let host = match place {
-            Place::Source => source,
-            Place::Target => target,
-            Place::Third => third,
+            HostRole::Source => source,
+            HostRole::Target => target,
+            HostRole::Third => third,
         };
         Some(Where { host, vm, needs_both: course.has_post_copy() })
     }

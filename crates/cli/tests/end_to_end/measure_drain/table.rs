@@ -131,10 +131,10 @@ fn print_told(drained: &Drained) {
     println!();
     println!("| after, s | moved | left, told, s | left, s | told ÷ left |");
     println!("|---|---|---|---|---|");
-    for told in &drained.told {
-        let left_s = (drained.status.elapsed_ms - told.elapsed_ms) / 1e3;
-        let eta_s = told.eta_ms.map_or(f64::NAN, |ms| ms / 1e3);
-        let (after_s, moved) = (told.elapsed_ms / 1e3, told.moved);
+    for report in &drained.reports {
+        let left_s = (drained.status.elapsed_ms - report.elapsed_ms) / 1e3;
+        let eta_s = report.eta_ms.map_or(f64::NAN, |ms| ms / 1e3);
+        let (after_s, moved) = (report.elapsed_ms / 1e3, report.moved);
         println!("| {after_s:.1} | {moved} | {eta_s:.1} | {left_s:.1} | {:.2} |", eta_s / left_s);
     }
 }

@@ -1,7 +1,7 @@
 //! What keeps a VM from running on the other host.
 
 use super::*;
-use crate::check::vm::{DiskRoom, FileNotAllowed, Told};
+use crate::check::vm::{DiskRoom, FileNotAllowed, Notice};
 use crate::host::vm_resources::NotAllowed;
 
 pub(super) const OF_VMS: &[Case] = &[
@@ -305,6 +305,6 @@ fn a_peers_answer_about_a_vm_is_bounded() {
     }
 }
 
-fn told(what: &str, remedy: &str) -> Told {
-    Told { what: what.into(), remedy: remedy.into() }
+fn told(what: &str, remedy: &str) -> Notice {
+    Notice { what: what.into(), remedy: remedy.into() }
 }

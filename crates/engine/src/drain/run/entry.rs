@@ -113,7 +113,7 @@ pub(super) enum Patience {
 
 /// What a VM that sends does with the links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum LinkClaim {
     /// It uses what it can.
     Taken,
     /// It leaves them to another one that is about to be paused.
@@ -142,7 +142,7 @@ pub(super) struct Entry {
     copied_bytes: u64,
     error: Option<Problem>,
     left_out_why: String,
-    pub(super) way: Way,
+    pub(super) link_claim: LinkClaim,
     // Little of it is left to send, since then.
     ending_since_ms: Option<f64>,
     paused_at_ms: Option<f64>,
@@ -165,7 +165,7 @@ impl Entry {
             copied_bytes: 0,
             error: None,
             left_out_why: String::new(),
-            way: Way::Taken,
+            link_claim: LinkClaim::Taken,
             ending_since_ms: None,
             paused_at_ms: None,
             transfer_ms: None,
@@ -215,7 +215,7 @@ impl Entry {
         self.stage = Stage::Preparing;
         self.attempts = self.attempts.saturating_add(1);
         (self.sent_bytes, self.copied_bytes) = (0, 0);
-        self.way = Way::Taken;
+        self.link_claim = LinkClaim::Taken;
         self.ending_since_ms = None;
         self.paused_at_ms = None;
         self.cancelled = false;
@@ -333,10 +333,10 @@ impl Entry {
     }
 
     /// Its turn has come.
-    pub(super) fn release(&mut self, way: Way) {
+    pub(super) fn release(&mut self, link_claim: LinkClaim) {
         let is_copied = !self.planned.disks.is_empty();
         self.stage = if is_copied { Stage::CopyingDisks } else { Stage::Transferring };
-        self.way = way;
+        self.link_claim = link_claim;
     }
 
     /// Its disks are there. That may not have been told before something else is.

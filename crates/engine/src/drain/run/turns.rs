@@ -1,7 +1,7 @@
 //! Whose turn it is: to be prepared, to use the links, and to leave them to another one.
 
 use super::super::plan::Move;
-use super::entry::{Entry, Patience, Stage, Way};
+use super::entry::{Entry, LinkClaim, Patience, Stage};
 use super::planning::Planning;
 use super::{Action, Drain};
 use crate::migration::ENDING_MS;
@@ -46,7 +46,7 @@ impl Drain {
         let turns_before = self.turns;
         let is_next = |entry: &&mut Entry| entry.stage == Stage::Ready && entry.planned.disks.is_empty();
         for entry in self.entries.iter_mut().filter(is_next).take(usize::from(free)) {
-            entry.release(if gives_way { Way::Given } else { Way::Taken });
+            entry.release(if gives_way { LinkClaim::Given } else { LinkClaim::Taken });
             self.turns += 1;
             if gives_way {
                 actions.push(Action::GiveWay { vm: entry.planned.vm.clone() });
@@ -66,7 +66,7 @@ impl Drain {
     fn release_copies(&mut self, actions: &mut Vec<Action>) {
         for entry in self.entries.iter_mut().filter(|entry| entry.stage == Stage::Ready) {
             if !entry.planned.disks.is_empty() {
-                entry.release(Way::Taken);
+                entry.release(LinkClaim::Taken);
                 actions.push(Action::Release { vm: entry.planned.vm.clone() });
             }
         }
@@ -83,13 +83,13 @@ impl Drain {
     /// Who gave way to a VM that was to be paused may have the links when it is. It takes a moment until it does: by
     /// then the last pages of that one are gone. A VM that is paused itself gives way to nobody.
     pub(super) fn take_all(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
-        let has_the_links = |entry: &Entry| entry.is_ending(now_ms) && entry.way == Way::Taken;
+        let has_the_links = |entry: &Entry| entry.is_ending(now_ms) && entry.link_claim == LinkClaim::Taken;
         let are_wanted = self.entries.iter().any(has_the_links);
         let takes_them = |entry: &&mut Entry| {
-            entry.way == Way::Given && !(are_wanted && entry.stage == Stage::Transferring)
+            entry.link_claim == LinkClaim::Given && !(are_wanted && entry.stage == Stage::Transferring)
         };
         for entry in self.entries.iter_mut().filter(takes_them) {
-            entry.way = Way::Taken;
+            entry.link_claim = LinkClaim::Taken;
             actions.push(Action::TakeAll { vm: entry.planned.vm.clone() });
         }
     }

@@ -82,7 +82,7 @@ impl fmt::Display for PathNews {
 
 /// What is to be told, and of which path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Turn {
+pub struct PathChange {
     /// Which path.
     pub path: usize,
     /// What has become of it.

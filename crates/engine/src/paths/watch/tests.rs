@@ -44,7 +44,7 @@ struct Hosts {
     queued: Vec<(usize, Hello)>,
     // Whether a large packet of that end gets through, where a small one does.
     passes_large: fn(end: usize, path: usize) -> bool,
-    turns: Vec<(f64, usize, Turn)>,
+    changes: Vec<(f64, usize, PathChange)>,
 }
 
 impl Hosts {
@@ -59,7 +59,7 @@ impl Hosts {
             tick: 0,
             queued: vec![],
             passes_large: |_, _| true,
-            turns: vec![],
+            changes: vec![],
         }
     }
 
@@ -107,8 +107,8 @@ impl Hosts {
                 }
             }
             for end in (0..2).filter(|end| awake[*end]) {
-                let turns = self.ends[end].tick(self.now_ms);
-                self.turns.extend(turns.into_iter().map(|turn| (self.now_ms, end, turn)));
+                let changes = self.ends[end].tick(self.now_ms);
+                self.changes.extend(changes.into_iter().map(|change| (self.now_ms, end, change)));
             }
         }
     }
@@ -122,13 +122,13 @@ impl Hosts {
             fresh.begin(path, other.was_heard_there(path), self.now_ms);
         }
         self.ends[end] = fresh;
-        let turns = self.ends[1 - end].restart(self.now_ms);
-        self.turns.extend(turns.into_iter().map(|turn| (self.now_ms, 1 - end, turn)));
+        let changes = self.ends[1 - end].restart(self.now_ms);
+        self.changes.extend(changes.into_iter().map(|change| (self.now_ms, 1 - end, change)));
     }
 
     fn told(&self, end: usize) -> Vec<(usize, PathNews)> {
-        let here = self.turns.iter().filter(|(_, at, _)| *at == end);
-        here.map(|(_, _, turn)| (turn.path, turn.news)).collect()
+        let here = self.changes.iter().filter(|(_, at, _)| *at == end);
+        here.map(|(_, _, change)| (change.path, change.news)).collect()
     }
 
     fn in_use(&self) -> [Vec<bool>; 2] {
@@ -140,7 +140,7 @@ impl Hosts {
 fn good_paths_stay_in() {
     let mut hosts = Hosts::new(3);
     hosts.run(60_000.0, |_, _, _| true);
-    assert_eq!(hosts.turns, []);
+    assert_eq!(hosts.changes, []);
     assert_eq!(hosts.in_use(), [vec![true; 3], vec![true; 3]]);
 }
 
@@ -150,7 +150,7 @@ fn a_dead_path_is_out_at_both_ends_within_half_a_second() {
     hosts.run(1_000.0, |_, _, _| true);
     hosts.run(500.0, |_, path, _| path == 0);
     assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
-    assert!(hosts.turns.iter().all(|(_, _, turn)| turn.news == PathNews::Out(Fault::Silent)));
+    assert!(hosts.changes.iter().all(|(_, _, change)| change.news == PathNews::Out(Fault::Silent)));
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn a_one_way_path_is_out_at_both_ends() {
     hosts.run(1_000.0, |_, _, _| true);
     hosts.run(700.0, |end, path, _| path == 0 || end == 0);
     assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
-    let faults: Vec<_> = hosts.turns.iter().map(|(_, end, turn)| (*end, turn.news)).collect();
+    let faults: Vec<_> = hosts.changes.iter().map(|(_, end, change)| (*end, change.news)).collect();
     assert!(faults.contains(&(0, PathNews::Out(Fault::Silent))), "{faults:?}");
     assert!(faults.contains(&(1, PathNews::Out(Fault::OneWay))), "{faults:?}");
 }
@@ -177,7 +177,7 @@ fn a_path_that_loses_large_packets_in_either_direction_is_out_within_two_seconds
             assert_eq!(hosts.told(end), [(1, PathNews::Out(Fault::LargePackets))]);
         }
         hosts.run(20_000.0, |_, _, _| true);
-        assert_eq!(hosts.turns.len(), 2, "it stays out: {:?}", hosts.turns);
+        assert_eq!(hosts.changes.len(), 2, "it stays out: {:?}", hosts.changes);
         hosts.passes_large = |_, _| true;
         hosts.run(3_000.0, |_, _, _| true);
         assert_eq!(hosts.in_use(), [vec![true; 2], vec![true; 2]]);
@@ -211,7 +211,7 @@ fn where_no_large_packet_ever_came_no_path_is_judged_by_them() {
         let mut hosts = Hosts::new(2);
         hosts.passes_large = passes_large;
         hosts.run(10_000.0, |_, _, _| true);
-        assert_eq!(hosts.turns, []);
+        assert_eq!(hosts.changes, []);
     }
 }
 
@@ -232,7 +232,7 @@ fn an_agent_of_before_there_were_large_packets_that_takes_over_puts_no_path_out(
     hosts.restart(1);
     hosts.passes_large = |end, _| end == 0;
     hosts.run(10_000.0, |_, _, _| true);
-    assert_eq!(hosts.turns, []);
+    assert_eq!(hosts.changes, []);
 }
 
 /// Two agents that wait for their cores, up to three times as long as they wait anyway, on a machine that is too busy.
@@ -284,7 +284,9 @@ impl<R: FnMut() -> u64> BusyHosts<R> {
             for (path, hello) in read {
                 self.ends[end].heard(path, hello, self.now_ms);
             }
-            told.extend(self.ends[end].tick(self.now_ms).into_iter().map(|turn| (turn.path, turn.news)));
+            told.extend(
+                self.ends[end].tick(self.now_ms).into_iter().map(|change| (change.path, change.news)),
+            );
             for path in 0..3 {
                 let hellos =
                     [self.ends[end].hello(path, self.now_ms), self.ends[end].large_hello(path, self.now_ms)];
@@ -322,7 +324,7 @@ fn a_path_comes_back_within_three_seconds() {
     hosts.run(5_000.0, |_, path, _| path == 0);
     hosts.run(3_000.0, |_, _, _| true);
     assert_eq!(hosts.in_use(), [vec![true; 2], vec![true; 2]]);
-    assert_eq!(hosts.turns.len(), 4, "{:?}", hosts.turns);
+    assert_eq!(hosts.changes.len(), 4, "{:?}", hosts.changes);
 }
 
 #[test]
@@ -330,8 +332,8 @@ fn a_flapping_path_turns_ever_more_rarely() {
     let mut hosts = Hosts::new(2);
     // Up for 1 s, down for 1 s.
     hosts.run(60_000.0, |_, path, tick| path == 0 || tick % 40 < 20);
-    let turns = hosts.turns.iter().filter(|(_, end, _)| *end == 0).count();
-    assert!(turns <= 3, "{:?}", hosts.turns);
+    let changes = hosts.changes.iter().filter(|(_, end, _)| *end == 0).count();
+    assert!(changes <= 3, "{:?}", hosts.changes);
 }
 
 #[test]
@@ -339,7 +341,7 @@ fn five_percent_loss_puts_a_path_out_and_keeps_it_there() {
     let mut hosts = Hosts::new(2);
     hosts.run(20_000.0, |end, path, tick| path == 0 || end == 1 || tick % 20 != 0);
     assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
-    assert!(matches!(hosts.turns[0].2.news, PathNews::Out(Fault::Loss(_))), "{:?}", hosts.turns);
+    assert!(matches!(hosts.changes[0].2.news, PathNews::Out(Fault::Loss(_))), "{:?}", hosts.changes);
     hosts.run(10_000.0, |_, _, _| true);
     assert_eq!(hosts.in_use(), [vec![true; 2], vec![true; 2]]);
 }
@@ -350,7 +352,7 @@ fn all_paths_down_changes_nothing_and_they_are_used_when_they_return() {
     hosts.run(1_000.0, |_, _, _| true);
     hosts.run(5_000.0, |_, _, _| false);
     hosts.run(5_000.0, |_, _, _| true);
-    assert_eq!(hosts.turns, []);
+    assert_eq!(hosts.changes, []);
 }
 
 #[test]
@@ -359,7 +361,7 @@ fn an_agent_that_stands_still_for_30_seconds_tears_nothing_down() {
     hosts.run(1_000.0, |_, _, _| true);
     hosts.run_with(30_000.0, [true, false], &mut |_, _, _| true);
     hosts.run(5_000.0, |_, _, _| true);
-    assert_eq!(hosts.turns, []);
+    assert_eq!(hosts.changes, []);
 }
 
 #[test]
@@ -396,7 +398,7 @@ fn a_short_silence_on_one_path_costs_it_nothing() {
     hosts.run(1_000.0, |_, _, _| true);
     hosts.run(300.0, |_, path, _| path == 0);
     hosts.run(10_000.0, |_, _, _| true);
-    assert_eq!(hosts.turns, []);
+    assert_eq!(hosts.changes, []);
 }
 
 #[test]
@@ -404,7 +406,7 @@ fn short_silences_again_and_again_put_a_path_out_for_good() {
     let mut hosts = Hosts::new(2);
     hosts.run(60_000.0, |_, path, tick| path == 0 || tick % 20 < 14);
     assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
-    assert_eq!(hosts.turns.len(), 2, "{:?}", hosts.turns);
+    assert_eq!(hosts.changes.len(), 2, "{:?}", hosts.changes);
 }
 
 #[test]
@@ -432,8 +434,8 @@ fn an_agent_that_is_gone_is_asked_for_whether_or_not_it_was_heard_and_on_a_busy_
         while !watch.is_deaf(now_ms) {
             // So late each time that it takes itself for one that stood still.
             now_ms += 2.0 * SLEPT_AFTER_MS;
-            let turns = watch.tick(now_ms);
-            assert!(!turns.iter().any(|turn| matches!(turn.news, PathNews::Out(_))), "{turns:?}");
+            let changes = watch.tick(now_ms);
+            assert!(!changes.iter().any(|change| matches!(change.news, PathNews::Out(_))), "{changes:?}");
             assert!(now_ms <= DEAF_AFTER_MS + 2.0 * SLEPT_AFTER_MS, "nobody asks");
         }
         let told = watch.restart(now_ms);
@@ -457,7 +459,7 @@ fn a_watch_that_is_begun_anew_at_once_is_not_worth_a_word() {
     hosts.run(1_000.0, |_, _, _| true);
     hosts.restart(1);
     hosts.run(3_000.0, |_, _, _| true);
-    assert_eq!(hosts.turns, []);
+    assert_eq!(hosts.changes, []);
 }
 
 #[test]
@@ -466,8 +468,8 @@ fn five_percent_lost_at_random_puts_a_path_out_within_seconds() {
         let mut hosts = Hosts::new(2);
         let mut random = random(seed);
         hosts.run(20_000.0, |_, path, _| path == 0 || random() >= 5_000);
-        let (out_at_ms, _, _) = hosts.turns[0];
-        assert!(out_at_ms < 5_000.0, "seed {seed}: {:?}", hosts.turns);
+        let (out_at_ms, _, _) = hosts.changes[0];
+        assert!(out_at_ms < 5_000.0, "seed {seed}: {:?}", hosts.changes);
     }
 }
 
@@ -490,7 +492,7 @@ fn loss_that_tcp_suspects_is_found_within_a_second_or_little_more() {
         let mut random = random(seed);
         run_suspecting(&mut hosts, 6_000.0, &mut |end, path, _| path == 0 || end == 1 || random() >= 5_000);
         assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]], "seed {seed}");
-        after_ms.push(hosts.turns[0].0 - 1_000.0);
+        after_ms.push(hosts.changes[0].0 - 1_000.0);
     }
     after_ms.sort_by(f64::total_cmp);
     assert!(after_ms[100] <= 800.0 && after_ms[190] <= 1_500.0, "{after_ms:?}");
@@ -502,7 +504,7 @@ fn a_path_that_loses_next_to_nothing_stays_in_whatever_tcp_suspects() {
         let mut hosts = Hosts::new(2);
         let mut random = random(seed);
         run_suspecting(&mut hosts, 60_000.0, &mut |_, path, _| path == 0 || random() >= 100);
-        assert_eq!(hosts.turns, [], "seed {seed}");
+        assert_eq!(hosts.changes, [], "seed {seed}");
     }
 }
 
@@ -513,9 +515,9 @@ fn a_path_found_lossy_in_a_close_look_does_not_come_back_while_it_loses() {
     let mut random = random(7);
     run_suspecting(&mut hosts, 1_500.0, &mut |end, path, _| path == 0 || end == 1 || random() >= 10_000);
     assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
-    let turns = hosts.turns.len();
+    let changes = hosts.changes.len();
     run_suspecting(&mut hosts, 20_000.0, &mut |end, path, tick| path == 0 || end == 1 || tick % 20 != 0);
-    assert_eq!(hosts.turns.len(), turns, "{:?}", hosts.turns);
+    assert_eq!(hosts.changes.len(), changes, "{:?}", hosts.changes);
     hosts.run(10_000.0, |_, _, _| true);
     assert_eq!(hosts.in_use(), [vec![true; 2], vec![true; 2]]);
 }
@@ -579,35 +581,35 @@ fn a_firewall_that_drops_the_hellos_of_one_direction_puts_no_path_out() {
 fn a_watch_that_is_often_late_brings_no_dead_path_back() {
     let mut watch = watch_of(2);
     let hello = |sequence| Hello { sequence, ..Hello::FORGOTTEN };
-    let mut turns = vec![];
+    let mut changes = vec![];
     for tick in 1..=100_u64 {
         let now_ms = tick as f64 * HELLO_EVERY_MS;
         watch.heard(0, hello(tick), now_ms);
         if tick < 20 {
             watch.heard(1, hello(tick), now_ms);
         }
-        turns.extend(watch.tick(now_ms));
+        changes.extend(watch.tick(now_ms));
     }
     for tick in 21..=100_u64 {
         let now_ms = 5_000.0 + tick as f64 * 250.0;
         watch.heard(0, hello(100 + tick), now_ms);
-        turns.extend(watch.tick(now_ms));
+        changes.extend(watch.tick(now_ms));
     }
-    assert_eq!(turns, [Turn { path: 1, news: PathNews::Out(Fault::Silent) }]);
+    assert_eq!(changes, [PathChange { path: 1, news: PathNews::Out(Fault::Silent) }]);
 }
 
 #[test]
 fn replayed_and_late_hellos_are_no_sign_of_life() {
     let mut watch = watch_of(2);
     let hello = |sequence| Hello { sequence, ..Hello::FORGOTTEN };
-    let mut turns = vec![];
+    let mut changes = vec![];
     for tick in 1..=40_u64 {
         let now_ms = tick as f64 * HELLO_EVERY_MS;
         watch.heard(0, hello(tick), now_ms);
         watch.heard(1, hello(tick.min(5)), now_ms);
-        turns.extend(watch.tick(now_ms));
+        changes.extend(watch.tick(now_ms));
     }
-    assert_eq!(turns, [Turn { path: 1, news: PathNews::Out(Fault::Silent) }]);
+    assert_eq!(changes, [PathChange { path: 1, news: PathNews::Out(Fault::Silent) }]);
 }
 
 fn hearing() -> impl Strategy<Value = Hearing> {
@@ -634,8 +636,8 @@ proptest! {
                 3 => watch.heard(path, Hello { sequence, ..Hello::FORGOTTEN }, now_ms),
                 _ => drop(watch.restart(now_ms)),
             }
-            for turn in watch.tick(now_ms) {
-                prop_assert!(turn.path < paths);
+            for change in watch.tick(now_ms) {
+                prop_assert!(change.path < paths);
             }
             prop_assert_eq!(watch.in_use().len(), paths);
             prop_assert!(paths == 0 || watch.in_use().contains(&true));

@@ -5,7 +5,7 @@ use drainpipe_engine::drain::plan::{DrainPlan, plan};
 use drainpipe_engine::drain::run::{Action, Event, MoveEnd, Standing};
 use drainpipe_engine::problem::Problem;
 
-use super::{Answer, Course, Held, Simulation};
+use super::{Answer, Course, PendingAction, Simulation};
 use crate::faults::Sight;
 use crate::planted::Planted;
 use crate::world::{At, By, Flight, Step, departure, name_of};
@@ -14,10 +14,10 @@ use crate::world::{At, By, Flight, Step, departure, name_of};
 const REFUSALS_MAX: u64 = 8;
 
 impl Simulation {
-    pub(super) fn perform(&mut self, held: Held) -> Result<(), String> {
-        match held.action {
+    pub(super) fn perform(&mut self, pending: PendingAction) -> Result<(), String> {
+        match pending.action {
             Action::Begin { vm, target, post_copy } => self.begin(&vm, &target, post_copy),
-            Action::Release { vm } => self.release(&vm, held.transfers),
+            Action::Release { vm } => self.release(&vm, pending.transfers),
             Action::Cancel { vm } => self.cancel(&vm),
             Action::Plan => self.make_plan(),
             Action::GiveWay { .. } | Action::TakeAll { .. } => Ok(()),

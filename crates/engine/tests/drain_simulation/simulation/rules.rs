@@ -52,7 +52,8 @@ impl Simulation {
             return Err(format!("{vm} is begun, and somebody else has moved it"));
         }
         let under_way = self.world.vms.iter().filter(|vm| vm.flight.is_some()).count();
-        let wanted = self.held.iter().filter(|held| matches!(held.action, Action::Begin { .. })).count();
+        let wanted =
+            self.pending.iter().filter(|pending| matches!(pending.action, Action::Begin { .. })).count();
         let leaving = 1 + under_way + wanted + usize::from(self.others);
         let is_told = !self.own_news.iter().any(|news| matches!(news, Event::OthersLeave { .. }));
         if is_told && leaving > usize::from(self.limits.outbound) {
@@ -146,7 +147,7 @@ impl Simulation {
                 MoveState::Moved => vm.has_moved(),
                 MoveState::Failed | MoveState::Waiting => !vm.has_moved() && vm.flight.is_none(),
                 MoveState::InDoubt => vm.flight.is_none(),
-                _ => vm.begun > 0 || !self.held.is_empty(),
+                _ => vm.begun > 0 || !self.pending.is_empty(),
             };
             if !is_so {
                 return Err(format!("{} is {:?}, by its row {row:?}", vm.name, vm.at));

@@ -15,7 +15,7 @@ pub(super) type Data = Vec<Version>;
 
 /// What comes back.
 #[derive(Debug)]
-pub(super) enum Told {
+pub(super) enum SimulatedAnswer {
     Done(u64, Option<Data>),
     Differs(u64),
     Fenced(StreamNumber),
@@ -37,7 +37,7 @@ pub(super) struct Stream {
     pub(super) is_cut: bool,
     tasks: Vec<Task>,
     cache: Cache,
-    pub(super) answers: VecDeque<Told>,
+    pub(super) answers: VecDeque<SimulatedAnswer>,
     awaited: Vec<StreamNumber>,
 }
 
@@ -114,7 +114,7 @@ impl Target {
             Question::Command { handle, command } => {
                 let is_answered = self.planted == Planted::EarlyReply && command.modifies();
                 if is_answered {
-                    stream.answers.push_back(Told::Done(handle, None));
+                    stream.answers.push_back(SimulatedAnswer::Done(handle, None));
                 }
                 stream.tasks.push(Task { handle, command, data: payload, is_answered });
             }
@@ -155,7 +155,7 @@ impl Target {
             }
         };
         if !is_answered {
-            stream.answers.push_back(Told::Done(handle, read));
+            stream.answers.push_back(SimulatedAnswer::Done(handle, read));
         }
     }
 
@@ -168,9 +168,9 @@ impl Target {
         }
         let stream = self.streams.get_mut(&number).expect("it is one of them");
         stream.answers.push_back(if is_same || self.planted == Planted::DifferenceMissed {
-            Told::Done(handle, None)
+            SimulatedAnswer::Done(handle, None)
         } else {
-            Told::Differs(handle)
+            SimulatedAnswer::Differs(handle)
         });
     }
 
@@ -193,7 +193,7 @@ impl Target {
         let ended = stream.awaited.iter().position(|awaited| self.fences.has_ended(*awaited));
         if let Some(ended) = ended {
             let fenced = stream.awaited.swap_remove(ended);
-            stream.answers.push_back(Told::Fenced(fenced));
+            stream.answers.push_back(SimulatedAnswer::Fenced(fenced));
         }
     }
 }

@@ -5,7 +5,7 @@ use super::disk::BLOCKS;
 use super::planted::Planted;
 use super::random::Random;
 use super::rules::Rules;
-use super::target::{Data, Target, Told};
+use super::target::{Data, SimulatedAnswer, Target};
 use crate::command::{Command, Operation};
 use crate::frame::{Question, StreamNumber};
 
@@ -187,9 +187,9 @@ impl World {
         let Some(number) = self.one_alive() else { return Ok(()) };
         let stream = self.target.streams.get_mut(&number).expect("it is one of them");
         let heard = match stream.answers.pop_front() {
-            Some(Told::Done(handle, data)) => self.scheduler.answered(number, handle, Ok(data)),
-            Some(Told::Differs(handle)) => self.scheduler.differs(number, handle),
-            Some(Told::Fenced(fenced)) => {
+            Some(SimulatedAnswer::Done(handle, data)) => self.scheduler.answered(number, handle, Ok(data)),
+            Some(SimulatedAnswer::Differs(handle)) => self.scheduler.differs(number, handle),
+            Some(SimulatedAnswer::Fenced(fenced)) => {
                 self.run.fenced += 1;
                 self.scheduler.fenced(number, fenced)
             }

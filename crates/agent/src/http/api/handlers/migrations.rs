@@ -16,7 +16,7 @@ use super::Answer;
 use crate::http::api::authorization::{Caller, Operation, authorise};
 use crate::http::api::extract::{Body, Query, Segment};
 use crate::http::api::{Routes, openapi};
-use crate::outgoing::{self, Outgoing, Turn};
+use crate::outgoing::{self, Outgoing, SendStart};
 use drainpipe_api_types::{MigrateRequest, MigrationView, PlanView};
 
 /// Most ended migrations in one answer: a result with an hour of samples takes 2 MB, a usual one 30 kB.
@@ -102,7 +102,7 @@ async fn migrate(
     Body(request): Body<MigrateRequest>,
 ) -> Answer<MigrationView> {
     authorise(&caller, Operation::MigrateTo(&request.target))?;
-    let running = outgoing::begin(&outgoing, &request, Turn::Now)?;
+    let running = outgoing::begin(&outgoing, &request, SendStart::Now)?;
     Ok(Json(running.view(outgoing.host.name())))
 }
 

@@ -1,8 +1,8 @@
-//! Places for connections: bounded in number, shared out among those who connect.
+//! Slots for connections: bounded in number, shared out among those who connect.
 
 use std::sync::{Arc, Mutex};
 
-use drainpipe_engine::connections::{Held, Priority, Room, room};
+use drainpipe_engine::connections::{OpenConnection, Priority, Room, room};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::sync::oneshot;
 use tracing::debug;
@@ -67,9 +67,9 @@ fn raise_descriptors() -> u64 {
     }
 }
 
-/// Places for connections, each held by somebody.
+/// Slots for connections, each held by somebody.
 #[derive(Debug)]
-pub(crate) struct Places<H> {
+pub(crate) struct ConnectionSlots<H> {
     count: usize,
     inner: Mutex<Inner<H>>,
 }
@@ -77,7 +77,7 @@ pub(crate) struct Places<H> {
 #[derive(Debug)]
 struct Inner<H> {
     // The same position in both.
-    held: Vec<Held<H>>,
+    open: Vec<OpenConnection<H>>,
     closers: Vec<Closer>,
     next: u64,
 }
@@ -88,46 +88,51 @@ struct Closer {
     _close: oneshot::Sender<()>,
 }
 
-/// The place of one connection, until it is dropped or another one gets it.
+/// The slot of one connection, until it is dropped or another one gets it.
 #[derive(Debug)]
-pub(crate) struct Place<H> {
+pub(crate) struct ConnectionSlot<H> {
     number: u64,
-    places: Arc<Places<H>>,
+    slots: Arc<ConnectionSlots<H>>,
 }
 
-/// Comes when the place of a connection has been given to another one.
+/// Comes when the slot of a connection has been given to another one.
 pub(crate) type Closing = oneshot::Receiver<()>;
 
-impl<H: Ord + Clone> Places<H> {
+impl<H: Ord + Clone> ConnectionSlots<H> {
     pub(crate) fn new(count: usize) -> Arc<Self> {
-        let inner = Mutex::new(Inner { held: vec![], closers: vec![], next: 0 });
+        let inner = Mutex::new(Inner { open: vec![], closers: vec![], next: 0 });
         Arc::new(Self { count, inner })
     }
 
-    /// A place for a connection of `holder`, which is idle; perhaps that of another one, which is to close. None if there
-    /// is no place that it may have.
+    /// A slot for a connection of `holder`, which is idle; perhaps that of another one, which is to close. None if there
+    /// is no slot that it may have.
     pub(crate) fn take(
         self: &Arc<Self>,
         holder: &H,
         priority: impl Fn(&H) -> Priority,
-    ) -> Option<(Place<H>, Closing)> {
+    ) -> Option<(ConnectionSlot<H>, Closing)> {
         let mut inner = lock(&self.inner);
-        if inner.held.len() >= self.count {
-            for one in &mut inner.held {
+        if inner.open.len() >= self.count {
+            for one in &mut inner.open {
                 one.priority = priority(&one.holder);
             }
         }
         let own = priority(holder);
-        match room(&inner.held, self.count, holder, own) {
+        match room(&inner.open, self.count, holder, own) {
             Room::Free => {}
             Room::InPlaceOf(position) => inner.remove(position),
             Room::None => return None,
         }
         let number = inner.next();
         let (close, closing) = oneshot::channel();
-        inner.held.push(Held { holder: holder.clone(), priority: own, is_idle: true, since: number });
+        inner.open.push(OpenConnection {
+            holder: holder.clone(),
+            priority: own,
+            is_idle: true,
+            since: number,
+        });
         inner.closers.push(Closer { number, _close: close });
-        Some((Place { number, places: Arc::clone(self) }, closing))
+        Some((ConnectionSlot { number, slots: Arc::clone(self) }, closing))
     }
 }
 
@@ -142,26 +147,26 @@ impl<H> Inner<H> {
     }
 
     fn remove(&mut self, position: usize) {
-        self.held.swap_remove(position);
+        self.open.swap_remove(position);
         self.closers.swap_remove(position);
     }
 }
 
-impl<H> Place<H> {
+impl<H> ConnectionSlot<H> {
     /// Whether somebody waits for an answer on this connection.
     pub(crate) fn set_idle(&self, is_idle: bool) {
-        let mut inner = lock(&self.places.inner);
+        let mut inner = lock(&self.slots.inner);
         let since = inner.next();
         if let Some(position) = inner.position(self.number) {
-            let held = &mut inner.held[position];
-            (held.is_idle, held.since) = (is_idle, since);
+            let open = &mut inner.open[position];
+            (open.is_idle, open.since) = (is_idle, since);
         }
     }
 }
 
-impl<H> Drop for Place<H> {
+impl<H> Drop for ConnectionSlot<H> {
     fn drop(&mut self) {
-        let mut inner = lock(&self.places.inner);
+        let mut inner = lock(&self.slots.inner);
         if let Some(position) = inner.position(self.number) {
             inner.remove(position);
         }
@@ -180,10 +185,10 @@ mod tests {
 
     #[test]
     fn who_has_most_gives_way_and_is_told() {
-        let places = Places::new(3);
-        let mut taken: Vec<_> = (0..3).map(|_| places.take(&"a", usual).unwrap()).collect();
+        let slots = ConnectionSlots::new(3);
+        let mut taken: Vec<_> = (0..3).map(|_| slots.take(&"a", usual).unwrap()).collect();
         taken[0].0.set_idle(false);
-        let _b = places.take(&"b", usual).unwrap();
+        let _b = slots.take(&"b", usual).unwrap();
         assert_eq!(taken[0].1.try_recv(), Err(TryRecvError::Empty), "somebody waits for it");
         assert_eq!(taken[1].1.try_recv(), Err(TryRecvError::Closed));
         assert_eq!(taken[2].1.try_recv(), Err(TryRecvError::Empty));
@@ -191,25 +196,25 @@ mod tests {
 
     #[test]
     fn priority_is_that_of_now() {
-        let places = Places::new(2);
-        let mut of_a = places.take(&"a", usual).unwrap();
-        let mut of_b = places.take(&"b", usual).unwrap();
+        let slots = ConnectionSlots::new(2);
+        let mut of_a = slots.take(&"a", usual).unwrap();
+        let mut of_b = slots.take(&"b", usual).unwrap();
         let first = |holder: &&str| if *holder == "b" { Priority::Usual } else { Priority::First };
-        let _c = places.take(&"c", first).unwrap();
+        let _c = slots.take(&"c", first).unwrap();
         assert_eq!(of_a.1.try_recv(), Err(TryRecvError::Empty), "it is in a migration by now");
         assert_eq!(of_b.1.try_recv(), Err(TryRecvError::Closed));
     }
 
     #[test]
     fn nothing_is_kept_of_connections_that_are_over() {
-        let places = Places::new(2);
+        let slots = ConnectionSlots::new(2);
         for _ in 0..100 {
-            let first = places.take(&"a", usual).unwrap();
-            let second = places.take(&"a", usual).unwrap();
-            let third = places.take(&"b", usual).unwrap();
+            let first = slots.take(&"a", usual).unwrap();
+            let second = slots.take(&"a", usual).unwrap();
+            let third = slots.take(&"b", usual).unwrap();
             drop((third, first, second));
         }
-        assert!(lock(&places.inner).held.is_empty() && lock(&places.inner).closers.is_empty());
+        assert!(lock(&slots.inner).open.is_empty() && lock(&slots.inner).closers.is_empty());
     }
 
     #[test]

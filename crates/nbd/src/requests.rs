@@ -25,14 +25,14 @@ struct Entry {
 
 /// Requests of one stream, from when they come until their answers are gone.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct RequestsInFlight {
     // By handle.
     entries: HashMap<u64, Entry>,
     bytes: usize,
     at_disk: usize,
 }
 
-impl Held {
+impl RequestsInFlight {
     /// Takes a request, if a source that keeps its own bounds may send it.
     pub(crate) fn take(&mut self, handle: u64, command: Command) -> Result<(), Malformed> {
         if self.entries.len() >= PIECES_PER_STREAM_MAX || self.bytes + command.held_bytes() > HELD_BYTES_MAX {
@@ -105,23 +105,23 @@ mod tests {
 
     #[test]
     fn a_source_that_keeps_its_bounds_fits_and_another_does_not() {
-        let mut held = Held::default();
+        let mut requests = RequestsInFlight::default();
         let most = (HELD_BYTES_MAX / DATA_BYTES_MAX as usize) as u64;
         for handle in 0..most {
-            held.take(handle, write()).unwrap();
-            assert!(held.asked(handle).is_err(), "its data are not here");
-            held.goes_to_disk(handle);
+            requests.take(handle, write()).unwrap();
+            assert!(requests.asked(handle).is_err(), "its data are not here");
+            requests.goes_to_disk(handle);
         }
-        assert!(held.take(most, write()).is_err());
-        assert!(held.take(0, Command::FLUSH).is_err(), "a handle twice");
-        held.asked(0).unwrap();
-        held.is_answered(0);
-        assert!(held.asked(0).is_err() && held.at_disk() == 31);
-        assert!(held.take(most, write()).is_err(), "the source does not have the answer yet");
-        held.let_go(0);
-        held.take(most, write()).unwrap();
+        assert!(requests.take(most, write()).is_err());
+        assert!(requests.take(0, Command::FLUSH).is_err(), "a handle twice");
+        requests.asked(0).unwrap();
+        requests.is_answered(0);
+        assert!(requests.asked(0).is_err() && requests.at_disk() == 31);
+        assert!(requests.take(most, write()).is_err(), "the source does not have the answer yet");
+        requests.let_go(0);
+        requests.take(most, write()).unwrap();
         for handle in 100.. {
-            if held.take(handle, Command::FLUSH).is_err() {
+            if requests.take(handle, Command::FLUSH).is_err() {
                 assert!(handle < 100 + PIECES_PER_STREAM_MAX as u64);
                 break;
             }

@@ -19,7 +19,7 @@ use crate::phases::{Handed, Terms, terms};
 
 /// One migration to here.
 #[derive(Debug)]
-pub(crate) struct Coming {
+pub(crate) struct IncomingMigration {
     connection: Connection,
     terms: Terms,
     autostart: bool,
@@ -29,7 +29,7 @@ pub(crate) struct Coming {
     ended: Mutex<Option<Result<(), String>>>,
 }
 
-impl Coming {
+impl IncomingMigration {
     /// Has a paused QEMU listen, for copies of disks at `disks_at`, and returns what the source is told.
     pub(crate) async fn prepare(
         daemon: &Daemon,

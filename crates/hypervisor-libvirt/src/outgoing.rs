@@ -37,13 +37,13 @@ enum Phase {
 
 /// One migration away.
 #[derive(Debug)]
-pub(crate) struct Leaving {
+pub(crate) struct OutgoingMigration {
     connection: Connection,
     terms: Terms,
     phase: watch::Sender<Phase>,
 }
 
-impl Leaving {
+impl OutgoingMigration {
     /// Makes the domain ready to leave, and what the target is told, with the domain's XML.
     pub(crate) async fn begin(
         daemon: &Daemon,
