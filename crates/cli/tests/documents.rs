@@ -82,6 +82,29 @@ fn every_link_leads_somewhere() {
     }
 }
 
+/// Files and folders of crates that a page names: with `crates/` before them or without.
+fn named_sources(page: &Path) -> Vec<String> {
+    let crates = root().join("crates");
+    let is_in_a_crate = |name: &str| {
+        name.split_once('/').is_some_and(|(first, _)| !first.is_empty() && crates.join(first).exists())
+    };
+    let text = prose(page);
+    let named = text.split('`').skip(1).step_by(2).filter(|name| !name.contains(char::is_whitespace));
+    let sources = named.filter(|name| name.ends_with(".rs") || name.ends_with('/') && is_in_a_crate(name));
+    sources.map(|name| name.trim_start_matches("crates/").to_owned()).collect()
+}
+
+#[test]
+fn every_named_source_is_there() {
+    let crates = root().join("crates");
+    for page in pages() {
+        for name in named_sources(&page) {
+            let is_there = crates.join(&name).exists();
+            assert!(is_there, "{}: crates/{name} is not there: was it moved?", page.display());
+        }
+    }
+}
+
 #[test]
 fn pages_are_short() {
     let docs = root().join("docs");
