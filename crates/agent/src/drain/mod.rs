@@ -190,6 +190,14 @@ impl Course {
     }
 }
 
+/// Waits until no drain and no way back is under way any more, for so long at most.
+pub(crate) async fn wait_over(drains: &Drains, at_most: Duration) {
+    let status = drains.under_way.current().map(|course| course.status.subscribe());
+    let Some(mut status) = status else { return };
+    // What tells of it is gone once it has ended. Whoever asks looks himself how it stands.
+    let _ended = timeout(at_most, async { while status.changed().await.is_ok() {} }).await;
+}
+
 /// How this host would be emptied.
 pub(crate) async fn plan(drains: &Drains, request: &DrainRequest) -> Result<DrainPlanView, Problem> {
     check(drains, request)?;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use drainpipe_engine::migration::Stage;
 use drainpipe_engine::migration::progress::{CompressionProgress, PathRate, Progress, ProgressMeter};
@@ -12,6 +13,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_engine::transfer::option::RequestedOption;
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
 
 use crate::store::journal::Journal;
 use crate::store::lock::lock;
@@ -176,6 +178,13 @@ impl Running {
         self.stage.subscribe()
     }
 
+    /// Waits until it is over, or its outcome is left open, for so long at most.
+    pub(crate) async fn wait_over(&self, at_most: Duration) {
+        let mut stages = self.stages();
+        // Whoever asks looks himself how it stands.
+        let _ended = timeout(at_most, stages.wait_for(|stage| *stage == Stage::Ended)).await;
+    }
+
     /// Its identifier.
     pub(crate) fn id(&self) -> &str {
         &self.id
@@ -266,12 +275,22 @@ mod tests {
         assemble(identity, &migration, pauses, Outcome::InDoubt, None, measured)
     }
 
+    fn running() -> Arc<Running> {
+        let request = MigrateRequest::plain("web", "b", RequestedOption::Auto);
+        Arc::new(Running::new("1".into(), &request, Timestamp::UNIX_EPOCH, SendStart::Now, false))
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_its_end_waits_no_longer_than_that() {
+        let (running, for_long) = (running(), Duration::from_hours(1));
+        running.wait_over(Duration::ZERO).await;
+        tokio::join!(running.wait_over(for_long), async { running.stage.send_replace(Stage::Ended) });
+        running.wait_over(for_long).await;
+    }
+
     #[test]
     fn one_that_waits_for_its_targets_word_is_not_under_way() {
-        let outgoing = OutgoingMigrations::default();
-        let request = MigrateRequest::plain("web", "b", RequestedOption::Auto);
-        let running =
-            Arc::new(Running::new("1".into(), &request, Timestamp::UNIX_EPOCH, SendStart::Now, false));
+        let (outgoing, running) = (OutgoingMigrations::default(), running());
         outgoing.lock().insert("1".into(), Arc::clone(&running));
         assert_eq!(outgoing.under_way().len(), 1);
         *running.result() = Some(in_doubt());

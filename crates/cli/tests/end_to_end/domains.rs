@@ -176,10 +176,23 @@ impl TestLab {
         link: &str,
         more: &[&str],
     ) {
+        self.start_migrating_domain(name, source, target, link, more).wait().done();
+    }
+
+    /// The same, without waiting for its end.
+    #[track_caller]
+    pub(crate) fn start_migrating_domain(
+        &self,
+        name: &str,
+        source: &str,
+        target: &str,
+        link: &str,
+        more: &[&str],
+    ) -> Running {
         let address = self.lab().spec().link_address(target, link).unwrap();
         let (target, way) = (self.libvirt_uri(target), format!("tcp://{address}"));
         let keeping = ["migrate", "--live", "--persistent", "--undefinesource", name];
-        self.virsh(source, &[&keeping[..], &[&target, "--migrateuri", &way], more].concat()).done();
+        self.start_virsh(source, &[&keeping[..], &[&target, "--migrateuri", &way], more].concat())
     }
 }
 

@@ -90,6 +90,7 @@ mod silences;
 mod support;
 mod switch_over_faults;
 mod taken_route;
+mod tls_certificates;
 mod unauthenticated;
 #[path = "../../../hypervisor-qemu/tests/qemu/userfaultfd.rs"]
 mod userfaultfd;

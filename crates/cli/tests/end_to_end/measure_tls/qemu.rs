@@ -7,14 +7,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use rustix::process::Pid;
 use tempfile::TempDir;
 
 use crate::support::give_to_user_of;
-
-/// The name in the target's certificate, which the source insists on.
-const TARGET_NAME: &str = "target.test";
+use crate::tls_certificates::{TARGET_NAME, write_certificates};
 
 const MONITOR_DEADLINE: Duration = Duration::from_secs(10);
 const PROMPT: &[u8] = b"(qemu) ";
@@ -93,26 +90,4 @@ fn script(qemu: &str, directory: &Path) -> String {
          exec $qemu \"$@\"\n",
         directory = directory.display()
     )
-}
-
-/// An authority, and what it has signed for either end, under the names that QEMU looks for.
-fn write_certificates(directory: &Path) {
-    let write = |name: &str, pem: String| fs::write(directory.join(name), pem).unwrap();
-    let authority_key = KeyPair::generate().unwrap();
-    let mut authority = named("authority");
-    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    write("ca-cert.pem", authority.self_signed(&authority_key).unwrap().pem());
-    let authority = Issuer::new(authority, authority_key);
-    for (end, name) in [("server", TARGET_NAME), ("client", "source.test")] {
-        let key = KeyPair::generate().unwrap();
-        write(&format!("{end}-cert.pem"), named(name).signed_by(&key, &authority).unwrap().pem());
-        write(&format!("{end}-key.pem"), key.serialize_pem());
-    }
-}
-
-fn named(name: &str) -> CertificateParams {
-    let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params
 }

@@ -8,10 +8,10 @@ use drainpipe_engine::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::Answer;
+use super::{Answer, FollowQuery};
 use crate::drain::{self, Drains};
 use crate::http::api::authorization::{Caller, Operation, authorise};
-use crate::http::api::extract::Body;
+use crate::http::api::extract::{Body, Query};
 use crate::http::api::{Routes, openapi};
 use drainpipe_api_types::{DrainPlanView, DrainRequest, DrainView, ResumeRequest};
 
@@ -25,11 +25,13 @@ pub(in crate::http::api) fn routes() -> Routes {
 
 /// Whether this host takes VMs, and how far it is drained
 ///
-/// What is under way, or else what was last: a drain, or the way back of what it moved.
-#[utoipa::path(get, path = "/v1/drain", tag = openapi::DRAIN, responses(
+/// What is under way, or else what was last: a drain, or the way back of what it moved. With `wait_ms` the answer comes as
+/// soon as nothing is under way any more, and at the latest then.
+#[utoipa::path(get, path = "/v1/drain", tag = openapi::DRAIN, params(FollowQuery), responses(
     (status = 200, description = "How it stands.", body = DrainView),
 ))]
-async fn view(State(drains): State<Arc<Drains>>) -> Answer<DrainView> {
+async fn view(State(drains): State<Arc<Drains>>, Query(query): Query<FollowQuery>) -> Answer<DrainView> {
+    drain::wait_over(&drains, query.wait()).await;
     Ok(Json(drain::view(&drains)?))
 }
 

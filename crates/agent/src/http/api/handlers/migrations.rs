@@ -12,7 +12,7 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::Answer;
+use super::{Answer, FollowQuery};
 use crate::http::api::authorization::{Caller, Operation, authorise};
 use crate::http::api::extract::{Body, Query, Segment};
 use crate::http::api::{Routes, openapi};
@@ -129,8 +129,11 @@ async fn plan(
 /// With `progress` while it is under way, with `result` when it is over. With both, the hand-over is
 /// recorded and the target has not yet said that the VM runs there. With neither, the agent was started anew and
 /// cannot go on yet; `waits_for` says why.
+///
+/// With `wait_ms` the answer comes as soon as it is over, and at the latest then.
 #[utoipa::path(get, path = "/v1/migrations/{id}", tag = openapi::MIGRATIONS, params(
-    ("id" = String, Path, max_length = 36, description = "Its identifier, or a beginning that no other one has.")
+    ("id" = String, Path, max_length = 36, description = "Its identifier, or a beginning that no other one has."),
+    FollowQuery
 ), responses(
     (status = 200, description = "The migration.", body = MigrationView),
     (status = 409, description = "Several identifiers begin so.", body = Problem),
@@ -139,8 +142,12 @@ async fn plan(
 async fn migration(
     State(outgoing): State<Arc<Outgoing>>,
     Segment(id): Segment<String>,
+    Query(query): Query<FollowQuery>,
 ) -> Answer<MigrationView> {
     let id = meant(&outgoing, &id)?;
+    if let Some(running) = outgoing.migrations.get(&id) {
+        running.wait_over(query.wait()).await;
+    }
     if let Some(running) = outgoing.migrations.get(&id) {
         return Ok(Json(running.view(outgoing.host.name())));
     }

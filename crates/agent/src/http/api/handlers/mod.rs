@@ -14,8 +14,31 @@ pub(super) mod journal;
 pub(super) mod migrations;
 pub(super) mod vms;
 
+use std::time::Duration;
+
 use axum::Json;
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 use super::error::ApiError;
 
 type Answer<T> = Result<Json<T>, ApiError>;
+
+/// How long an answer may be held back that says how something stands.
+const OVER_WAIT_MAX: Duration = Duration::from_secs(5);
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct FollowQuery {
+    /// How long the answer may wait until it is over, in milliseconds; 5 s at most.
+    #[serde(default)]
+    #[param(required = false, maximum = 5_000)]
+    wait_ms: u64,
+}
+
+impl FollowQuery {
+    fn wait(&self) -> Duration {
+        Duration::from_millis(self.wait_ms).min(OVER_WAIT_MAX)
+    }
+}

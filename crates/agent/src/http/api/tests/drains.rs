@@ -1,8 +1,12 @@
 //! Drains and ways back that cannot begin, and what drains do not bring.
 
+use std::time::Duration;
+
 use drainpipe_engine::drain::status::{DrainStatus, MoveState, MoveStatus};
+use drainpipe_engine::problem::ProblemKind;
 use jiff::Timestamp;
 use serde_json::json;
+use tokio::time::timeout;
 
 use super::harness::{TestAgent, Who};
 use drainpipe_api_types::{DrainKind, DrainRequest, DrainView};
@@ -37,6 +41,19 @@ fn drained(agent: &TestAgent, swap_with: Option<&str>, state: MoveState) {
 
 async fn view(agent: &TestAgent) -> DrainView {
     serde_json::from_str(&agent.say(Who::Root, "GET", "/v1/drain", "").await.body).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_the_end_is_answered_at_once_where_nothing_is_under_way() {
+    let Some(agent) = TestAgent::start().await else { return };
+    drained(&agent, None, MoveState::Moved);
+    let wait = async |wait_ms: &str| {
+        let path = format!("/v1/drain?wait_ms={wait_ms}");
+        timeout(Duration::from_secs(4), agent.say(Who::Root, "GET", &path, "")).await
+    };
+    assert_eq!(wait("5000").await.expect("nothing is waited for").status, 200);
+    assert_eq!(wait("soon").await.expect("it is refused").problem().kind, ProblemKind::BadInput);
+    agent.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
