@@ -218,8 +218,8 @@ mod tests {
             }]
         }"#;
         let plan: DrainPlan = serde_json::from_str(text).unwrap();
-        let told: Vec<String> = plan_warnings(&plan).collect();
-        assert_eq!(told, ["web: it may not come to an end", "no reserve"]);
+        let warnings: Vec<String> = plan_warnings(&plan).collect();
+        assert_eq!(warnings, ["web: it may not come to an end", "no reserve"]);
     }
 
     #[test]
@@ -240,8 +240,8 @@ mod tests {
             moves.join(",")
         );
         let plan: DrainPlan = serde_json::from_str(&text).unwrap();
-        let told: Vec<String> = plan_warnings(&plan).collect();
+        let warnings: Vec<String> = plan_warnings(&plan).collect();
         let same = "w1, w2, w3, w4, w5, w6, w8, w9, w10, w11, w12, w13: the same";
-        assert_eq!(told, [same, "w7: another one"]);
+        assert_eq!(warnings, [same, "w7: another one"]);
     }
 }

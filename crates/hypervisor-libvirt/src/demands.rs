@@ -141,9 +141,9 @@ mod tests {
         let virtiofs = domain(
             "<filesystem type='mount'><driver type='virtiofs'/><source dir='/srv/x'/><target dir='data'/></filesystem>",
         );
-        let [told] = &of(&virtiofs, &Kept::default()).obstacles[..] else { panic!("{virtiofs:?}") };
-        assert!(told.what.contains("virtiofs device is not supported"), "{told:?}");
-        assert!(told.remedy.starts_with("Unmount it in the guest"), "{told:?}");
+        let [notice] = &of(&virtiofs, &Kept::default()).obstacles[..] else { panic!("{virtiofs:?}") };
+        assert!(notice.what.contains("virtiofs device is not supported"), "{notice:?}");
+        assert!(notice.remedy.starts_with("Unmount it in the guest"), "{notice:?}");
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
         let kept =
             Kept { snapshots: vec![external], checkpoints: 1, has_managed_save: true, ..Kept::default() };
         let demands = of(&domain(""), &kept);
-        let what: Vec<&str> = demands.obstacles.iter().map(|told| told.what.as_str()).collect();
+        let what: Vec<&str> = demands.obstacles.iter().map(|notice| notice.what.as_str()).collect();
         assert!(what[0].contains("the snapshot before has data outside of the domain's disks"), "{what:?}");
         assert!(what[1].contains("managed save"), "{what:?}");
         assert_eq!((demands.doubts.len(), demands.needs), (1, vec![]));
@@ -171,8 +171,8 @@ mod tests {
             let kept = Kept { qemu: Some(Version { major: qemu, minor: 2, micro: 0 }), ..Kept::default() };
             of(&DomainDescription::parse(&text).unwrap(), &kept).obstacles
         };
-        let [told] = &by("qemu", 7)[..] else { panic!("one obstacle") };
-        assert!(told.what.contains("QEMU 7.2.0 loses writes"), "{told:?}");
+        let [notice] = &by("qemu", 7)[..] else { panic!("one obstacle") };
+        assert!(notice.what.contains("QEMU 7.2.0 loses writes"), "{notice:?}");
         assert!(by("qemu", 9).is_empty() && by("kvm", 7).is_empty());
     }
 }

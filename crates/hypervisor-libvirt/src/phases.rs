@@ -188,9 +188,9 @@ mod tests {
         let local: SocketAddr = "127.0.0.1:4711".parse().unwrap();
         let copying = terms(Transport::Single, true).unwrap().copying(&disks).disks_to(&local.into());
         assert_eq!(copying.flags, 0x159);
-        let told =
+        let expected =
             [("migrate_disks", "vda"), ("migrate_disks", "sdb"), ("disks_uri", "tcp://127.0.0.1:4711")];
-        assert_eq!(copying.parameters, told.map(|(name, text)| Parameter::text(name, text)));
+        assert_eq!(copying.parameters, expected.map(|(name, text)| Parameter::text(name, text)));
         let many = vec!["vda".to_owned(); DISKS_MAX + 1];
         let parcel = Handed { disks: many, ..Handed::cookie(vec![]).unwrap() }.parcel(None);
         assert!(Handed::of(&parcel).is_err());
@@ -207,8 +207,8 @@ mod tests {
         ] {
             let address: SocketAddr = address.parse().unwrap();
             let terms = terms(Transport::Single, true).unwrap().to(&address.into());
-            let told = [("migrate_uri", expected), ("listen_address", listens)];
-            assert_eq!(terms.parameters, told.map(|(name, text)| Parameter::text(name, text)));
+            let parameters = [("migrate_uri", expected), ("listen_address", listens)];
+            assert_eq!(terms.parameters, parameters.map(|(name, text)| Parameter::text(name, text)));
         }
         assert_eq!(uri(&Address::Unix("/run/x/relay-out".into())), "unix:///run/x/relay-out");
     }

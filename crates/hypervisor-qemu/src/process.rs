@@ -103,7 +103,7 @@ impl Process {
         pid: Pid,
         pidfd: OwnedFd,
         log_file: Option<PathBuf>,
-        told: Option<OwnedFd>,
+        exit_pipe: Option<OwnedFd>,
     ) -> io::Result<Self> {
         let (exited, exit) = watch::channel(None);
         let watched = pidfd.try_clone()?;
@@ -111,7 +111,7 @@ impl Process {
         // waits, and touches a file.
         thread::Builder::new().name(format!("qemu-{}", pid.as_raw_nonzero())).spawn(move || {
             wait_until_exit(&watched, log_file.as_deref());
-            exited.send_replace(Some(told.map_or_else(|| reap(watched.as_fd()), how_it_is_told)));
+            exited.send_replace(Some(exit_pipe.map_or_else(|| reap(watched.as_fd()), how_it_is_told)));
         })?;
         Ok(Self { pid, pidfd, exit })
     }
@@ -270,11 +270,11 @@ fn reap(pidfd: BorrowedFd<'_>) -> Exit {
 }
 
 /// Nobody tells where who has started it has ended before.
-fn how_it_is_told(told: OwnedFd) -> Exit {
+fn how_it_is_told(exit_pipe: OwnedFd) -> Exit {
     let mut status = [0; 4];
     // The end of the other end makes it readable too.
-    let is_told = matches!(poll(&mut [PollFd::new(&told, PollFlags::IN)], Some(&TOLD_WITHIN)), Ok(1));
-    if !is_told || File::from(told).read_exact(&mut status).is_err() {
+    let is_told = matches!(poll(&mut [PollFd::new(&exit_pipe, PollFlags::IN)], Some(&TOLD_WITHIN)), Ok(1));
+    if !is_told || File::from(exit_pipe).read_exact(&mut status).is_err() {
         return Exit::Unknown;
     }
     let status = ExitStatus::from_raw(i32::from_ne_bytes(status));

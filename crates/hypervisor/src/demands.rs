@@ -70,7 +70,7 @@ impl fmt::Display for Need {
 
 impl Need {
     /// What it is, and what is done on a host that lacks it.
-    pub fn told(&self) -> Notice {
+    pub fn notice(&self) -> Notice {
         Notice { what: self.to_string(), remedy: self.remedy() }
     }
 

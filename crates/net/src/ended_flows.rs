@@ -93,15 +93,18 @@ mod tests {
         drop(connection);
         assert_eq!(reader.join().unwrap(), SENT);
         let deadline = Instant::now() + Duration::from_secs(10);
-        let told = loop {
-            let told = ended.read(destination.port());
-            if let Some(counters) = told.get(&flow) {
+        let ended_counters = loop {
+            let ended_counters = ended.read(destination.port());
+            if let Some(counters) = ended_counters.get(&flow) {
                 break *counters;
             }
             assert!(Instant::now() < deadline, "the end of {flow:?} is not told");
             std::thread::sleep(Duration::from_millis(10));
         };
-        assert!(told.sent_bytes >= SENT as u64 && told.acknowledged_bytes >= SENT as u64, "{told:?}");
+        assert!(
+            ended_counters.sent_bytes >= SENT as u64 && ended_counters.acknowledged_bytes >= SENT as u64,
+            "{ended_counters:?}"
+        );
     }
 
     #[test]

@@ -71,16 +71,16 @@ pub(crate) fn changed_bytes(paged: &[u8]) -> usize {
 /// What these parts of `paged`, by [`encode`], tell of the block. Where they have some of a delta, as much of its page.
 pub(crate) fn told_by(paged: &[u8], parts: impl Iterator<Item = Range<usize>>) -> PastCodec {
     let (entries, deltas) = (0..entries_bytes(count(paged)), deltas(paged));
-    let mut told = PastCodec::default();
+    let mut past = PastCodec::default();
     for part in parts {
-        told.plain_bytes += part.len() - shared_bytes(&part, &entries);
+        past.plain_bytes += part.len() - shared_bytes(&part, &entries);
         for delta in &deltas {
             let bytes = shared_bytes(&part, delta);
-            told.plain_bytes -= bytes;
-            told.changed_bytes += PAGE_BYTES * bytes / delta.len().max(1);
+            past.plain_bytes -= bytes;
+            past.changed_bytes += PAGE_BYTES * bytes / delta.len().max(1);
         }
     }
-    told
+    past
 }
 
 fn shared_bytes(one: &Range<usize>, other: &Range<usize>) -> usize {
@@ -302,16 +302,16 @@ mod tests {
         let head = 1 + 3 * ENTRY_BYTES;
         let delta = head + 7..head + 7 + 4 + 16;
         assert_eq!(paged.len(), delta.end + PAGE_BYTES);
-        let told = |parts: &[[usize; 2]]| {
+        let past = |parts: &[[usize; 2]]| {
             let parts = parts.iter().map(|[from, to]| *from..*to);
             let PastCodec { plain_bytes, changed_bytes } = told_by(&paged, parts);
             (plain_bytes, changed_bytes)
         };
-        assert_eq!(told(&[[0, head]]), (0, 0), "where the pages are");
-        assert_eq!(told(&[[0, head + 2], [head + 3, head + 7]]), (6, 0), "what is before them");
-        assert_eq!(told(&[[0, delta.start + 10]]), (7, PAGE_BYTES / 2), "half of a delta");
-        assert_eq!(told(&[[0, delta.start], [delta.start, delta.end]]), (7, PAGE_BYTES));
-        assert_eq!(told(&[[delta.start + 10, paged.len()]]), (PAGE_BYTES, PAGE_BYTES / 2));
+        assert_eq!(past(&[[0, head]]), (0, 0), "where the pages are");
+        assert_eq!(past(&[[0, head + 2], [head + 3, head + 7]]), (6, 0), "what is before them");
+        assert_eq!(past(&[[0, delta.start + 10]]), (7, PAGE_BYTES / 2), "half of a delta");
+        assert_eq!(past(&[[0, delta.start], [delta.start, delta.end]]), (7, PAGE_BYTES));
+        assert_eq!(past(&[[delta.start + 10, paged.len()]]), (PAGE_BYTES, PAGE_BYTES / 2));
         assert_eq!(changed_bytes(&paged), 2 * PAGE_BYTES);
     }
 

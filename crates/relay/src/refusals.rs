@@ -34,10 +34,10 @@ impl Refusals {
     }
 
     fn is_first(&self, kind: &'static str) -> bool {
-        let mut told = lock(&self.0);
-        let is_first = !told.contains(&kind);
+        let mut logged = lock(&self.0);
+        let is_first = !logged.contains(&kind);
         if is_first {
-            told.push(kind);
+            logged.push(kind);
         }
         is_first
     }

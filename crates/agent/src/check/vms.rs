@@ -174,7 +174,7 @@ async fn describe(checks: &Checks, vmm: &dyn Machine, demands: Demands) -> VmFac
         files: files(checks, spec).await,
         obstacles: demands.obstacles,
         doubts: demands.doubts,
-        needs: demands.needs.iter().map(Need::told).collect(),
+        needs: demands.needs.iter().map(Need::notice).collect(),
     }
 }
 

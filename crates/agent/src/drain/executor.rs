@@ -115,7 +115,7 @@ pub(super) fn start(
         own_news: VecDeque::new(),
         ticks,
     };
-    executor.course.status.send_replace(executor.told());
+    executor.course.status.send_replace(executor.reported());
     drains.under_way.run(course, executor.run(first), crashed(Arc::clone(drains)));
     Ok(())
 }
@@ -154,8 +154,8 @@ impl Executor {
     fn note_found(&mut self) {
         let found = self.drain.found_transfers();
         if found != self.found.as_ref().map(|(transfers, _)| *transfers) {
-            let told = self.course.status.borrow();
-            let targets = || told.targets_left().into_iter().map(str::to_owned).collect();
+            let status = self.course.status.borrow();
+            let targets = || status.targets_left().into_iter().map(str::to_owned).collect();
             self.found = found.map(|transfers| (transfers, targets()));
         }
     }
@@ -167,7 +167,7 @@ impl Executor {
             let recorded = self.record(&status);
             self.note_written(recorded);
         }
-        self.course.status.send_replace(self.told());
+        self.course.status.send_replace(self.reported());
         self.unwritten.is_none()
     }
 
@@ -349,11 +349,11 @@ impl Executor {
     fn status(&self) -> DrainStatus {
         let mut status = self.drain.status(self.now_ms());
         claim_own(&mut status.moves, &self.own);
-        let told: BTreeSet<&str> = status.moves.iter().map(|one| one.vm.as_str()).collect();
+        let listed: BTreeSet<&str> = status.moves.iter().map(|one| one.vm.as_str()).collect();
         let stays = |vm: &str| status.stays.iter().any(|stay| stay.vm == vm);
         // One that is in doubt is here still, by its claim; that it may run elsewhere is what counts.
         let is_told = |one: &MoveStatus| {
-            told.contains(one.vm.as_str()) || (one.state != MoveState::InDoubt && stays(&one.vm))
+            listed.contains(one.vm.as_str()) || (one.state != MoveState::InDoubt && stays(&one.vm))
         };
         let mut moves: Vec<MoveStatus> = self.earlier.iter().filter(|one| !is_told(one)).cloned().collect();
         status.stays.retain(|stay| moves.iter().all(|one| one.vm != stay.vm));
@@ -365,7 +365,7 @@ impl Executor {
     }
 
     /// With what changes all the time, and is of no use later.
-    fn told(&self) -> DrainStatus {
+    fn reported(&self) -> DrainStatus {
         let mut status = self.status();
         for one in status.moves.iter_mut().filter(|one| one.state == MoveState::Transferring) {
             one.compression = self.flights.get(&one.vm).and_then(|flight| flight.compression());
@@ -412,7 +412,7 @@ impl Executor {
         loop {
             let recorded = self.record(&status).and_then(|()| self.end());
             self.note_written(recorded);
-            self.course.status.send_replace(self.told());
+            self.course.status.send_replace(self.reported());
             if self.unwritten.is_none() {
                 break;
             }
@@ -477,19 +477,19 @@ fn differ(one: &MoveStatus, other: &MoveStatus) -> bool {
 async fn follow(drains: Arc<Drains>, flight: Arc<Running>, tell: mpsc::Sender<Event>) {
     let vm = || flight.vm().to_owned();
     let mut stages = flight.stages();
-    let mut told = Stage::Preparing;
+    let mut shown = Stage::Preparing;
     loop {
         let stage = *stages.borrow_and_update();
         let mut news = vec![Event::Arrived { vm: vm(), bytes: flight.sent_bytes() }];
         if flight.copied_bytes() > 0 {
             news.insert(0, Event::DisksCopied { vm: vm(), bytes: flight.copied_bytes() });
         }
-        if told == Stage::CopyingDisks && stage == Stage::Sending {
+        if shown == Stage::CopyingDisks && stage == Stage::Sending {
             news.push(Event::MemoryFollows { vm: vm() });
         }
-        if stage != told {
+        if stage != shown {
             news.extend(event_of(stage, vm()));
-            told = stage;
+            shown = stage;
         }
         if stage == Stage::Ended {
             news.push(Event::Ended { vm: vm(), end: end_of(&drains, &flight).await });

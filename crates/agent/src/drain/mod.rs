@@ -415,17 +415,17 @@ mod tests {
     #[tokio::test]
     async fn what_panics_is_ended_and_what_is_aborted_is_left() {
         let under_way = UnderWay::default();
-        let (tell, told) = oneshot::channel();
+        let (tell, crashed) = oneshot::channel();
         let crash = async { panic!("an error in Drainpipe, of this test") };
         under_way.run(course(), crash, async move { tell.send(()).unwrap() });
-        told.await.expect("the crash is seen");
+        crashed.await.expect("the crash is seen");
         assert!(under_way.begin("a").is_err(), "until it has been written down");
         under_way.ended();
         assert!(under_way.begin("a").is_ok());
 
-        let (tell, told) = oneshot::channel::<()>();
+        let (tell, crashed) = oneshot::channel::<()>();
         under_way.run(course(), std::future::pending(), async move { tell.send(()).unwrap() });
         under_way.lock().take().unwrap().task.abort();
-        told.await.expect_err("the agent stops in good order");
+        crashed.await.expect_err("the agent stops in good order");
     }
 }

@@ -204,8 +204,8 @@ async fn why_kept(vmm: &dyn Machine) -> Option<String> {
         Ok(demands) => demands.obstacles,
         Err(error) => return Some(format!("its manager does not answer: {error}")),
     };
-    let told = |told: &Notice| format!("cannot move: {}; {}", told.what, told.remedy);
-    let all: Vec<String> = obstacles.iter().map(told).collect();
+    let refusal = |notice: &Notice| format!("cannot move: {}; {}", notice.what, notice.remedy);
+    let all: Vec<String> = obstacles.iter().map(refusal).collect();
     (!all.is_empty()).then(|| all.join("; "))
 }
 

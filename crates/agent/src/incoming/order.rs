@@ -115,13 +115,13 @@ struct Carrier<'a> {
     // Why the last action that did not do did not.
     problem: Option<Problem>,
     // The QEMU of one that was told to run here, while it lives.
-    told: Option<Arc<dyn Machine>>,
+    ordered: Option<Arc<dyn Machine>>,
 }
 
 impl<'a> Carrier<'a> {
     fn of(incoming: &'a Incoming, id: &'a str) -> Self {
         let entry = incoming.entries.find(id);
-        Self { incoming, id, entry, until: Instant::now(), is_paused: false, problem: None, told: None }
+        Self { incoming, id, entry, until: Instant::now(), is_paused: false, problem: None, ordered: None }
     }
 
     async fn carry_out(mut self, order: Order) -> Result<Said, Problem> {
@@ -243,11 +243,11 @@ impl<'a> Carrier<'a> {
                 self.problem = Some(Problem::failed(why));
                 return Hypervisor::Unresponsive;
             }
-            self.told = told_qemu(self.incoming, record);
+            self.ordered = told_qemu(self.incoming, record);
         }
         let built = self.entry.as_ref().and_then(|entry| entry.built());
         match (&self.entry, built) {
-            _ if self.told.is_some() => Hypervisor::There,
+            _ if self.ordered.is_some() => Hypervisor::There,
             (_, Some(vmm)) if vmm.alive() => Hypervisor::There,
             (_, Some(_)) => Hypervisor::Ended,
             // It stood before this agent did.
@@ -294,7 +294,7 @@ impl<'a> Carrier<'a> {
     }
 
     async fn look_at_rest(&mut self) -> Event {
-        let Some(vmm) = self.told.clone() else { return Event::Gone };
+        let Some(vmm) = self.ordered.clone() else { return Event::Gone };
         match look_at_rest(&*vmm).await {
             Ok(received) => Event::Received(received),
             Err(_) if !vmm.alive() => Event::Gone,

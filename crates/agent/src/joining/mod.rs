@@ -279,7 +279,7 @@ impl Joining {
         if list.authority != own {
             match self.tell_authority(&list.authority).await {
                 Err(problem) if is_forced => warn!(%problem, "leaves without telling the others"),
-                told => told?,
+                answered => answered?,
             }
         } else if list.members.len() > 1 {
             let others: Vec<&str> =

@@ -262,11 +262,11 @@ impl Executor {
             }
             while let Ok(news) = self.news.try_recv() {
                 // Asks for nothing to be done.
-                let told = match news {
+                let event = match news {
                     News::Path(path, turn) => Event::PathTurned(path, turn),
                     News::Found(finding) => Event::Found(*finding),
                 };
-                migration.handle(self.now_ms(), told);
+                migration.handle(self.now_ms(), event);
             }
             if let Some(limited) = self.follow_bandwidth_limit().await {
                 // Asks for nothing to be done.

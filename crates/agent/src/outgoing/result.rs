@@ -254,21 +254,24 @@ mod tests {
     #[test]
     fn a_path_that_was_to_carry_and_did_not_is_told() {
         let paths = [path("e0", 0.996, false), path("e1", 0.004, false), path("e2", 0.0, true)];
-        let told: Vec<String> = of_no_use(&paths, 9.0).map(|event| event.what).collect();
-        assert_eq!(told, ["e1–e1 carried nothing"]);
+        let remarks: Vec<String> = of_no_use(&paths, 9.0).map(|event| event.what).collect();
+        assert_eq!(remarks, ["e1–e1 carried nothing"]);
         assert_eq!(of_no_use(&paths[1..2], 9.0).count(), 0, "the only one");
     }
 
     #[test]
     fn bytes_that_are_not_the_migration_s_or_went_elsewhere_are_told() {
         let path = |includes_other_traffic| PathUse { includes_other_traffic, ..path("e0", 1.0, false) };
-        let told = |path, elsewhere: &[LinkUse]| -> Vec<String> {
+        let remarks = |path, elsewhere: &[LinkUse]| -> Vec<String> {
             said_of_counts(&[path], elsewhere, 9.0).map(|event| event.what).collect()
         };
-        assert_eq!(told(path(false), &[]), [""; 0]);
-        assert!(told(path(true), &[])[0].contains("include other traffic"));
+        assert_eq!(remarks(path(false), &[]), [""; 0]);
+        assert!(remarks(path(true), &[])[0].contains("include other traffic"));
         let elsewhere = [LinkUse { link: "mgmt".into(), bytes: 3 << 19 }];
-        assert_eq!(told(path(false), &elsewhere), ["1.50 MiB went over mgmt, which is on none of the paths"]);
+        assert_eq!(
+            remarks(path(false), &elsewhere),
+            ["1.50 MiB went over mgmt, which is on none of the paths"]
+        );
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub(super) struct Gone {
     /// What was tracked here; none where nobody could list it.
     pub(super) listed: Option<Vec<TrackedConnection>>,
     /// What is told; none where nothing is tracked.
-    pub(super) told: Option<TrackedUse>,
+    pub(super) tracked_use: Option<TrackedUse>,
 }
 
 /// Who takes them.
@@ -94,17 +94,27 @@ impl OnWay {
         let is_late = timeout(PAUSE_LONGER_MAX, &mut self.task).await.is_err();
         let waited = began.elapsed();
         let known = std::mem::take(&mut *lock(&self.known));
-        let told = known.told(is_late, waited);
-        if let Some(told) = told.as_ref().filter(|told| told.along + told.left > 0 || told.why.is_some()) {
-            let TrackedUse { along, left, why, .. } = told;
-            info!(vm, along, left, why, waited_ms = told.waited_ms, "connections that are tracked of it");
+        let tracked_use = known.tracked_use(is_late, waited);
+        if let Some(tracked_use) = tracked_use
+            .as_ref()
+            .filter(|tracked_use| tracked_use.along + tracked_use.left > 0 || tracked_use.why.is_some())
+        {
+            let TrackedUse { along, left, why, .. } = tracked_use;
+            info!(
+                vm,
+                along,
+                left,
+                why,
+                waited_ms = tracked_use.waited_ms,
+                "connections that are tracked of it"
+            );
         }
-        Gone { listed: known.listed.map(|listed| listed.connections), told }
+        Gone { listed: known.listed.map(|listed| listed.connections), tracked_use }
     }
 }
 
 impl Known {
-    fn told(&self, is_late: bool, waited: Duration) -> Option<TrackedUse> {
+    fn tracked_use(&self, is_late: bool, waited: Duration) -> Option<TrackedUse> {
         let listed = self.listed.as_ref();
         let all = listed.map_or(0, |listed| listed.connections.len() + listed.translated + listed.others);
         let along = self.taken.min(all as u64);
@@ -261,19 +271,19 @@ mod tests {
 
     #[test]
     fn what_went_along_and_what_did_not_is_told() {
-        assert_eq!(Known::default().told(false, Duration::ZERO), None, "nothing is tracked");
-        let all = known(0, true, 2).told(false, Duration::from_millis(3)).unwrap();
+        assert_eq!(Known::default().tracked_use(false, Duration::ZERO), None, "nothing is tracked");
+        let all = known(0, true, 2).tracked_use(false, Duration::from_millis(3)).unwrap();
         assert_eq!((all.along, all.left, all.why, all.waited_ms), (2, 0, None, 3.0));
-        let part = known(1, false, 1).told(true, Duration::from_millis(20)).unwrap();
+        let part = known(1, false, 1).tracked_use(true, Duration::from_millis(20)).unwrap();
         let why = part.why.unwrap();
         assert_eq!((part.along, part.left), (1, 2));
         for words in ["translates", "more than could be listed", "no time for more"] {
             assert!(why.contains(words), "{why}");
         }
-        let lied = known(0, true, 99).told(false, Duration::ZERO).unwrap();
+        let lied = known(0, true, 99).tracked_use(false, Duration::ZERO).unwrap();
         assert_eq!((lied.along, lied.left), (2, 0), "no more than there are");
         let unlisted = Known { why: vec!["as it is".into()], ..Known::default() };
-        assert_eq!(unlisted.told(false, Duration::ZERO).unwrap().why.as_deref(), Some("as it is"));
+        assert_eq!(unlisted.tracked_use(false, Duration::ZERO).unwrap().why.as_deref(), Some("as it is"));
     }
 
     #[test]

@@ -279,9 +279,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         std::fs::write(file_of(path), [b'x'; 8192]).unwrap();
-        let told = Journal::open(path, path).unwrap_err().to_string();
-        assert!(told.contains("it is no journal, or damaged"), "{told}");
-        assert!(!told.contains("full"), "{told}");
+        let message = Journal::open(path, path).unwrap_err().to_string();
+        assert!(message.contains("it is no journal, or damaged"), "{message}");
+        assert!(!message.contains("full"), "{message}");
     }
 
     #[test]

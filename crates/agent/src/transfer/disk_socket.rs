@@ -61,19 +61,19 @@ pub(crate) struct DiskSocket {
     // None where nothing is packed.
     unsent: Option<UnsentBytes>,
     // As the kernel was told last.
-    told: u32,
+    unsent_bytes_set: u32,
 }
 
 impl DiskSocket {
     pub(crate) fn new(socket: TcpStream, unsent: Option<UnsentBytes>) -> Self {
-        Self { socket, unsent, told: 0 }
+        Self { socket, unsent, unsent_bytes_set: 0 }
     }
 
     /// What the kernel does not take changes only how much can be packed.
     fn tell(&mut self) {
         let Some(unsent) = &self.unsent else { return };
         let bytes = unsent.bytes.load(Ordering::Relaxed);
-        if std::mem::replace(&mut self.told, bytes) == bytes {
+        if std::mem::replace(&mut self.unsent_bytes_set, bytes) == bytes {
             return;
         }
         if let Err(error) = SockRef::from(&self.socket).set_tcp_notsent_lowat(bytes) {

@@ -391,8 +391,9 @@ mod tests {
         let configured = Compression { cpus: Some(cpus("2-3")), ..Compression::default() };
         let lost = LostCpus::default();
         let news = |own| lost.news(&configured, &cpus(own)).map(|cpus| cpus.to_string());
-        let told: Vec<_> = ["0-3", "0-2", "0-2", "0-1", "0-3", "0-2"].into_iter().filter_map(news).collect();
-        assert_eq!(told, ["3", "2-3", "3"]);
+        let announced: Vec<_> =
+            ["0-3", "0-2", "0-2", "0-1", "0-3", "0-2"].into_iter().filter_map(news).collect();
+        assert_eq!(announced, ["3", "2-3", "3"]);
         assert!(LostCpus::default().news(&Compression::default(), &cpus("0")).is_none());
     }
 }

@@ -149,7 +149,7 @@ fn command(program: &Path, moment: Moment, of: &HookDue) -> io::Result<(Command,
 
 /// By a thread of its own, which gives up first what the program is not to have.
 async fn spawn(mut command: Command) -> io::Result<Child> {
-    let (tell, told) = oneshot::channel();
+    let (tell, result) = oneshot::channel();
     let runtime = Handle::current();
     thread::Builder::new().name("hook".into()).spawn(move || {
         let _entered = runtime.enter();
@@ -157,7 +157,7 @@ async fn spawn(mut command: Command) -> io::Result<Child> {
         // Who waited for it may be gone: then it is ended with this.
         drop(tell.send(spawned));
     })?;
-    told.await.map_err(io::Error::other)?
+    result.await.map_err(io::Error::other)?
 }
 
 /// Of this thread. With no new privileges, not even root's program gets any back.
@@ -255,9 +255,9 @@ mod tests {
     async fn a_hook_is_told_what_happens_and_nothing_else() {
         let (ended, output) = ran("env | sort; pwd; cat", Moment::Moved, LONG).await;
         assert_eq!(ended, Ended::Well, "{output}");
-        let told: Vec<&str> = output.lines().filter(|line| line.starts_with("DRAINPIPE_")).collect();
+        let variables: Vec<&str> = output.lines().filter(|line| line.starts_with("DRAINPIPE_")).collect();
         assert_eq!(
-            told,
+            variables,
             [
                 "DRAINPIPE_HOOK=after",
                 "DRAINPIPE_MIGRATION=1",

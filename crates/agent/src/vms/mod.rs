@@ -80,7 +80,7 @@ impl Entry {
     }
 
     fn unmovable(&self) -> Option<String> {
-        let all: Vec<&str> = self.obstacles.iter().map(|told| told.what.as_str()).collect();
+        let all: Vec<&str> = self.obstacles.iter().map(|obstacle| obstacle.what.as_str()).collect();
         (!all.is_empty()).then(|| all.join("; "))
     }
 

@@ -80,6 +80,6 @@ fn tell(report: &CheckReport) -> Result<(), Problem> {
 fn row(finding: &Finding) -> Vec<String> {
     let places: Vec<String> = finding.places.iter().map(ToString::to_string).collect();
     let Finding { code, what, effect, remedy, .. } = finding;
-    let told = format!("{what} ({code})\neffect: {effect}\nremedy: {remedy}");
-    vec![finding.severity.to_string(), places.join("\n"), told]
+    let described = format!("{what} ({code})\neffect: {effect}\nremedy: {remedy}");
+    vec![finding.severity.to_string(), places.join("\n"), described]
 }

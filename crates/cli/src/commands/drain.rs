@@ -511,13 +511,13 @@ mod tests {
     #[test]
     fn what_was_interrupted_is_carried_on_with_what_was_asked_for() {
         let interrupted = || a_view(DrainState::Interrupted, vec![]);
-        let told = |view: DrainView, words: &str| {
+        let hinted = |view: DrainView, words: &str| {
             let text = describe(&view);
             assert!(text.contains(words), "{words} in\n{text}");
         };
         let swap_with = Some("b".to_owned());
         let request = DrainRequest { swap_with: swap_with.clone(), ..DrainRequest::default() };
-        told(
+        hinted(
             DrainView { request: Some(request), ..interrupted() },
             "; `drainpipe drain a --swap b` carries on",
         );
@@ -531,18 +531,18 @@ mod tests {
             disks_first: true,
             ..DrainRequest::default()
         };
-        told(
+        hinted(
             DrainView { request: Some(request), ..interrupted() },
             "`drainpipe drain a --to b,c --option multichannel --throttle 0 --encrypt --post-copy --copy-storage --disks-first` carries on",
         );
         let older = DrainView { swap_with, ..interrupted() };
-        told(older, "`drainpipe drain a --swap b`, with the other options of the first time");
+        hinted(older, "`drainpipe drain a --swap b`, with the other options of the first time");
         let back = DrainView {
             kind: Some(DrainKind::Failback),
             request: Some(DrainRequest { throttle_max_percent: Some(50), ..DrainRequest::default() }),
             ..interrupted()
         };
-        told(back, "`drainpipe resume a --failback --throttle 50` carries on");
+        hinted(back, "`drainpipe resume a --failback --throttle 50` carries on");
     }
 
     #[test]

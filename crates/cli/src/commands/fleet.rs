@@ -132,7 +132,7 @@ pub(crate) async fn leave(arguments: &LeaveArguments) -> Result<Exit, Problem> {
         Err(problem) if arguments.force && problem.kind == ProblemKind::Unreachable => {
             setup::check_may_forget(&config)?;
         }
-        told => told?,
+        answered => answered?,
     }
     setup::forget(&config)?;
     if arguments.force {

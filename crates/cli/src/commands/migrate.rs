@@ -404,15 +404,18 @@ mod tests {
 
     #[test]
     fn in_the_clear_is_said_only_of_what_was_not_to_be_encrypted() {
-        let told = |is_encrypted, used: Option<(&str, Option<&str>)>| {
+        let described = |is_encrypted, used: Option<(&str, Option<&str>)>| {
             let (protocol, cipher_suite): (Option<String>, Option<Option<String>>) =
                 used.map(|(one, other)| (one.into(), other.map(str::to_owned))).unzip();
             let (why, cipher_suite) = ("asked for".into(), cipher_suite.flatten());
             encrypted_by(&EncryptionUse { is_encrypted, why, protocol, cipher_suite })
         };
-        assert_eq!(told(true, Some(("TLS 1.3", Some("TLS_X")))), "encrypted by TLS 1.3, TLS_X: asked for");
-        assert_eq!(told(true, Some(("TLS 1.3", None))), "encrypted by QEMU's TLS 1.3: asked for");
-        assert_eq!(told(true, None), "was to be encrypted; no connection came about: asked for");
-        assert_eq!(told(false, None), "sent in the clear: asked for");
+        assert_eq!(
+            described(true, Some(("TLS 1.3", Some("TLS_X")))),
+            "encrypted by TLS 1.3, TLS_X: asked for"
+        );
+        assert_eq!(described(true, Some(("TLS 1.3", None))), "encrypted by QEMU's TLS 1.3: asked for");
+        assert_eq!(described(true, None), "was to be encrypted; no connection came about: asked for");
+        assert_eq!(described(false, None), "sent in the clear: asked for");
     }
 }

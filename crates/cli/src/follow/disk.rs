@@ -121,10 +121,10 @@ mod tests {
     fn no_time_left_is_told_before_it_is_known() {
         let mut pace = Pace::default();
         pace.see(0.0, 0);
-        let told = |pace: &Pace, done| describe(Stage::Doing(Method::Threads), pace, (done, 4 << 30));
-        assert_eq!(told(&pace, 0), "threads: 0 B of 4.00 GiB");
+        let shown = |pace: &Pace, done| describe(Stage::Doing(Method::Threads), pace, (done, 4 << 30));
+        assert_eq!(shown(&pace, 0), "threads: 0 B of 4.00 GiB");
         pace.see(2_000.0, 1 << 30);
-        assert_eq!(told(&pace, 1 << 30), "threads, 6.0 s left: 1.00 GiB of 4.00 GiB, 512 MiB/s");
+        assert_eq!(shown(&pace, 1 << 30), "threads, 6.0 s left: 1.00 GiB of 4.00 GiB, 512 MiB/s");
         assert!(!describe(Stage::Flushing, &pace, (4, 4)).contains("left"));
     }
 }

@@ -94,15 +94,15 @@ mod tests {
 
     #[test]
     fn that_it_goes_on_cancelling_is_said_only_if_it_was_heard() {
-        let told = |cancelling| not_watched("a", &cancelling).message;
-        let heard = told(Cancelling::Heard);
+        let message = |cancelling| not_watched("a", &cancelling).message;
+        let heard = message(Cancelling::Heard);
         assert!(heard.contains("a goes on cancelling") && !heard.contains("drain cancel"), "{heard}");
         let refused = Cancelling::Refused(Problem::failed("you may not"));
         for (cancelling, words) in
             [(Cancelling::Unknown, "may go on"), (refused, "(you may not) and goes on")]
         {
-            let told = told(cancelling);
-            assert!(told.contains(words) && told.contains("`drainpipe drain cancel a`"), "{told}");
+            let message = message(cancelling);
+            assert!(message.contains(words) && message.contains("`drainpipe drain cancel a`"), "{message}");
         }
     }
 }

@@ -295,8 +295,8 @@ mod tests {
         let compression = Some(CompressionProgress { ratio: 2.93, cores: 1.38 });
         let sends =
             MoveStatus { predicted_bytes: 1 << 30, compression, ..a_move(MoveState::Transferring, None) };
-        let told = "on the links: 1.00 MiB sent of about 1.00 GiB, compressing 2.9 : 1 on 1.4 cores";
-        assert_eq!(describe_move(&sends), told);
+        let expected = "on the links: 1.00 MiB sent of about 1.00 GiB, compressing 2.9 : 1 on 1.4 cores";
+        assert_eq!(describe_move(&sends), expected);
     }
 
     #[test]

@@ -194,9 +194,12 @@ mod tests {
             throttle_percent: Some(50),
             ..ProgressMeter::default().progress(Step::CopyDirtyMemory, 0.0)
         };
-        let told = describe(&progress);
-        assert!(told.contains("does not converge, changes at 1.20 Gb/s") && !told.contains("left"), "{told}");
-        assert!(told.ends_with("VM throttled by 50 %"), "{told}");
+        let shown = describe(&progress);
+        assert!(
+            shown.contains("does not converge, changes at 1.20 Gb/s") && !shown.contains("left"),
+            "{shown}"
+        );
+        assert!(shown.ends_with("VM throttled by 50 %"), "{shown}");
     }
 
     #[test]
@@ -207,7 +210,7 @@ mod tests {
             compression: Some(CompressionProgress { ratio: 2.93, cores: 1.38 }),
             ..ProgressMeter::default().progress(Step::CopyMemory, 0.0)
         };
-        let told = describe(&progress);
-        assert!(told.ends_with("1.87 Gb/s, compressing 2.9 : 1 on 1.4 cores"), "{told}");
+        let shown = describe(&progress);
+        assert!(shown.ends_with("1.87 Gb/s, compressing 2.9 : 1 on 1.4 cores"), "{shown}");
     }
 }

@@ -176,9 +176,9 @@ fn the_target_host_is_lost_after_the_hand_over() {
     held.release();
     assert_eq!(migrating.wait().code, 4);
     scene.lab.drainpipe(&["vm", "reclaim", "web", "--lost", "b"]).refused(2, &["add --yes"]);
-    let told = reclaim("b");
-    assert_eq!(told.code, 0, "{told:#?}");
-    assert!(told.stderr.contains("`drainpipe vm start web` boots it anew"), "{told:#?}");
+    let reclaimed = reclaim("b");
+    assert_eq!(reclaimed.code, 0, "{reclaimed:#?}");
+    assert!(reclaimed.stderr.contains("`drainpipe vm start web` boots it anew"), "{reclaimed:#?}");
     assert_eq!(scene.last_result().outcome, Outcome::Failed);
     assert!(scene.lab.qemu_pid("a", "web").is_none(), "its disks may be newer than its memory");
     scene.lab.start_again("a", "web");

@@ -115,10 +115,10 @@ fn healthy_hosts() {
             assert_eq!((end.receive_queues, &end.bond, &end.rdma_device), (None, &None, &None));
         }
     }
-    let told = lab.drainpipe(&["check", "a", "b"]);
-    assert!(is_no_error(&told), "{told:#?}");
+    let output = lab.drainpipe(&["check", "a", "b"]);
+    assert!(is_no_error(&output), "{output:#?}");
     for words in ["e0–e0", "1000 Mb/s", "1500", "9000", "0 of "] {
-        assert!(told.stdout.contains(words), "`{words}` is missing: {told:#?}");
+        assert!(output.stdout.contains(words), "`{words}` is missing: {output:#?}");
     }
     lab.assert_network_as(&before);
     for host in ["a", "b"] {
@@ -141,9 +141,9 @@ fn what_paths_and_kernels_have_wrong() {
 fn an_mtu_that_differs(lab: &TestLab) {
     lab.fault("mtu b e1 9000");
     assert_found(lab, WARNED, "mtu-differs", &["a e1", "b e1"], "TCP keeps to the smaller size");
-    let told = lab.drainpipe(&["check", "a", "b"]);
+    let output = lab.drainpipe(&["check", "a", "b"]);
     for words in ["warning", "b e1", "MTU of e1 is 1500 on a", "on b: ip link set dev e1 mtu 1500"] {
-        assert!(told.stdout.contains(words), "`{words}` is missing: {told:#?}");
+        assert!(output.stdout.contains(words), "`{words}` is missing: {output:#?}");
     }
     let (_, findings) = check(lab, "a", "b");
     mend(lab, &findings[0], "b");

@@ -177,9 +177,9 @@ fn warnings_before_a_migration(lab: &TestLab) {
     assert_eq!(result.findings, plan.findings);
     let logged = result.events.iter().any(|event| event.what.contains("(reverse-path-filter)"));
     assert!(logged, "{result:#?}");
-    let told = lab.drainpipe(&["migrate", "web", "a"]);
-    assert_eq!(told.code, 0, "{told:#?}");
-    assert!(told.stderr.contains("warning: e0 of b filters strictly"), "{told:#?}");
+    let output = lab.drainpipe(&["migrate", "web", "a"]);
+    assert_eq!(output.code, 0, "{output:#?}");
+    assert!(output.stderr.contains("warning: e0 of b filters strictly"), "{output:#?}");
     on(lab, "b", "sysctl -qw net.ipv4.conf.e0.rp_filter=2");
 }
 

@@ -122,15 +122,15 @@ fn the_agent_is_killed_on_the_way_back() {
     let is_at_rest = || ask::<VmView>(&lab, "b", "/v1/vms/web", None).is_ok_and(|vm| vm.migration.is_none());
     eventually("it is undone", is_at_rest);
     lab.start_agent("a");
-    let told = wait_until(&lab, "a", "what was in flight is settled", |view| {
+    let reported = wait_until(&lab, "a", "what was in flight is settled", |view| {
         status(view).moves.iter().all(|one| matches!(one.state, MoveState::Moved | MoveState::Waiting))
     });
-    let back = count(&told, MoveState::Moved);
-    assert_state(&told, DrainState::Interrupted, back);
-    let web = row(&told, "web");
-    assert_eq!(web.state, MoveState::Waiting, "{told:#?}");
-    assert!(web.error.is_some_and(|error| error.message.contains("b had it last")), "{told:#?}");
-    for one in &status(&told).moves {
+    let back = count(&reported, MoveState::Moved);
+    assert_state(&reported, DrainState::Interrupted, back);
+    let web = row(&reported, "web");
+    assert_eq!(web.state, MoveState::Waiting, "{reported:#?}");
+    assert!(web.error.is_some_and(|error| error.message.contains("b had it last")), "{reported:#?}");
+    for one in &status(&reported).moves {
         assert_nowhere_but(&lab, &[&one.vm], &[if one.state == MoveState::Moved { "a" } else { "b" }]);
     }
     resume(&lab, "a", true);
@@ -209,12 +209,12 @@ fn a_target_is_cut_off_after_a_hand_over() {
     held.release();
     let output = draining.wait();
     assert_eq!(output.code, 4, "{output:#?}");
-    let told: DrainView = serde_json::from_str(&output.stdout).unwrap();
-    assert_eq!(status(&told).state, DrainState::Incomplete, "{told:#?}");
+    let reported: DrainView = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!(status(&reported).state, DrainState::Incomplete, "{reported:#?}");
     // The smaller one may be handed over while the other one is in flight.
-    let in_doubt = status(&told).moves.iter().filter(|one| one.state == MoveState::InDoubt);
+    let in_doubt = status(&reported).moves.iter().filter(|one| one.state == MoveState::InDoubt);
     for one in in_doubt {
-        assert_eq!(one.attempts, 1, "never tried again: {told:#?}");
+        assert_eq!(one.attempts, 1, "never tried again: {reported:#?}");
         lab.drainpipe(&["migrate", &one.vm, "b"]).refused(REFUSED, &["is being moved"]);
     }
     rejoin(&lab, "b");

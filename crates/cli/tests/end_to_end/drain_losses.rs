@@ -42,7 +42,7 @@ fn is_on_links(view: &DrainView, vm: &str) -> bool {
 
 /// What is told of one VM.
 #[track_caller]
-fn told<'a>(view: &'a DrainView, vm: &str) -> &'a MoveStatus {
+fn move_of<'a>(view: &'a DrainView, vm: &str) -> &'a MoveStatus {
     let found = status(view).moves.iter().find(|one| one.vm == vm);
     found.unwrap_or_else(|| panic!("nothing is told of {vm}: {view:#?}"))
 }
@@ -52,7 +52,7 @@ fn told<'a>(view: &'a DrainView, vm: &str) -> &'a MoveStatus {
 fn why_left(view: &DrainView, vm: &str) -> String {
     let stay = status(view).stays.iter().find(|stay| stay.vm == vm).map(|stay| stay.why.clone());
     stay.unwrap_or_else(|| {
-        let one = told(view, vm);
+        let one = move_of(view, vm);
         assert!(matches!(one.state, MoveState::Failed | MoveState::Lost), "{view:#?}");
         one.error.as_ref().expect("it says why").message.clone()
     })
@@ -95,7 +95,7 @@ fn a_target_is_rebooted() {
         count(view, MoveState::Moved) == 1 && guests.iter().any(|guest| is_on_links(view, &guest.name))
     });
     let (arrived, on_way): (Vec<&Guest>, Vec<&Guest>) =
-        guests.iter().partition(|guest| told(&before, &guest.name).state == MoveState::Moved);
+        guests.iter().partition(|guest| move_of(&before, &guest.name).state == MoveState::Moved);
     let (arrived, on_way) = (arrived[0], on_way[0]);
     let heartbeat = on_way.heartbeat();
     power_off(&lab, "b");
@@ -103,7 +103,7 @@ fn a_target_is_rebooted() {
     // It goes on by itself with what is still here.
     let drained = ended(&lab, "a");
     assert_state(&drained, DrainState::Drained, 2);
-    let attempts = [arrived, on_way].map(|guest| told(&drained, &guest.name).attempts);
+    let attempts = [arrived, on_way].map(|guest| move_of(&drained, &guest.name).attempts);
     assert_eq!(attempts, [1, 2], "{drained:#?}");
     lab.assert_runs_on(&on_way.name, "b");
     on_way.assert_intact();
@@ -119,7 +119,7 @@ fn a_target_is_rebooted() {
     resume(&lab, "a", true);
     let back = ended(&lab, "a");
     assert_state(&back, DrainState::Drained, 2);
-    assert_eq!(told(&back, &on_way.name).migration, Some(coming.id), "it is waited for: {back:#?}");
+    assert_eq!(move_of(&back, &on_way.name).migration, Some(coming.id), "it is waited for: {back:#?}");
     assert_nowhere_but(&lab, &["db", "web"], &["a"]);
 }
 
@@ -162,7 +162,7 @@ fn the_qemus_of_two_vms_are_killed() {
     let command = "drain a --to b --transfers 1 --option multichannel --yes --json";
     let draining = lab.start(&command.split(' ').collect::<Vec<_>>());
     // A small one may be ready before the large one, and go first.
-    let waits = |view: &DrainView, vm: &str| told(view, vm).state == MoveState::Ready;
+    let waits = |view: &DrainView, vm: &str| move_of(view, vm).state == MoveState::Ready;
     let before = wait_until(&lab, "a", "one is on the links, and one waits for them", |view| {
         is_on_links(view, "web") && small.iter().any(|vm| waits(view, vm))
     });
@@ -172,13 +172,13 @@ fn the_qemus_of_two_vms_are_killed() {
     }
     let output = draining.wait();
     assert_eq!(output.code, LOST, "{output:#?}");
-    let told: DrainView = serde_json::from_str(&output.stdout).unwrap();
-    assert_state(&told, DrainState::Incomplete, 1);
+    let reported: DrainView = serde_json::from_str(&output.stdout).unwrap();
+    assert_state(&reported, DrainState::Incomplete, 1);
     for vm in ["web", waiting] {
         assert_has_died(&lab, vm, "a");
-        let why = why_left(&told, vm);
-        assert!(why.contains("is lost: its QEMU on a has ended by signal 9"), "{told:#?}");
-        assert_eq!(why.matches("QEMU on a has ended").count(), 1, "{told:#?}");
+        let why = why_left(&reported, vm);
+        assert!(why.contains("is lost: its QEMU on a has ended by signal 9"), "{reported:#?}");
+        assert_eq!(why.matches("QEMU on a has ended").count(), 1, "{reported:#?}");
     }
     assert_nowhere_but(&lab, &[other], &["b"]);
     assert_tidy(&lab, &network);
@@ -201,7 +201,7 @@ fn a_targets_qemu_is_killed() {
     kill_process(lab.qemu_pid("b", "web").unwrap(), Signal::KILL).unwrap();
     let drained = ended(&lab, "a");
     assert_state(&drained, DrainState::Drained, 2);
-    assert_eq!(["web", "other"].map(|vm| told(&drained, vm).attempts), [2, 1], "{drained:#?}");
+    assert_eq!(["web", "other"].map(|vm| move_of(&drained, vm).attempts), [2, 1], "{drained:#?}");
     assert_nowhere_but(&lab, &["web", "other"], &["b"]);
     guest.assert_intact();
     assert!(heartbeat.longest_gap() < DRAINED_SILENCE_MAX, "{:?}", heartbeat.statistics());

@@ -140,8 +140,8 @@ fn two_hosts_are_emptied_into_each_other() {
     assert_nowhere_but(&lab, &["web", "shop", "db"], &["a", "b"]);
     for (view, other) in both.iter().zip(["b", "a"]) {
         assert_ne!(status(view).state, DrainState::Drained, "one waits for the other at least: {both:#?}");
-        let told = format!("{:?}", status(view));
-        assert!(told.contains(&format!("drainpipe resume {other}")), "{view:#?}");
+        let reported = format!("{:?}", status(view));
+        assert!(reported.contains(&format!("drainpipe resume {other}")), "{view:#?}");
     }
     // As they were, and then told that they may change places.
     for (host, vms) in [("a", &["web", "shop"][..]), ("b", &["db"])] {

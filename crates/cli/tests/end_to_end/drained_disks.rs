@@ -149,8 +149,8 @@ fn disks_leave_with_their_vms_and_come_back() {
     );
     let first = site.plan(json!({ "copy_storage": true, "disks_first": true })).plan;
     assert_eq!(first.moves[3].vm, "shared", "{first:#?}");
-    let told = lab.drainpipe(&["drain", "a", "--copy-storage", "--dry-run"]).done();
-    assert!(told.contains("w1 takes vda") && told.contains("b does not see it"), "{told}");
+    let output = lab.drainpipe(&["drain", "a", "--copy-storage", "--dry-run"]).done();
+    assert!(output.contains("w1 takes vda") && output.contains("b does not see it"), "{output}");
 
     drain(lab, "a", json!({ "copy_storage": true }));
     let drained = ended(lab, "a");
@@ -221,8 +221,8 @@ fn a_drain_with_disks_is_carried_on_after_a_crash() {
     lab.stop_agent("a", Signal::KILL);
     start_agent_with_mounts(lab, "a", &site.mount("a"));
     assert_eq!(status(&view(lab, "a")).state, DrainState::Interrupted);
-    let told = lab.drainpipe(&["drain", "status", "a"]).done();
-    assert!(told.contains("`drainpipe drain a --copy-storage` carries on"), "{told}");
+    let output = lab.drainpipe(&["drain", "status", "a"]).done();
+    assert!(output.contains("`drainpipe drain a --copy-storage` carries on"), "{output}");
     for link in ["e0", "e1"] {
         lab.fault(&format!("rate {link} unlimited"));
     }

@@ -174,8 +174,8 @@ fn a_vm_moves_between_machines_and_is_intact() {
     ask("a", &["vm", "start", "nested"]);
     guest.wait_until_ready();
     for (from, to, option) in [("a", "b", "multichannel"), ("b", "a", "tcp")] {
-        let told = ask(from, &["migrate", "nested", to, "--option", option]);
-        assert!(told.contains(&format!("nested runs on {to}")) && told.contains(option), "{told}");
+        let output = ask(from, &["migrate", "nested", to, "--option", option]);
+        assert!(output.contains(&format!("nested runs on {to}")) && output.contains(option), "{output}");
         guest.assert_intact();
     }
 }

@@ -103,11 +103,11 @@ fn hooks_are_told_in_their_order() {
     let log = set_hooks(&lab, "");
     let guest = lab.start_guest("web", 160, "");
     lab.migrate("web", "b", &["--option", "multichannel"]);
-    let told = "before_pause web a b \nafter web a b moved\n";
-    eventually("both hooks are told", || read(&log) == told);
+    let expected = "before_pause web a b \nafter web a b moved\n";
+    eventually("both hooks are told", || read(&log) == expected);
     lab.migrate("web", "a", &["--option", "multichannel"]);
     let told_back = "before_pause web b a \nafter web b a moved\n";
-    eventually("both are told of the way back", || read(&log) == format!("{told}{told_back}"));
+    eventually("both are told of the way back", || read(&log) == format!("{expected}{told_back}"));
     guest.assert_intact();
     for host in ["a", "b"] {
         assert!(lab.agent_log(host).contains("said by a hook"), "what they print is in the log");
@@ -136,8 +136,8 @@ fn a_vm_that_stays_is_told_though_its_agent_was_killed() {
     scene.lab.stop_agent("a", Signal::KILL);
     migrating.wait();
     scene.lab.start_agent("a");
-    let told = "before_pause web a b \nafter web a b stayed\n";
-    eventually("a hook is told that it stays", || read(&log) == told);
+    let expected = "before_pause web a b \nafter web a b stayed\n";
+    eventually("a hook is told that it stays", || read(&log) == expected);
     scene.assert_settled("a");
 }
 

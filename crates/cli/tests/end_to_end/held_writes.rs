@@ -42,8 +42,8 @@ fn a_vm_that_writes_much_moves_with_its_disks() {
     let arguments: Vec<&str> =
         ["migrate", "web", "b", "--dry-run"].into_iter().chain(copies.iter().map(String::as_str)).collect();
     let plan: PlanView = writing.apart.lab.json(&arguments);
-    let told = writing.apart.lab.drainpipe(&arguments).done();
-    assert_eq!(told.contains("held back near the end"), plan.holds_writes, "{told}");
+    let output = writing.apart.lab.drainpipe(&arguments).done();
+    assert_eq!(output.contains("held back near the end"), plan.holds_writes, "{output}");
     let migrating = writing.copy_until_writes_wait();
     writing.apart.set_links("unlimited");
     writing.assert_ended(migrating, Outcome::Completed);

@@ -58,9 +58,9 @@ fn a_dead_path_is_told_and_so_is_its_return() {
     eventually_e1(&lab, "both work", |e1| e1.fault.is_none());
     lab.fault("blackhole b e1");
     eventually_e1(&lab, "e1 is silent", |e1| says(e1, "no answer from"));
-    let told = lab.drainpipe(&["hosts"]).done();
+    let output = lab.drainpipe(&["hosts"]).done();
     for words in ["paths from a to b at ", ": e0–e0 ok, e1–e1 silent since "] {
-        assert!(told.contains(words), "`{words}` is missing: {told}");
+        assert!(output.contains(words), "`{words}` is missing: {output}");
     }
     let log = lab.agent_log("a");
     assert!(log.contains("WARN") && log.contains("path e1–e1 does not work"), "{log}");

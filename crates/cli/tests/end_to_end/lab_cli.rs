@@ -37,8 +37,8 @@ fn a_lab_can_be_seen_used_and_broken() {
     lab.fault("link-down a e1");
     assert_eq!(link(0, 0)["rate_mbps"], 200);
     assert_eq!((&link(0, 1)["state"], &link(1, 1)["state"]), (&"down".into(), &"no-carrier".into()));
-    let told = lab.drainpipe(&["lab", "status", name]).done();
-    assert!(told.contains("200 Mb/s") && told.contains("link-down a e1"), "{told}");
+    let output = lab.drainpipe(&["lab", "status", name]).done();
+    assert!(output.contains("200 Mb/s") && output.contains("link-down a e1"), "{output}");
     lab.fault("link-up a e1");
     assert_eq!(link(0, 1)["state"], "up");
 
@@ -62,8 +62,8 @@ fn labs_do_not_see_each_other() {
     one.create(idle, "idle");
     one.drainpipe(&["vm", "start", "idle"]).done();
     assert!(other.json::<VmList>(&["vms"]).vms.is_empty());
-    let told = drainpipe(&["lab", "down", other.name()]).done();
-    assert!(told.contains("2 processes ended"), "its two agents: {told}");
+    let output = drainpipe(&["lab", "down", other.name()]).done();
+    assert!(output.contains("2 processes ended"), "its two agents: {output}");
     one.assert_runs_on("idle", "a");
     one.migrate("idle", "b", &[]);
 }
@@ -171,11 +171,11 @@ pub(crate) fn is_zombie(pid: Pid) -> bool {
 
 fn a_demo_shows_all_options() {
     let mut demo = Demo::start("10000");
-    let told = demo.end(None).done();
+    let output = demo.end(None).done();
     let text = std::fs::read_to_string(demo.output.path().join("results.json")).unwrap();
     let report: Value = serde_json::from_str(&text).unwrap();
     for option in ["tcp", "compression", "multichannel", "direct"] {
-        assert!(told.contains(option), "{told}");
+        assert!(output.contains(option), "{output}");
         let results = report["results"].as_array().unwrap();
         let made = results.iter().filter(|result| result["requested_option"] == option);
         assert_eq!(made.count(), 2, "there and back by {option}: {report:#}");

@@ -30,8 +30,8 @@ fn a_drain_takes_disks_along() {
     let writing = Writing::begin();
     let apart = &writing.apart;
     let lab = &apart.lab;
-    let told = lab.drainpipe(&["drain", "a", "--copy-storage", "--dry-run"]).done();
-    assert!(told.contains("web takes vda") && told.contains("b does not see it"), "{told}");
+    let output = lab.drainpipe(&["drain", "a", "--copy-storage", "--dry-run"]).done();
+    assert!(output.contains("web takes vda") && output.contains("b does not see it"), "{output}");
     assert_eq!(apart.names("b"), [""; 0], "a dry run makes nothing");
     lab.drainpipe(&["drain", "a", "--copy-storage", "--yes"]).done();
     lab.assert_runs_on("web", "b");
@@ -55,9 +55,8 @@ fn a_limit_is_kept_by_the_agents() {
     lab.drainpipe(&["limit", "a", LIMIT_MBPS]).done();
     let migrating = lab.start(&["migrate", "web", "b", "--copy-storage", "--json"]);
     eventually("libvirt copies as fast as it can", || {
-        let told = lab.virsh("a", &["blockjob", "web", "vda", "--info", "--raw"]);
-        let bandwidth =
-            told.stdout.split("bandwidth=").nth(1).and_then(|rest| rest.split_whitespace().next());
+        let job = lab.virsh("a", &["blockjob", "web", "vda", "--info", "--raw"]);
+        let bandwidth = job.stdout.split("bandwidth=").nth(1).and_then(|rest| rest.split_whitespace().next());
         bandwidth.is_some_and(|bytes| bytes.parse::<u64>().is_ok_and(|bytes| bytes == 0 || bytes > 1 << 40))
     });
     let result: MigrationResult = result_of(&migrating.wait());
@@ -81,8 +80,8 @@ fn what_is_not_copied_is_refused() {
     if image.code != 0 {
         image.refused(REFUSED, &["vdb of VM web", "may lose writes", "convert it to raw"]);
         let drained = lab.drainpipe(&["drain", "a", "--copy-storage", "--dry-run"]);
-        let told = format!("{}{}", drained.stdout, drained.stderr);
-        assert!(told.contains("may lose writes"), "{told}");
+        let output = format!("{}{}", drained.stdout, drained.stderr);
+        assert!(output.contains("may lose writes"), "{output}");
         lab.assert_runs_on("web", "a");
     }
     assert_eq!(apart.names("b"), [""; 0], "nothing is made");

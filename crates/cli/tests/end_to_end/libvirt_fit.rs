@@ -179,8 +179,8 @@ fn a_domain_with_the_name_of_an_own_vm_is_told_and_stays() {
     lab.start_domain("a", "web", 160, "");
     let listed = || lab.drainpipe(&["vms"]).done();
     eventually("both are listed", || listed().contains("web (libvirt)"));
-    let told = lab.drainpipe(&["drain", "a", "--yes"]);
-    assert_eq!(told.code, FAILED, "{told:#?}");
+    let output = lab.drainpipe(&["drain", "a", "--yes"]);
+    assert_eq!(output.code, FAILED, "{output:#?}");
     let drained: DrainView = lab.json(&["drain", "status", "a"]);
     let status = drained.status.unwrap();
     assert_eq!(status.state, DrainState::Incomplete);

@@ -76,9 +76,9 @@ fn assert_plan_knows_limits(apart: &Apart) {
         ["migrate", "web", "b", "--dry-run"].into_iter().chain(copies.iter().map(String::as_str)).collect();
     // A busy host may have no time to look at the VM's memory, and then foresees nothing.
     eventually("a time is foreseen, and told", || {
-        let told = apart.lab.drainpipe(&arguments).done();
-        assert!(told.contains("limit    10 Mb/s for disks now"), "{told}");
-        told.contains("takes    some ")
+        let output = apart.lab.drainpipe(&arguments).done();
+        assert!(output.contains("limit    10 Mb/s for disks now"), "{output}");
+        output.contains("takes    some ")
     });
     let mut foreseen = None;
     eventually("a time is foreseen", || {

@@ -118,8 +118,8 @@ fn link_local_only(lab: &TestLab) {
     let planned = plan(lab, "multichannel");
     assert_link_local(&planned);
     assert_eq!((planned.option(), planned.spread()), (MigrationOption::Multichannel, Spread::Routed));
-    let told = lab.drainpipe(&["migrate", "web", "b", "--dry-run"]).done();
-    assert!(told.contains("answered over link-local addresses"), "{told}");
+    let output = lab.drainpipe(&["migrate", "web", "b", "--dry-run"]).done();
+    assert!(output.contains("answered over link-local addresses"), "{output}");
     there_and_back_over_both(lab);
     let result = lab.migrate("web", "b", &["--option", "tcp"]);
     assert_eq!((result.option, result.fallback_reason), (MigrationOption::Tcp, None));

@@ -88,8 +88,8 @@ fn assert_died(scene: &Scene, signal: i32) {
     };
     eventually("it is listed as died, and by what", died);
     let log = fs::read_to_string(scene.lab.directory("a").join("agent.log")).unwrap();
-    let told = |line: &str| line.contains("its QEMU has died") && line.contains(&how);
-    assert!(log.lines().any(told), "{log}");
+    let is_reported = |line: &str| line.contains("its QEMU has died") && line.contains(&how);
+    assert!(log.lines().any(is_reported), "{log}");
     assert!(scene.lab.drainpipe(&["vms"]).done().contains("died"));
     boot_anew(scene);
 }

@@ -187,7 +187,7 @@ fn it_is_not_believed(lab: &TestLab, guest: &Guest, specification: &str, doubt: 
         view.live.iter().map(|live| (&live.vm[..], live.runs)).collect::<Vec<_>>(),
         [("web", Some(true))]
     );
-    let told = &["is not believed", doubt, "drainpipe journal adopt"];
+    let expected = &["is not believed", doubt, "drainpipe journal adopt"];
     let commands = [
         &["vms"][..],
         &["vm", "start", "web"],
@@ -201,7 +201,7 @@ fn it_is_not_believed(lab: &TestLab, guest: &Guest, specification: &str, doubt: 
     // Whatever the doubt, they ask the same.
     let asked = if doubt == OLDER { &commands[..] } else { whole::first_or_all(2, &commands) };
     for command in asked {
-        lab.drainpipe(command).refused(REFUSED, told);
+        lab.drainpipe(command).refused(REFUSED, expected);
     }
     let shown = lab.drainpipe(&["journal", "show"]);
     assert_eq!(shown.code, REFUSED, "{shown:#?}");

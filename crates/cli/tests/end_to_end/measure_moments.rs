@@ -219,22 +219,22 @@ fn random_below(limit: u64) -> u64 {
 
 /// What is left of a run that was not settled.
 fn tell(scene: &Scene) {
-    let mut told = String::new();
+    let mut report = String::new();
     for view in scene.lab.vms().vms {
-        let _ = writeln!(told, "{} on {}: {:?}", view.name, view.host, view.state);
+        let _ = writeln!(report, "{} on {}: {:?}", view.name, view.host, view.state);
     }
     for host in ["a", "b"] {
         let log = scene.lab.agent_log(host);
         let lines: Vec<&str> = log.lines().collect();
-        let _ = writeln!(told, "log of {host}:\n{}", lines[lines.len().saturating_sub(12)..].join("\n"));
+        let _ = writeln!(report, "log of {host}:\n{}", lines[lines.len().saturating_sub(12)..].join("\n"));
         if let Some(qemu) = scene.lab.qemu_pid(host, "web") {
             for thread in std::fs::read_dir(format!("/proc/{qemu}/task")).unwrap().flatten() {
                 let read = |file| std::fs::read_to_string(thread.path().join(file)).unwrap_or_default();
-                let _ = writeln!(told, "{host} {:20} {}", read("comm").trim(), read("wchan"));
+                let _ = writeln!(report, "{host} {:20} {}", read("comm").trim(), read("wchan"));
             }
         }
     }
-    eprintln!("{told}");
+    eprintln!("{report}");
 }
 
 fn line(row: &Row, fates: &[Fate]) -> String {

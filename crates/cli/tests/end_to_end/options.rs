@@ -235,12 +235,12 @@ fn dry_run_changes_nothing() {
     let view: PlanView = lab.json(&["migrate", "web", "b", "--dry-run"]);
     assert_eq!(view.plan.option(), MigrationOption::Multichannel);
     assert_eq!((view.plan.spread(), view.plan.paths.len()), (Spread::Routed, 2));
-    let told = lab.drainpipe(&["migrate", "web", "b", "--dry-run"]).done();
+    let output = lab.drainpipe(&["migrate", "web", "b", "--dry-run"]).done();
     for words in ["web would move from a to b by multichannel", "because", "2 paths", "e0–e0", "e1–e1"] {
-        assert!(told.contains(words), "`{words}` is missing:\n{told}");
+        assert!(output.contains(words), "`{words}` is missing:\n{output}");
     }
-    let told = lab.drainpipe(&["migrate", "web", "b", "--dry-run", "--option", "tcp"]).done();
-    assert!(told.contains("by tcp") && !told.contains("because"), "{told}");
+    let output = lab.drainpipe(&["migrate", "web", "b", "--dry-run", "--option", "tcp"]).done();
+    assert!(output.contains("by tcp") && !output.contains("because"), "{output}");
     lab.assert_network_as(&before);
     assert!(lab.json::<Vec<MigrationView>>(&["history"]).is_empty());
     let vms: drainpipe_api_types::VmList = lab.json(&["vms"]);

@@ -131,7 +131,10 @@ fn goes_on_without_e1_to(scene: &Scene, target: &str, fault: &str, cure: &str) -
     let source = if target == "a" { "b" } else { "a" };
     eventually("it has been on its way for a second", || {
         let migrations = scene.lab.migrations(source);
-        migrations.iter().filter_map(|view| view.progress.as_ref()).any(|told| told.elapsed_ms > 1_000.0)
+        migrations
+            .iter()
+            .filter_map(|view| view.progress.as_ref())
+            .any(|progress| progress.elapsed_ms > 1_000.0)
     });
     scene.lab.fault(fault);
     let result = result_of(&migrating.wait());

@@ -104,8 +104,8 @@ impl Scene {
 fn a_drain_takes_it_where_it_is_allowed_and_fetches_the_vm_back_so() {
     let scene = scene(BUSY);
     let rest = scene.lab.start_guest("rest", MEMORY_MIB, "");
-    let told = scene.lab.drainpipe(&["drain", "a", "--dry-run", "--post-copy"]).done();
-    assert!(told.contains("web") && told.contains("rest"), "{told}");
+    let output = scene.lab.drainpipe(&["drain", "a", "--dry-run", "--post-copy"]).done();
+    assert!(output.contains("web") && output.contains("rest"), "{output}");
     scene.lab.drainpipe(&["drain", "a", "--yes", "--post-copy"]).done();
     for vm in ["web", "rest"] {
         scene.lab.assert_runs_on(vm, "b");
@@ -140,8 +140,8 @@ fn a_vm_that_converges_goes_whole_and_another_one_in_parts() {
         .lab
         .drainpipe(&["migrate", "web", "b", "--post-copy", "--option", "multichannel"])
         .refused(REFUSED, &["post-copy goes over one connection"]);
-    let told = scene.lab.drainpipe(&["migrate", "web", "b", "--post-copy", "--dry-run"]).done();
-    assert!(told.contains("until the rest has followed, the VM needs both hosts"), "{told}");
+    let output = scene.lab.drainpipe(&["migrate", "web", "b", "--post-copy", "--dry-run"]).done();
+    assert!(output.contains("until the rest has followed, the VM needs both hosts"), "{output}");
     let result = scene.lab.migrate("web", "b", &["--post-copy"]);
     assert_eq!((result.option, result.post_copy_ms), (MigrationOption::Tcp, None), "{result:#?}");
     scene.assert_settled("b");
@@ -281,10 +281,10 @@ fn a_vm_that_stands_still_there_is_ended_by_hand() {
     kill_process(agent_of_b, Signal::STOP).unwrap();
     scene.lab.start_agent("a");
     let stop = ["vm", "stop", "web", "--force"];
-    let told = scene.lab.drainpipe(&stop);
+    let output = scene.lab.drainpipe(&stop);
     scene.lab.stop_agent("a", Signal::KILL);
     kill_process(agent_of_b, Signal::CONT).unwrap();
-    told.refused(REFUSED, &["was handed over to b", "drainpipe vm stop web"]);
+    output.refused(REFUSED, &["was handed over to b", "drainpipe vm stop web"]);
     let agent_of_b = scene.lab.agent_socket("b");
     scene.lab.drainpipe(&[&stop[..], &["--agent", &agent_of_b]].concat()).done();
     assert!(scene.lab.qemu_pid("b", "web").is_none());
@@ -301,9 +301,9 @@ fn a_qemu_that_ends_meanwhile_is_the_end_of_the_vm_and_is_told() {
         }
         let migrating = scene.until_the_rest_follows(&[]);
         scene.kill_qemu(host);
-        let told = migrating.wait();
-        assert_eq!(told.code, LOST, "{told:#?}");
-        assert_lost_there(&result_of(&told), words);
+        let output = migrating.wait();
+        assert_eq!(output.code, LOST, "{output:#?}");
+        assert_lost_there(&result_of(&output), words);
         let history = scene.lab.drainpipe(&["history"]).done();
         assert!(history.contains("lost"), "{history}");
         let vms = scene.lab.vms().vms;

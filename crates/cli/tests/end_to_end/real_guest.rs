@@ -272,15 +272,15 @@ impl Debian {
     /// Fails the test unless all of that is in its database, and nothing else.
     #[track_caller]
     fn assert_has_all(&self, acknowledged: &[Commit]) {
-        let told: BTreeSet<_> = acknowledged.iter().map(|commit| (commit.client, commit.number)).collect();
+        let commits: BTreeSet<_> = acknowledged.iter().map(|commit| (commit.client, commit.number)).collect();
         let rows = self.query("SELECT client, number FROM acknowledged");
         let there: BTreeSet<_> =
             rows.iter().map(|row| numbers(row)).map(|[client, number]| (client, number)).collect();
-        assert_eq!((told.len(), there.len()), (acknowledged.len(), rows.len()), "one is there twice");
-        let lost: Vec<_> = told.difference(&there).collect();
-        let invented: Vec<_> = there.difference(&told).collect();
+        assert_eq!((commits.len(), there.len()), (acknowledged.len(), rows.len()), "one is there twice");
+        let lost: Vec<_> = commits.difference(&there).collect();
+        let invented: Vec<_> = there.difference(&commits).collect();
         assert!(lost.is_empty() && invented.is_empty(), "lost: {lost:?}; not acknowledged: {invented:?}");
-        assert_eq!(self.query(SUMS), [format!("{} t", told.len())]);
+        assert_eq!(self.query(SUMS), [format!("{} t", commits.len())]);
         let mut check = self.program("pg_amcheck");
         check.args(["--database=postgres", "--heapallindexed"]);
         Running::start(check).wait_for(DEADLINE).done();
@@ -409,8 +409,8 @@ impl Load {
             // As at the end of its time: each client has its last transaction acknowledged.
             self.pgbench.signal(Signal::ALARM);
         }
-        let told = self.pgbench.wait_for(DEADLINE).done();
-        assert!(told.contains("number of failed transactions: 0 (0.000%)"), "{told}");
+        let output = self.pgbench.wait_for(DEADLINE).done();
+        assert!(output.contains("number of failed transactions: 0 (0.000%)"), "{output}");
         let logs = fs::read_dir(self.directory).unwrap().map(|entry| entry.unwrap().path());
         let lines = logs.map(|log| fs::read_to_string(log).unwrap()).collect::<String>();
         let mut commits: Vec<Commit> = lines.lines().map(commit).collect();

@@ -92,8 +92,8 @@ fn vms_move_both_ways_by_what_both_know() {
     // Whose command line is not upgraded yet.
     let mut older = command_of(&released().unwrap(), &["history"]);
     older.env("DRAINPIPE_AGENT", lab.agent_socket("a"));
-    let told = Running::start(older).wait().done();
-    assert!(WAYS.iter().all(|(name, ..)| told.contains(name)), "{told}");
+    let output = Running::start(older).wait().done();
+    assert!(WAYS.iter().all(|(name, ..)| output.contains(name)), "{output}");
 }
 
 /// QEMU itself encrypts it since.

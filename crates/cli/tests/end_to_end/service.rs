@@ -46,9 +46,9 @@ fn assert_exposure(unit: &str, exposure_max: &str) {
     match looked {
         Err(error) => eprintln!("SKIPPED: systemd-analyze: {error}"),
         Ok(output) => {
-            let told = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{told}");
-            assert!(!told.contains("ignoring"), "{told}");
+            let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{printed}");
+            assert!(!printed.contains("ignoring"), "{printed}");
         }
     }
 }

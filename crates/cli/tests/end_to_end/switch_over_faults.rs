@@ -183,8 +183,8 @@ fn the_agents_lose_each_other_before_the_order_to_run(scene: &Scene) {
     assert_eq!(result_of(&output).outcome, Outcome::InDoubt);
     // It is the target's, which does not know it yet.
     assert_runs_nowhere(scene);
-    let told = scene.migrations().remove(0);
-    assert_eq!(told.result.map(|result| result.outcome), Some(Outcome::InDoubt));
+    let migration = scene.migrations().remove(0);
+    assert_eq!(migration.result.map(|result| result.outcome), Some(Outcome::InDoubt));
     let list: VmList = scene.lab.incomplete_json(&["vms"]);
     assert!(list.errors.iter().any(|error| error.contains("the agent of b")), "{list:#?}");
     rejoin(&scene.lab, "b");

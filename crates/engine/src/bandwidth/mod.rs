@@ -280,11 +280,11 @@ mod tests {
                 window(100, time(12, 0, 0, 0), time(13, 0, 0, 0), Some(vec![Day::Wed])),
             ],
         };
-        let told = |changes: Vec<LimitChange>| -> Vec<(String, Option<u64>)> {
+        let listed = |changes: Vec<LimitChange>| -> Vec<(String, Option<u64>)> {
             changes.into_iter().map(|change| (change.at.to_string(), change.limit_mbps)).collect()
         };
         assert_eq!(
-            told(schedule.changes(saturday(10, 30))),
+            listed(schedule.changes(saturday(10, 30))),
             [
                 ("2026-11-21T19:00:00".to_owned(), Some(500)),
                 ("2026-11-21T20:00:00".to_owned(), Some(8_000)),

@@ -46,7 +46,7 @@ fn of_vm(pair: Pair<'_>, checked: &VmCheck) -> Vec<Finding> {
         missing_bridge(pair, checked),
         bridge_not_allowed(pair, checked),
     ];
-    single.into_iter().flatten().chain(files::check(pair, checked)).chain(told(pair, checked)).collect()
+    single.into_iter().flatten().chain(files::check(pair, checked)).chain(notices(pair, checked)).collect()
 }
 
 /// The VM, on the host that it would go to.
@@ -97,18 +97,18 @@ fn obstacle(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
 }
 
 /// What the VM's own host says of it.
-fn told(pair: Pair<'_>, checked: &VmCheck) -> impl Iterator<Item = Finding> {
+fn notices(pair: Pair<'_>, checked: &VmCheck) -> impl Iterator<Item = Finding> {
     let (vm, target) = (&checked.vm, pair.target.name());
     let here = [Place::vm(pair.source.name(), &vm.name)];
     let finding = |code, Notice { what, remedy }: &Notice| {
         Finding::new(code, here.clone()).what(format!("VM {}: {what}", vm.name)).remedy(remedy.clone())
     };
-    let obstacle = |told| {
-        finding(FindingCode::VmCannotMigrate, told)
+    let obstacle = |notice| {
+        finding(FindingCode::VmCannotMigrate, notice)
             .effect("it stays where it is; a migration is refused at once")
     };
-    let doubt = |told| {
-        finding(FindingCode::VmMayNotMigrate, told)
+    let doubt = |notice| {
+        finding(FindingCode::VmMayNotMigrate, notice)
             .effect("its migration may fail, and the VM runs on where it is")
     };
     let mut found: Vec<Finding> = vm.obstacles.iter().map(obstacle).collect();

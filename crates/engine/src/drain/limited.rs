@@ -14,7 +14,7 @@ pub(super) fn limits_told(view: &DrainView, targets: &BTreeSet<usize>) -> Vec<St
     let all_mbps = targets.iter().map(|target| unlimited_mbps(target)).try_fold(0_u64, add);
     let of_host = (!targets.is_empty()).then_some((&view.host, &view.limit, all_mbps));
     let binding = of_host.into_iter().chain(of_each).filter(|(_, limit, mbps)| may_bind(limit, *mbps));
-    binding.map(|(host, limit, _)| told(host, limit)).collect()
+    binding.map(|(host, limit, _)| warning(host, limit)).collect()
 }
 
 /// What the paths to it would carry without any limit; absent where a speed is not known.
@@ -34,7 +34,7 @@ fn may_bind(limit: &LimitView, unlimited_mbps: Option<u64>) -> bool {
     limits.any(|mbps| unlimited_mbps.is_none_or(|unlimited_mbps| mbps < unlimited_mbps))
 }
 
-fn told(host: &str, limit: &LimitView) -> String {
+fn warning(host: &str, limit: &LimitView) -> String {
     let now = match limit.mbps {
         Some(mbps) => format!("predicted for the bandwidth limit of {host} that holds now, {mbps} Mb/s"),
         None => format!("predicted without a bandwidth limit of {host}, since none holds now"),

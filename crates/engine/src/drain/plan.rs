@@ -370,8 +370,9 @@ fn on_busy_cores(view: &DrainView, cores: fn(f64) -> f64) -> Option<DrainView> {
 
 /// What several ways have in common is said once.
 fn of_ways(view: &DrainView, targets: &BTreeSet<usize>) -> Vec<String> {
-    let told: BTreeSet<&String> = targets.iter().flat_map(|target| &view.targets[*target].warnings).collect();
-    told.into_iter().cloned().collect()
+    let warnings: BTreeSet<&String> =
+        targets.iter().flat_map(|target| &view.targets[*target].warnings).collect();
+    warnings.into_iter().cloned().collect()
 }
 
 fn unknown_speeds(view: &DrainView, targets: &BTreeSet<usize>) -> Vec<String> {

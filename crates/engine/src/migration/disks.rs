@@ -109,8 +109,8 @@ impl Migration {
 
     /// Once: the VM may write less in a while.
     fn tell_outpaced(&mut self, now_ms: f64) {
-        let told = std::mem::replace(&mut self.disk_copies, DiskCopies::Along { is_outpaced: true });
-        if told != self.disk_copies {
+        let before = std::mem::replace(&mut self.disk_copies, DiskCopies::Along { is_outpaced: true });
+        if before != self.disk_copies {
             self.note(now_ms, ALONG_OUTPACED);
         }
     }
@@ -191,8 +191,8 @@ impl Migration {
     fn change_held_writes(&mut self, now_ms: f64, change: impl FnOnce(&mut HeldWrites)) {
         change(&mut self.held_writes);
         // What rises and falls again was told before.
-        let told = self.told_write_limit.map_or(u64::MAX, |told| told.bytes_per_s);
-        if let Some(limit) = self.held_writes.limit().filter(|limit| limit.bytes_per_s < told) {
+        let limit_set = self.told_write_limit.map_or(u64::MAX, |limit_set| limit_set.bytes_per_s);
+        if let Some(limit) = self.held_writes.limit().filter(|limit| limit.bytes_per_s < limit_set) {
             self.told_write_limit = Some(limit);
             let WriteLimit { bytes_per_s, writes_per_s } = limit;
             let rate = format::bytes(bytes_per_s as f64);
@@ -391,8 +391,8 @@ mod tests {
         assert_eq!(migration.handle(2_000.0, rewritten(0)), None);
         assert_eq!(migration.handle(3_000.0, rewritten(1)), None, "nobody can have the writes wait");
         assert_eq!(migration.handle(4_000.0, rewritten(2)), None);
-        let told = migration.log().iter().filter(|line| line.what.contains("blkdeviotune")).count();
-        assert_eq!(told, 1);
+        let mentions = migration.log().iter().filter(|line| line.what.contains("blkdeviotune")).count();
+        assert_eq!(mentions, 1);
         assert_eq!(migration.handle(120_000.0, rewritten(50)), Some(Action::StopTransfer));
         let mut migration = going_along();
         assert_eq!(migration.handle(2_000.0, disk(50, false)), None);

@@ -291,8 +291,8 @@ mod tests {
     fn where_qemu_has_ended_there_is_nothing_to_let_run() {
         use {GuardAction as Action, GuardEvent as Event};
         for answer in [HandOver::Forbidden, HandOver::Recorded] {
-            let told = does(&[Event::AgentEnded, Event::HandOver(answer), Event::QemuEnded]);
-            assert_eq!(told.last(), Some(&Action::Leave));
+            let actions = does(&[Event::AgentEnded, Event::HandOver(answer), Event::QemuEnded]);
+            assert_eq!(actions.last(), Some(&Action::Leave));
         }
     }
 }

@@ -805,13 +805,13 @@ mod tests {
     #[test]
     fn a_migration_that_the_target_discarded_failed_for_a_reason() {
         let unreachable = Problem::failed("the target does not answer");
-        for (known, told) in [
+        for (known, problem) in [
             (None, Problem::failed("the target discarded the VM and never ran it")),
             (Some(unreachable.clone()), unreachable),
         ] {
             let migration = discarded(known);
             assert_eq!(migration.outcome(), Some(Outcome::Failed));
-            assert_eq!(migration.error(), Some(&told));
+            assert_eq!(migration.error(), Some(&problem));
         }
     }
 
@@ -848,19 +848,19 @@ mod tests {
 
     #[test]
     fn what_is_told_of_a_vm_that_did_not_move_its_hypervisor_has_said() {
-        let told = |said| {
+        let reported = |said| {
             let migration = undone(said);
             (migration.outcome(), migration.source_vm(), migration.error().unwrap().to_string())
         };
-        let (outcome, vm, _) = told(Event::VmIs(VmCondition::Runs));
+        let (outcome, vm, _) = reported(Event::VmIs(VmCondition::Runs));
         assert_eq!((outcome, vm), (Some(Outcome::Failed), Some(SourceVm::Runs)));
-        let (outcome, vm, error) = told(Event::VmIs(VmCondition::Paused));
+        let (outcome, vm, error) = reported(Event::VmIs(VmCondition::Paused));
         assert_eq!((outcome, vm), (Some(Outcome::Failed), Some(SourceVm::Paused)));
         assert!(error.contains("stands still on the source"), "{error}");
-        let (outcome, vm, error) = told(Event::VmIs(VmCondition::Ended(Problem::failed("by signal 6"))));
+        let (outcome, vm, error) = reported(Event::VmIs(VmCondition::Ended(Problem::failed("by signal 6"))));
         assert_eq!((outcome, vm), (Some(Outcome::Lost), Some(SourceVm::Ended)));
         assert!(error.contains("the VM is lost") && error.contains("by signal 6"), "{error}");
-        let (outcome, vm, error) = told(Event::Failed(Problem::failed("QEMU did not answer")));
+        let (outcome, vm, error) = reported(Event::Failed(Problem::failed("QEMU did not answer")));
         assert_eq!((outcome, vm), (Some(Outcome::Failed), Some(SourceVm::Unknown)));
         assert!(error.contains("whether the VM runs on the source is not known"), "{error}");
     }
@@ -888,13 +888,13 @@ mod tests {
             next = migration.handle(3_000.0, event);
         }
         assert_eq!(migration.outcome(), Some(Outcome::Completed));
-        let told = migration.error().unwrap().to_string();
+        let message = migration.error().unwrap().to_string();
         for words in
             ["the VM moved; tidying up on the source failed", "when it starts", "QEMU did not end in time"]
         {
-            assert!(told.contains(words), "`{words}` is missing: {told}");
+            assert!(message.contains(words), "`{words}` is missing: {message}");
         }
-        assert!(!told.contains("not clean"), "nobody has looked: {told}");
+        assert!(!message.contains("not clean"), "nobody has looked: {message}");
     }
 
     #[test]

@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn what_gets_dirty_while_it_is_sent_takes_its_time_too_and_may_never_end() {
-        let told = |dirty_mb_per_s: u64, rounds| {
+        let predicted = |dirty_mb_per_s: u64, rounds| {
             let mut meter = ProgressMeter::default();
             for tenth in 0..=10 {
                 let transferred = Transferred {
@@ -388,16 +388,16 @@ mod tests {
                 meter.outpaced(80).map(|it| ((it.dirty_gbps * 10.0).round(), (it.sent_gbps * 10.0).round()));
             (meter.round_left_ms().unwrap().round(), meter.left_ms().map(f64::round), outpaced)
         };
-        assert_eq!(told(0, 2), (1000.0, Some(1000.0), None));
-        assert_eq!(told(50, 2), (1000.0, Some(2000.0), None));
-        assert_eq!(told(75, 2), (1000.0, Some(4000.0), None));
+        assert_eq!(predicted(0, 2), (1000.0, Some(1000.0), None));
+        assert_eq!(predicted(50, 2), (1000.0, Some(2000.0), None));
+        assert_eq!(predicted(75, 2), (1000.0, Some(4000.0), None));
         assert_eq!(
-            told(95, 2),
+            predicted(95, 2),
             (1000.0, None, Some((8.0, 8.0))),
             "it is the same amount, as well as it can be measured"
         );
-        assert_eq!(told(150, 2), (1000.0, None, Some((12.0, 8.0))));
-        assert_eq!(told(150, 1), (1000.0, Some(1000.0), None), "nobody has looked in the first round");
+        assert_eq!(predicted(150, 2), (1000.0, None, Some((12.0, 8.0))));
+        assert_eq!(predicted(150, 1), (1000.0, Some(1000.0), None), "nobody has looked in the first round");
     }
 
     #[test]

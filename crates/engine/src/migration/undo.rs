@@ -181,8 +181,8 @@ mod tests {
         for first in [closed.clone(), ended.clone(), closed.context("query-migrate")] {
             let migration = undone(first, &Event::Failed(ended.clone()), &VmCondition::Ended(ended.clone()));
             assert_eq!(migration.outcome(), Some(Outcome::Lost));
-            let told = migration.error().unwrap().to_string();
-            assert_eq!(told, "the VM is lost: its QEMU has ended by signal 9");
+            let message = migration.error().unwrap().to_string();
+            assert_eq!(message, "the VM is lost: its QEMU has ended by signal 9");
         }
     }
 
@@ -191,9 +191,9 @@ mod tests {
         let ended = Problem::hypervisor_gone("its QEMU has ended by signal 9");
         let broke = Problem::failed("b could not take the state");
         let migration = undone(broke, &Event::Failed(ended.clone()), &VmCondition::Ended(ended));
-        let told = "the VM is lost: its QEMU has ended by signal 9; the first error was: b could not take \
+        let message = "the VM is lost: its QEMU has ended by signal 9; the first error was: b could not take \
                     the state";
-        assert_eq!(migration.error().unwrap().to_string(), told);
+        assert_eq!(migration.error().unwrap().to_string(), message);
     }
 
     #[test]
@@ -201,9 +201,9 @@ mod tests {
         let mute = Event::Failed(Problem::failed("QEMU did not answer"));
         let broke = || Problem::new(ProblemKind::Unreachable, "reset");
         let paused = undone(broke(), &mute, &VmCondition::Paused);
-        let told =
+        let message =
             "reset; the VM stands still on the source; letting it run there failed: QEMU did not answer";
-        assert_eq!(paused.error(), Some(&Problem::failed(told)));
+        assert_eq!(paused.error(), Some(&Problem::failed(message)));
         // Its guard may have let it run, or QEMU by itself.
         assert_eq!(undone(broke(), &mute, &VmCondition::Runs).error(), Some(&broke()));
     }

@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(had(&host(Some(0.0), None)), Some(0.25), "an older agent does not say");
         assert_eq!((had(&host(None, Some(0.5))), had(&host(Some(0.0), Some(f64::NAN)))), (None, Some(0.25)));
         assert_eq!(busy_told(&idle), None);
-        let told = busy_told(&host(Some(0.0), Some(0.03))).unwrap();
-        assert!(told.contains("cores of b are busy") && told.contains("0.03 of one"), "{told}");
+        let reason = busy_told(&host(Some(0.0), Some(0.03))).unwrap();
+        assert!(reason.contains("cores of b are busy") && reason.contains("0.03 of one"), "{reason}");
     }
 }

@@ -144,10 +144,10 @@ pub(crate) fn with_earlier(mut status: DrainStatus, earlier: &[MoveStatus]) -> D
     if earlier.is_empty() {
         return status;
     }
-    let told: BTreeSet<&str> = status.moves.iter().map(|one| one.vm.as_str()).collect();
+    let listed: BTreeSet<&str> = status.moves.iter().map(|one| one.vm.as_str()).collect();
     let stays = |vm: &str| status.stays.iter().any(|stay| stay.vm == vm);
     let is_told = |one: &&MoveStatus| {
-        told.contains(one.vm.as_str()) || (one.state != MoveState::InDoubt && stays(&one.vm))
+        listed.contains(one.vm.as_str()) || (one.state != MoveState::InDoubt && stays(&one.vm))
     };
     let mut moves: Vec<MoveStatus> = earlier.iter().filter(|one| !is_told(one)).cloned().collect();
     status.stays.retain(|stay| moves.iter().all(|one| one.vm != stay.vm));

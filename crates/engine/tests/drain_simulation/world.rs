@@ -94,7 +94,7 @@ pub(crate) enum End {
 }
 
 impl End {
-    fn told(self) -> MoveEnd {
+    fn reported(self) -> MoveEnd {
         match self {
             Self::Completed => MoveEnd::Completed { transfer_ms: 1.0 },
             Self::Failed => MoveEnd::Failed(Problem::failed("it failed")),
@@ -752,7 +752,7 @@ impl World {
             self.saw(Sight::CancelledByOther);
             self.vms[vm].is_to_stay = true;
         }
-        self.tell_end(vm, end.told());
+        self.tell_end(vm, end.reported());
     }
 
     fn tell_end(&mut self, vm: usize, end: MoveEnd) {
@@ -762,7 +762,7 @@ impl World {
 
     fn tell_settled(&mut self, vm: usize, end: End) {
         let name = self.vms[vm].name.clone();
-        self.tell(vm, Event::Settled { vm: name, end: end.told() });
+        self.tell(vm, Event::Settled { vm: name, end: end.reported() });
     }
 
     fn tell(&mut self, vm: usize, event: Event) {

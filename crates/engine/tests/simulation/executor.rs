@@ -788,8 +788,8 @@ impl World {
         self.source.journal[executor.number].outcome = Some(outcome);
         (self.source.is_network_changed, self.source.found_later) = (false, None);
         let was_cancelled = executor.cancel != Cancel::No;
-        let told = executor.migration.source_vm();
-        self.check_seen(executor.number, told, executor.seen, outcome, executor.has_ended_there);
+        let reported = executor.migration.source_vm();
+        self.check_seen(executor.number, reported, executor.seen, outcome, executor.has_ended_there);
         self.check_outcome(executor.number, outcome, was_cancelled, executor.migration.error().is_some());
         self.outcomes.push(outcome);
         None

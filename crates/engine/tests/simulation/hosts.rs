@@ -59,8 +59,8 @@ impl Hosts {
     }
 
     /// What is wrong with a plan by which memory is sent. Not by the planner's own words: it is what is checked.
-    pub(crate) fn breach(&self, used: &Plan, told: Option<&Plan>) -> Option<String> {
-        if told != Some(used) {
+    pub(crate) fn breach(&self, used: &Plan, announced: Option<&Plan>) -> Option<String> {
+        if announced != Some(used) {
             return Some("I6: what is told is not what is done".into());
         }
         if self.must_encrypt(used) && !(used.relay().is_some() || used.is_encrypted_by_hypervisor()) {

@@ -84,24 +84,24 @@ impl World {
     pub(crate) fn check_seen(
         &mut self,
         number: usize,
-        told: Option<SourceVm>,
+        reported: Option<SourceVm>,
         seen: Option<SourceVm>,
         outcome: Outcome,
         has_ended_there: bool,
     ) {
-        let is_seen = match told {
+        let is_seen = match reported {
             None if outcome == Outcome::Lost => self.is_lost,
             None => outcome == Outcome::Completed && !has_ended_there,
             Some(SourceVm::Unknown) => seen.is_none() && outcome == Outcome::Failed,
             Some(SourceVm::Ended) => {
                 let is_to_be_booted = self.source.journal[number].is_reclaimed;
-                told == seen && (outcome == Outcome::Lost || is_to_be_booted)
+                reported == seen && (outcome == Outcome::Lost || is_to_be_booted)
             }
-            Some(SourceVm::Paused) => told == seen && outcome == Outcome::Failed,
-            Some(SourceVm::Runs) => told == seen,
+            Some(SourceVm::Paused) => reported == seen && outcome == Outcome::Failed,
+            Some(SourceVm::Runs) => reported == seen,
         };
         if !is_seen {
-            self.breach(format!("the VM is told to be {told:?} on its source, and was seen as {seen:?}"));
+            self.breach(format!("the VM is told to be {reported:?} on its source, and was seen as {seen:?}"));
         }
     }
 

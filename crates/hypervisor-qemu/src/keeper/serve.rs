@@ -81,19 +81,19 @@ fn start(
     launcher: &Launcher,
     binary: &Path,
 ) -> io::Result<Reached> {
-    let (exit, told) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (exit, exit_pipe) = pipe_with(PipeFlags::CLOEXEC)?;
     let child = launch.run(descriptors, launcher, binary)?;
     let pid = Pid::from_child(&child);
     // It is ours to wait for, so that its number is its own until then.
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-    thread::Builder::new().name("waits".into()).spawn(move || tell_exit(child, told))?;
+    thread::Builder::new().name("waits".into()).spawn(move || tell_exit(child, exit_pipe))?;
     Ok(Reached { numbers: vec![pid.as_raw_nonzero().get()], descriptors: vec![pidfd, exit] })
 }
 
 /// To whoever still wants to know.
-fn tell_exit(mut child: Child, told: OwnedFd) {
+fn tell_exit(mut child: Child, exit_pipe: OwnedFd) {
     if let Ok(status) = child.wait() {
-        let _ = fs::File::from(told).write_all(&status.into_raw().to_ne_bytes());
+        let _ = fs::File::from(exit_pipe).write_all(&status.into_raw().to_ne_bytes());
     }
 }
 

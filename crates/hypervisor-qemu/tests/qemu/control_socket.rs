@@ -159,12 +159,12 @@ async fn a_socket_that_closes_or_talks_nonsense_ends_all_commands() {
         assert_eq!(events.recv().await, Err(RecvError::Closed));
         assert_eq!(client.events().recv().await, Err(RecvError::Closed));
         for answer in [now, later] {
-            let told = match &answer {
+            let is_right = match &answer {
                 Err(QmpError::Closed { .. }) => nonsense.is_empty(),
                 Err(QmpError::Malformed { .. }) => !nonsense.is_empty(),
                 _ => false,
             };
-            assert!(told, "{answer:?}");
+            assert!(is_right, "{answer:?}");
         }
     }
 }

@@ -359,8 +359,9 @@ async fn after_the_switchover_the_source_never_runs_its_guest_again() {
         // By somebody else. QEMU 7.2 obeys, and then waits for a target that is no more.
         let answer = pair.source.qmp().execute::<Value>("migrate_cancel", Value::Null, DEADLINE).await;
         eprintln!("{}: {answer:?}", facts.version);
-        let told = if answer.is_ok() { MigrationStatus::Cancelling } else { MigrationStatus::PostcopyPaused };
-        has_left(&migration::run(&pair.source, DEADLINE).await, &told);
+        let status =
+            if answer.is_ok() { MigrationStatus::Cancelling } else { MigrationStatus::PostcopyPaused };
+        has_left(&migration::run(&pair.source, DEADLINE).await, &status);
     }
 }
 

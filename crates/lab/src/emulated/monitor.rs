@@ -17,8 +17,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub(super) fn set_link(directory: &Path, cable: &str, is_plugged: bool) -> Result<(), Error> {
     let socket = directory.join(MONITOR);
     let arguments = json!({ "name": card(cable), "up": is_plugged });
-    let told = UnixStream::connect(&socket).and_then(|monitor| execute(&monitor, "set_link", &arguments));
-    told.map_err(Error::io("tell the QEMU at", socket))
+    let executed = UnixStream::connect(&socket).and_then(|monitor| execute(&monitor, "set_link", &arguments));
+    executed.map_err(Error::io("tell the QEMU at", socket))
 }
 
 fn execute(mut monitor: &UnixStream, command: &str, arguments: &Value) -> io::Result<()> {

@@ -49,8 +49,8 @@ fn each_host_has_a_libvirt_that_has_its_name() {
     let lab = TestLab::of(spec(&unique_name()));
     assert_eq!(["a", "b"].map(|host| hostname(&lab, host)), ["a", "b"]);
     let daemons = ["a", "b"].map(|host| lab.libvirt_pid(host).unwrap().unwrap());
-    let told = lab.status().unwrap().hosts.into_iter().map(|host| host.libvirt.unwrap().pid.unwrap());
-    assert_eq!(told.collect::<Vec<_>>(), daemons.map(Pid::as_raw_pid));
+    let reported = lab.status().unwrap().hosts.into_iter().map(|host| host.libvirt.unwrap().pid.unwrap());
+    assert_eq!(reported.collect::<Vec<_>>(), daemons.map(Pid::as_raw_pid));
     let unknown = lab.libvirt_socket("z").unwrap_err().to_string();
     assert!(unknown.contains("its hosts are a, b"), "{unknown}");
 }

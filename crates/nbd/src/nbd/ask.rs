@@ -31,8 +31,8 @@ where
         let (kind, data) = read_reply(stream).await?;
         match kind {
             REPLY_INFO => {
-                let told = told(&data).map_err(|error| SplitterError::Open(error.to_string()))?;
-                export = told.or(export);
+                let named = export_of_info(&data).map_err(|error| SplitterError::Open(error.to_string()))?;
+                export = named.or(export);
             }
             REPLY_ACK => return check(export, disk_bytes),
             REPLY_UNKNOWN => return Err(SplitterError::Open("the server has no export of that name".into())),
@@ -74,7 +74,7 @@ async fn read_reply(stream: &mut (impl AsyncRead + Unpin)) -> Result<(u32, Vec<u
 }
 
 /// What an INFO says of the export, if it is about that.
-fn told(mut data: &[u8]) -> Result<Option<Export>, Malformed> {
+fn export_of_info(mut data: &[u8]) -> Result<Option<Export>, Malformed> {
     if u16::from_be_bytes(take(&mut data)?) != INFO_EXPORT {
         return Ok(None);
     }
@@ -124,7 +124,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_information_breaks_it(data: Vec<u8>) {
-            if let Ok(Some(_)) = told(&data) {
+            if let Ok(Some(_)) = export_of_info(&data) {
                 prop_assert!(data.len() == 12 && data[..2] == [0, 0]);
             }
         }

@@ -479,10 +479,10 @@ fn what_the_kernel_says_of_a_connection_is_what_it_does() {
             traffic.exchange();
         }
         let by_counters = shares(&idle, &counters(&hosts.left))[1];
-        let told = told_paths(&hosts, plan.peer);
+        let marked_paths = told_paths(&hosts, plan.peer);
         assert_eq!(route_state(&hosts, plan.peer), weighted, "as long as nobody changes it");
-        assert_eq!(told.len(), CONNECTIONS);
-        let by_word = told.iter().sum::<usize>() as f64 / CONNECTIONS as f64;
+        assert_eq!(marked_paths.len(), CONNECTIONS);
+        let by_word = marked_paths.iter().sum::<usize>() as f64 / CONNECTIONS as f64;
         assert!((by_counters - by_word).abs() < 0.01, "{}: carried {by_counters}, told {by_word}", plan.peer);
 
         let acknowledged = hosts.left.run(|| async {
@@ -519,9 +519,9 @@ fn connections_are_placed_as_wanted() {
         for _ in 0..8 {
             let weights = placement.weights(&[Some(15_000), Some(1_000)]);
             weigh(&hosts, &plan, &weights);
-            let told = told_paths(&hosts, plan.peer);
-            on_slow_path = told.iter().sum::<usize>();
-            assert!(placement.observe(&weights, &told), "the kernel's intervals are not as we think");
+            let marked_paths = told_paths(&hosts, plan.peer);
+            on_slow_path = marked_paths.iter().sum::<usize>();
+            assert!(placement.observe(&weights, &marked_paths), "the kernel's intervals are not as we think");
         }
         // Weights cannot part two connections whose numbers are too close.
         assert!((3..=5).contains(&on_slow_path), "{on_slow_path} of {CONNECTIONS}");

@@ -141,8 +141,8 @@ impl Executor {
     /// Of the slowest path, where the target takes it.
     fn round_trip_us(&self, trials: &[Connected]) -> Option<u32> {
         let longest = probe::longest_round_trip(trials);
-        let told = self.agreed.protocol?.round_trip_in_step_5(longest)?;
-        u32::try_from(told.as_micros()).ok()
+        let round_trip = self.agreed.protocol?.round_trip_in_step_5(longest)?;
+        u32::try_from(round_trip.as_micros()).ok()
     }
 
     async fn connect_routed(

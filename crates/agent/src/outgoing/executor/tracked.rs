@@ -24,7 +24,7 @@ impl Executor {
     }
 
     pub(super) fn tracked_use(&self) -> Option<TrackedUse> {
-        self.tracked.as_ref().and_then(|Gone { told, .. }| told.clone())
+        self.tracked.as_ref().and_then(|Gone { tracked_use, .. }| tracked_use.clone())
     }
 
     /// Of its NICs; none where there are none, or connections stay. That of one that the definition leaves open only its

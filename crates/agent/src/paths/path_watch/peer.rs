@@ -590,9 +590,9 @@ impl PeerWatch {
         for PathChange { path, news } in changes {
             let Some(end) = self.ends.get(path) else { continue };
             info!(peer = self.peer, "path {} {news}", end.path);
-            for told in self.users.iter().filter_map(|user| user.news.as_ref()) {
+            for listener in self.users.iter().filter_map(|user| user.news.as_ref()) {
                 // Told to the log above in any case.
-                let _no_room = told.try_send(News::Path(end.path.to_string(), news));
+                let _no_room = listener.try_send(News::Path(end.path.to_string(), news));
             }
         }
     }
@@ -610,8 +610,8 @@ impl PeerWatch {
             // It came after the check that would have refused the migration for it.
             let finding = Finding { refuses_migration: false, ..taken };
             warn!(peer = self.peer, "{}", finding.what);
-            for told in self.users.iter().filter_map(|user| user.news.as_ref()) {
-                let _no_room = told.try_send(News::Found(Box::new(finding.clone())));
+            for listener in self.users.iter().filter_map(|user| user.news.as_ref()) {
+                let _no_room = listener.try_send(News::Found(Box::new(finding.clone())));
             }
         }
         self.is_route_taken
@@ -619,11 +619,11 @@ impl PeerWatch {
 
     /// What the others have been told before.
     fn tell_newcomer(&self) {
-        let Some(told) = self.users.last().and_then(|user| user.news.as_ref()) else { return };
+        let Some(listener) = self.users.last().and_then(|user| user.news.as_ref()) else { return };
         for (index, end) in self.ends.iter().enumerate() {
             let slow = self.speeds.mbps(index).filter(|_| self.speeds.is_slow(index)).map(PathNews::Carries);
             for news in self.watch.fault_of(index).map(PathNews::Out).into_iter().chain(slow) {
-                let _no_room = told.try_send(News::Path(end.path.to_string(), news));
+                let _no_room = listener.try_send(News::Path(end.path.to_string(), news));
             }
         }
     }

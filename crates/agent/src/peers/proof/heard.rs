@@ -37,16 +37,16 @@ impl Heard {
     }
 
     /// What a host has told before. What it tells now is kept, unless it lacks what it has told before.
-    pub(crate) fn note(&self, host: &str, told: Option<&JournalStanding>) -> Option<JournalMark> {
+    pub(crate) fn note(&self, host: &str, standing: Option<&JournalStanding>) -> Option<JournalMark> {
         let mut marks = lock(&self.marks);
         let before = marks.get(host).cloned();
-        let Some(told) = told else { return before };
-        if before.as_ref().is_some_and(|before| !told.follows(before)) {
-            warn!(host, ?told, ?before, "its journal is not the one that it had, or older");
+        let Some(standing) = standing else { return before };
+        if before.as_ref().is_some_and(|before| !standing.follows(before)) {
+            warn!(host, ?standing, ?before, "its journal is not the one that it had, or older");
             return before;
         }
-        if before.as_ref() != Some(&told.mark) {
-            marks.insert(host.into(), told.mark.clone());
+        if before.as_ref() != Some(&standing.mark) {
+            marks.insert(host.into(), standing.mark.clone());
             // A slow disk must not keep the thread's other tasks waiting.
             if let Err(error) = tokio::task::block_in_place(|| write(&self.path, &marks)) {
                 warn!(%error, path = %self.path.display(), "what another host tells of its journal is kept in mind only");

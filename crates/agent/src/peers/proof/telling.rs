@@ -92,7 +92,7 @@ pub(crate) async fn keep_telling(proof: Arc<Proof>) {
     let mut generations = proof.journal.generations();
     loop {
         generations.mark_unchanged();
-        let told = proof.peers.all().into_iter().map(|(name, peer)| {
+        let messages = proof.peers.all().into_iter().map(|(name, peer)| {
             let proof = &proof;
             async move {
                 if let Err(problem) = proof.tell(&name, &peer).await {
@@ -100,7 +100,7 @@ pub(crate) async fn keep_telling(proof: Arc<Proof>) {
                 }
             }
         });
-        join_all(told).await;
+        join_all(messages).await;
         let news = timeout(TELL_EVERY, generations.changed()).await;
         if matches!(news, Ok(Err(_))) {
             return;

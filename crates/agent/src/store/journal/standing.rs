@@ -129,12 +129,12 @@ impl Journal {
     /// Never ahead of the journal: what it says is committed.
     pub(super) fn bear_witness(&self, connection: &Connection) {
         let mut witnessed = lock(&self.witnessed);
-        let told = read_mark(connection).map(|mark| {
+        let marked = read_mark(connection).map(|mark| {
             let is_news = mark != witnessed.mark;
             witnessed.mark = mark;
             is_news
         });
-        match told {
+        match marked {
             Ok(true) => {
                 self.tell(&witnessed);
                 self.generation.send_replace(witnessed.mark.generation);

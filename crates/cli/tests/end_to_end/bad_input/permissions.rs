@@ -28,8 +28,8 @@ fn an_operator_works_over_tls(lab: &TestLab) {
     let hosts = over_tls(lab, &ann, &["hosts"]).done();
     assert!(hosts.contains("10.77.0.12:7420"), "{hosts}");
     for target in ["b", "a"] {
-        let told = over_tls(lab, &ann, &["migrate", "web", target]).done();
-        assert!(told.contains(&format!("web runs on {target}")), "{told}");
+        let output = over_tls(lab, &ann, &["migrate", "web", target]).done();
+        assert!(output.contains(&format!("web runs on {target}")), "{output}");
         lab.assert_runs_on("web", target);
     }
 

@@ -187,15 +187,16 @@ impl Sitting {
         if violation.is_none() && scenario.keeps_paths && paths_out > 0 {
             violation = Some(Violation::Failed(format!("healthy paths went out of use {paths_out} times")));
         }
-        let told = violation.map(|violation| RecordedViolation::of(&violation, Some(world.keep(&violation))));
-        let is_calm = told.is_none();
+        let recorded =
+            violation.map(|violation| RecordedViolation::of(&violation, Some(world.keep(&violation))));
+        let is_calm = recorded.is_none();
         let ran = Ran {
             faults: world.faults_done() - before.0,
             told_as_lost: world.counted(TOLD_AS_LOST) - before.1,
             ends,
             paths_out,
             longest_silence_ms: u64::try_from(world.take_longest_silence().as_millis()).unwrap(),
-            violation: told,
+            violation: recorded,
             ..self.ran(run, began)
         };
         tally::write(&ran).unwrap();

@@ -31,7 +31,7 @@ pub(super) fn unsettled(
     faults: &Faults<'_>,
 ) -> Option<Unsettled> {
     let yet = |why: String| Some(Unsettled::Yet(why));
-    let mut told = Vec::new();
+    let mut vm_views = Vec::new();
     // The last ones of each VM: there and on.
     let last_migrations = format!("/v1/migrations?limit={}", 4 * vms.len());
     for host in hosts {
@@ -43,7 +43,7 @@ pub(super) fn unsettled(
             return yet(format!("{host} has a migration under way: {view:#?}"));
         }
         match ask::<VmList>(lab, host, "/v1/vms", None) {
-            Ok(list) => told.extend(list.vms),
+            Ok(list) => vm_views.extend(list.vms),
             Err(problem) => return yet(format!("{host} does not list its VMs: {problem}")),
         }
         match ask::<DrainView>(lab, host, "/v1/drain", None) {
@@ -58,7 +58,7 @@ pub(super) fn unsettled(
     // Asked after the agents: what changes meanwhile is seen the next time.
     let copies = monitor.copies();
     for vm in vms {
-        let of_vm: Vec<_> = told.iter().filter(|view| view.name == *vm).collect();
+        let of_vm: Vec<_> = vm_views.iter().filter(|view| view.name == *vm).collect();
         let living: Vec<_> = copies.living(vm).collect();
         if of_vm.is_empty() && living.is_empty() && faults.may_be_lost(vm) && faults.spoiled().is_some() {
             return Some(Unsettled::Forgotten { vm: vm.clone() });

@@ -512,9 +512,9 @@ impl<'lab> World<'lab> {
             let _ = fs::create_dir_all(&kept);
             let _ = fs::copy(self.lab.directory(host).join("agent.log"), kept.join("agent.log"));
             copy_files(&self.faults.journal_directory(host), &kept, "journal");
-            let told = ask::<serde_json::Value>(self.lab, host, "/v1/vms", None);
+            let vms = ask::<serde_json::Value>(self.lab, host, "/v1/vms", None);
             let migrations = ask::<serde_json::Value>(self.lab, host, "/v1/migrations?limit=20", None);
-            let _ = fs::write(kept.join("told.txt"), format!("{told:#?}\n{migrations:#?}\n"));
+            let _ = fs::write(kept.join("told.txt"), format!("{vms:#?}\n{migrations:#?}\n"));
             for vm in &self.names {
                 let run = self.lab.directory(host).join("run/vms").join(vm);
                 let _ = fs::copy(run.join("qemu.log"), kept.join(format!("{vm}.qemu.log")));

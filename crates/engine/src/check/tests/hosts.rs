@@ -172,7 +172,7 @@ fn a_peer_speaks_for_itself_and_in_plain_words() {
 fn a_migration_over_one_connection_is_told_nothing_of_migration_addresses() {
     let mut scene = Scene::healthy();
     let paths = paths_to_try(&scene.a, &scene.b, &[]);
-    let told = |scene: &Scene, may_use_all| {
+    let found = |scene: &Scene, may_use_all| {
         let (source, target) = (&scene.a, &scene.b);
         let (paths, vms, clock) = (&paths[..], &[][..], scene.clock);
         check(Pair { source, target, paths, trials: None, vms, multichannel: false, may_use_all, clock })
@@ -183,8 +183,8 @@ fn a_migration_over_one_connection_is_told_nothing_of_migration_addresses() {
         facts.host.migration_address = Some(format!("fd00::{host}").parse().unwrap());
     }
     scene.b.host.migration_address = Some("fd00::2".parse().unwrap());
-    assert_eq!(told(&scene, true)[0].code, "migration-addresses-unroutable");
-    assert_eq!(told(&scene, false), []);
+    assert_eq!(found(&scene, true)[0].code, "migration-addresses-unroutable");
+    assert_eq!(found(&scene, false), []);
 }
 
 #[test]

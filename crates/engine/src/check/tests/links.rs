@@ -141,7 +141,7 @@ fn a_link_of_the_management_network_concerns_where_it_stands_in() {
 #[test]
 fn a_migration_is_told_that_it_goes_over_the_management_network_since_all_other_links_are_down() {
     // As without configuration: where nothing else is usable, it is a link as any other.
-    let told = |spoil: fn(&mut CheckFacts)| {
+    let found = |spoil: fn(&mut CheckFacts)| {
         let mut scene = Scene::healthy();
         for facts in [&mut scene.a, &mut scene.b] {
             facts.links[0].carries_management = true;
@@ -151,10 +151,10 @@ fn a_migration_is_told_that_it_goes_over_the_management_network_since_all_other_
         let findings = crate::check::worth_telling(scene.findings()).into_iter();
         findings.filter(|finding| finding.code == "management-link").collect::<Vec<_>>()
     };
-    let down = told(|facts| unplug(facts, 1, LinkState::Down));
+    let down = found(|facts| unplug(facts, 1, LinkState::Down));
     assert_eq!(down.len(), 2, "{down:#?}");
     assert!(down[0].remedy.contains("all of which are down: e1"), "{down:#?}");
-    let only = told(|facts| {
+    let only = found(|facts| {
         facts.host.links.truncate(1);
         facts.links.truncate(1);
     });

@@ -110,14 +110,14 @@ pub(super) const OF_VMS: &[Case] = &[
         "one path that becomes slow slows all",
     ),
     (
-        |s| s.vms[0].vm.obstacles = vec![told("it has a snapshot", "virsh snapshot-delete")],
+        |s| s.vms[0].vm.obstacles = vec![notice("it has a snapshot", "virsh snapshot-delete")],
         Error,
         "vm-cannot-migrate",
         &["a VM web1"],
         "VM web1: it has a snapshot",
     ),
     (
-        |s| s.vms[0].vm.doubts = vec![told("it may have mounted a directory", "unmount it")],
+        |s| s.vms[0].vm.doubts = vec![notice("it may have mounted a directory", "unmount it")],
         Warning,
         "vm-may-not-migrate",
         &["a VM web1"],
@@ -125,7 +125,7 @@ pub(super) const OF_VMS: &[Case] = &[
     ),
     (
         |s| {
-            s.vms[0].vm.needs = ["network one", "network two"].map(|what| told(what, "net-start")).to_vec();
+            s.vms[0].vm.needs = ["network one", "network two"].map(|what| notice(what, "net-start")).to_vec();
             s.vms[0].fit.lacking = vec![1];
         },
         Error,
@@ -305,6 +305,6 @@ fn a_peers_answer_about_a_vm_is_bounded() {
     }
 }
 
-fn told(what: &str, remedy: &str) -> Notice {
+fn notice(what: &str, remedy: &str) -> Notice {
     Notice { what: what.into(), remedy: remedy.into() }
 }

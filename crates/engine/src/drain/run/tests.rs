@@ -632,7 +632,7 @@ fn etas(plan: DrainPlan, rate: f64, step_ms: f64) -> Vec<(f64, f64)> {
     };
     let mut preparing = due(&begins(&first), step_ms);
     let (mut on_links, mut finishing) = (Vec::<(String, f64)>::new(), Vec::<(String, f64)>::new());
-    let (mut now_ms, mut told) = (0.0, vec![]);
+    let (mut now_ms, mut estimates) = (0.0, vec![]);
     while drain.outcome().is_none() {
         now_ms += 200.0;
         let mut events = vec![Event::Tick];
@@ -658,10 +658,10 @@ fn etas(plan: DrainPlan, rate: f64, step_ms: f64) -> Vec<(f64, f64)> {
             }
         }
         if let Some(eta_ms) = drain.status(now_ms).eta_ms {
-            told.push((now_ms, eta_ms));
+            estimates.push((now_ms, eta_ms));
         }
     }
-    told.into_iter().map(|(at_ms, eta_ms)| (eta_ms, now_ms - at_ms)).collect()
+    estimates.into_iter().map(|(at_ms, eta_ms)| (eta_ms, now_ms - at_ms)).collect()
 }
 
 #[test]
@@ -669,8 +669,8 @@ fn the_time_left_that_is_told_comes_true() {
     let vms = ["s", "t", "u", "v", "w", "x", "y", "z"].map(|vm| planned(vm, "b"));
     // As planned, and at half the rate that was planned: then it is known after some seconds.
     for (rate, known_after) in [(LINKS, 0), (LINKS / 2.0, 30)] {
-        let told = etas(plan_of(vms.to_vec(), &[]), rate, 0.0);
-        for (eta_ms, took_ms) in &told[known_after..] {
+        let estimates = etas(plan_of(vms.to_vec(), &[]), rate, 0.0);
+        for (eta_ms, took_ms) in &estimates[known_after..] {
             assert!((eta_ms - took_ms).abs() < 0.1 * took_ms + 600.0, "{eta_ms} was told, {took_ms} it took");
         }
     }
@@ -686,10 +686,10 @@ fn where_steps_take_longer_than_planned_the_time_left_comes_true_after_some_vms(
     };
     // Four are under way at a time, each for some 10 s, with gaps of seconds on the links: 37 s were planned.
     let plan = DrainPlan { predicted_ms: 37_000.0, ..plan_of((0..53).map(small).collect(), &[]) };
-    let told = etas(plan, LINKS, 4_500.0);
-    let took_ms = told[0].1;
+    let estimates = etas(plan, LINKS, 4_500.0);
+    let took_ms = estimates[0].1;
     assert!((80_000.0..200_000.0).contains(&took_ms), "{took_ms}");
-    let known = told.iter().filter(|(_, left_ms)| (took_ms * 0.2..took_ms * 0.85).contains(left_ms));
+    let known = estimates.iter().filter(|(_, left_ms)| (took_ms * 0.2..took_ms * 0.85).contains(left_ms));
     for (eta_ms, left_ms) in known {
         assert!((eta_ms / left_ms - 1.0).abs() < 0.35, "{eta_ms} was told, {left_ms} it took of {took_ms}");
     }

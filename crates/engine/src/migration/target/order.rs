@@ -457,8 +457,8 @@ mod tests {
 
     #[test]
     fn one_that_never_ran_goes_back_to_its_source_and_one_that_may_have_run_does_not() {
-        let told = [WHOLE, Event::Done];
-        let then = |events: &[Event]| ends(BY_SOURCE, COMING, &[&told[..], events].concat());
+        let run_recorded = [WHOLE, Event::Done];
+        let then = |events: &[Event]| ends(BY_SOURCE, COMING, &[&run_recorded[..], events].concat());
         assert_eq!(then(&[Event::Gone]), Action::TakeBackRun);
         assert_eq!(then(&[Event::Refused, Event::Vm(VmState::AsArrived)]), Action::TakeBackRun);
         assert_eq!(then(&[Event::Refused, Event::Vm(VmState::HasRun)]), Action::Adopt);
@@ -488,10 +488,10 @@ mod tests {
     fn that_it_runs_is_said_only_once_its_hypervisor_has_said_so() {
         let view = |known| ends(Order::View, known, &[]);
         let says = |view| Action::Answer(Ok(Said::View(view)));
-        let told = Known { state: Some(IncomingState::Running), awaits_run: true, ..COMING };
-        assert_eq!(view(told), says(IncomingView::Ready));
-        assert_eq!(view(Known { awaits_run: false, ..told }), says(IncomingView::Running));
-        let in_part = Known { lacks_part: true, post_copy: PostCopy::Allowed, ..told };
+        let ordered = Known { state: Some(IncomingState::Running), awaits_run: true, ..COMING };
+        assert_eq!(view(ordered), says(IncomingView::Ready));
+        assert_eq!(view(Known { awaits_run: false, ..ordered }), says(IncomingView::Running));
+        let in_part = Known { lacks_part: true, post_copy: PostCopy::Allowed, ..ordered };
         assert_eq!(view(in_part), Action::LookAtRest);
         // The source makes another connection, by which the page comes that it waits for.
         assert_eq!(ends(Order::View, in_part, &[Event::Mute]), says(IncomingView::RunningInPart));

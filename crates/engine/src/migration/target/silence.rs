@@ -242,10 +242,10 @@ mod tests {
 
     #[test]
     fn what_was_told_to_run_is_told_again() {
-        let mut told = Memory::new(0.0);
-        told.tell_to_run();
+        let mut ordered = Memory::new(0.0);
+        ordered.tell_to_run();
         let again = Action::Carry(Order::Run { is_sources: true });
-        assert_eq!(does(0.0, told, &SETTLING[..2]), [Action::TakeHold, again]);
+        assert_eq!(does(0.0, ordered, &SETTLING[..2]), [Action::TakeHold, again]);
     }
 
     #[test]

@@ -126,7 +126,7 @@ impl Hosts {
         self.changes.extend(changes.into_iter().map(|change| (self.now_ms, 1 - end, change)));
     }
 
-    fn told(&self, end: usize) -> Vec<(usize, PathNews)> {
+    fn reported(&self, end: usize) -> Vec<(usize, PathNews)> {
         let here = self.changes.iter().filter(|(_, at, _)| *at == end);
         here.map(|(_, _, change)| (change.path, change.news)).collect()
     }
@@ -174,7 +174,7 @@ fn a_path_that_loses_large_packets_in_either_direction_is_out_within_two_seconds
         hosts.run(1_500.0, |_, _, _| true);
         assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
         for end in [0, 1] {
-            assert_eq!(hosts.told(end), [(1, PathNews::Out(Fault::LargePackets))]);
+            assert_eq!(hosts.reported(end), [(1, PathNews::Out(Fault::LargePackets))]);
         }
         hosts.run(20_000.0, |_, _, _| true);
         assert_eq!(hosts.changes.len(), 2, "it stays out: {:?}", hosts.changes);
@@ -195,7 +195,7 @@ fn a_path_that_loses_large_packets_from_the_beginning_is_out_within_two_seconds(
         assert_eq!(hosts.in_use(), [vec![true, false, true], vec![true, false, true]]);
         hosts.run(20_000.0, |_, _, _| true);
         for end in [0, 1] {
-            assert_eq!(hosts.told(end), [(1, PathNews::Out(Fault::LargePackets))], "it stays out");
+            assert_eq!(hosts.reported(end), [(1, PathNews::Out(Fault::LargePackets))], "it stays out");
         }
         hosts.passes_large = |_, _| true;
         hosts.run(3_000.0, |_, _, _| true);
@@ -272,7 +272,7 @@ impl<R: FnMut() -> u64> BusyHosts<R> {
         end_ms: f64,
         passes: fn(path: usize, pace: Pace) -> bool,
     ) -> Vec<(usize, PathNews)> {
-        let mut told = vec![];
+        let mut reported = vec![];
         while self.now_ms < end_ms {
             let end = usize::from(self.next_ms[1] < self.next_ms[0]);
             self.now_ms = self.next_ms[end];
@@ -284,7 +284,7 @@ impl<R: FnMut() -> u64> BusyHosts<R> {
             for (path, hello) in read {
                 self.ends[end].heard(path, hello, self.now_ms);
             }
-            told.extend(
+            reported.extend(
                 self.ends[end].tick(self.now_ms).into_iter().map(|change| (change.path, change.news)),
             );
             for path in 0..3 {
@@ -294,7 +294,7 @@ impl<R: FnMut() -> u64> BusyHosts<R> {
                 self.sockets[1 - end].extend(said.map(|hello| (path, hello)));
             }
         }
-        told
+        reported
     }
 }
 
@@ -303,8 +303,11 @@ fn agents_that_wait_for_a_core_take_no_path_out_that_is_good_and_find_one_that_i
     for seed in 0..200 {
         let mut hosts = BusyHosts::new(random(seed));
         assert_eq!(hosts.run_until(20_000.0, |_, _| true), [], "seed {seed}");
-        let told = hosts.run_until(24_000.0, |path, _| path != 1);
-        assert!(told.iter().all(|(path, _)| *path == 1) && told.len() == 2, "seed {seed}: {told:?}");
+        let reported = hosts.run_until(24_000.0, |path, _| path != 1);
+        assert!(
+            reported.iter().all(|(path, _)| *path == 1) && reported.len() == 2,
+            "seed {seed}: {reported:?}"
+        );
     }
 }
 
@@ -312,8 +315,8 @@ fn agents_that_wait_for_a_core_take_no_path_out_that_is_good_and_find_one_that_i
 fn agents_that_wait_for_a_core_find_the_path_that_loses_large_packets_from_the_beginning() {
     for seed in 0..200 {
         let mut hosts = BusyHosts::new(random(seed));
-        let told = hosts.run_until(20_000.0, |path, pace| path != 1 || pace != Pace::Large);
-        assert_eq!(told, [(1, PathNews::Out(Fault::LargePackets)); 2], "seed {seed}");
+        let reported = hosts.run_until(20_000.0, |path, pace| path != 1 || pace != Pace::Large);
+        assert_eq!(reported, [(1, PathNews::Out(Fault::LargePackets)); 2], "seed {seed}");
     }
 }
 
@@ -368,7 +371,7 @@ fn an_agent_that_stands_still_for_30_seconds_tears_nothing_down() {
 fn a_firewall_that_drops_hellos_puts_no_path_out_and_is_told_once() {
     let mut hosts = Hosts::new(2);
     hosts.run(10_000.0, |_, path, _| path == 0);
-    assert_eq!(hosts.told(0), [(1, PathNews::Unwatched(Unwatched::Unheard))]);
+    assert_eq!(hosts.reported(0), [(1, PathNews::Unwatched(Unwatched::Unheard))]);
     assert_eq!(hosts.in_use(), [vec![true; 2], vec![true; 2]]);
 }
 
@@ -377,7 +380,7 @@ fn hellos_that_come_late_are_told_too() {
     let mut hosts = Hosts::new(2);
     hosts.run(3_000.0, |_, path, _| path == 0);
     hosts.run(3_000.0, |_, _, _| true);
-    assert_eq!(hosts.told(0), [(1, PathNews::Unwatched(Unwatched::Unheard)), (1, PathNews::Watched)]);
+    assert_eq!(hosts.reported(0), [(1, PathNews::Unwatched(Unwatched::Unheard)), (1, PathNews::Watched)]);
 }
 
 #[test]
@@ -417,8 +420,8 @@ fn an_agent_that_is_started_anew_is_heard_again_and_judged() {
     hosts.restart(1);
     hosts.run(3_000.0, |_, _, _| true);
     let both = |news| [(0, news), (1, news)];
-    let told = [both(PathNews::Unwatched(Unwatched::AgentRestarted)), both(PathNews::Watched)].concat();
-    assert_eq!(hosts.told(0), told);
+    let reported = [both(PathNews::Unwatched(Unwatched::AgentRestarted)), both(PathNews::Watched)].concat();
+    assert_eq!(hosts.reported(0), reported);
     hosts.run(1_000.0, |_, path, _| path == 0);
     assert_eq!(hosts.in_use(), [vec![true, false], vec![true, false]]);
 }
@@ -438,8 +441,8 @@ fn an_agent_that_is_gone_is_asked_for_whether_or_not_it_was_heard_and_on_a_busy_
             assert!(!changes.iter().any(|change| matches!(change.news, PathNews::Out(_))), "{changes:?}");
             assert!(now_ms <= DEAF_AFTER_MS + 2.0 * SLEPT_AFTER_MS, "nobody asks");
         }
-        let told = watch.restart(now_ms);
-        assert!(!was_heard || told.len() == 2, "{told:?}");
+        let reported = watch.restart(now_ms);
+        assert!(!was_heard || reported.len() == 2, "{reported:?}");
     }
 }
 
@@ -573,8 +576,8 @@ fn a_watch_that_hears_nothing_says_so_whether_or_not_it_ever_heard() {
 fn a_firewall_that_drops_the_hellos_of_one_direction_puts_no_path_out() {
     let mut hosts = Hosts::new(2);
     hosts.run(10_000.0, |end, path, _| path == 0 || end == 0);
-    assert_eq!(hosts.told(0), [(1, PathNews::Unwatched(Unwatched::Unheard))]);
-    assert_eq!(hosts.told(1), []);
+    assert_eq!(hosts.reported(0), [(1, PathNews::Unwatched(Unwatched::Unheard))]);
+    assert_eq!(hosts.reported(1), []);
 }
 
 #[test]

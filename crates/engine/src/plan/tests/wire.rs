@@ -183,9 +183,9 @@ proptest! {
         let trials = is_dead.map(|is_dead| if is_dead { Err("no answer".to_owned()) } else { Ok(()) });
         let narrowed = made.clone().narrow(&trials, "a", "b").ok();
         for plan in [made.reversed(), made].into_iter().chain(narrowed) {
-            let told = serde_json::to_value(&plan).unwrap();
-            let read: Plan = serde_json::from_value(told.clone()).unwrap();
-            prop_assert_eq!(serde_json::to_value(&read).unwrap(), told);
+            let sent = serde_json::to_value(&plan).unwrap();
+            let read: Plan = serde_json::from_value(sent.clone()).unwrap();
+            prop_assert_eq!(serde_json::to_value(&read).unwrap(), sent);
             let reasons = plan.reason().map(Reason::Told).into_iter().collect();
             prop_assert_eq!(read, Plan { reasons, ..plan });
         }

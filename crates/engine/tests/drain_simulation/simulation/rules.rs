@@ -226,9 +226,9 @@ impl Simulation {
     fn check_told(&self) -> Result<(), String> {
         let status = self.status();
         let names = status.moves.iter().map(|row| &row.vm).chain(status.stays.iter().map(|stay| &stay.vm));
-        let mut told = BTreeSet::new();
+        let mut listed = BTreeSet::new();
         for name in names {
-            if !told.insert(name) {
+            if !listed.insert(name) {
                 return Err(format!("{name} is told of twice"));
             }
         }
@@ -238,7 +238,7 @@ impl Simulation {
             At::Elsewhere | At::Target(_) | At::InDoubt(_) | At::EndedThere => vm.was_begun(),
         };
         let mut mine = self.world.vms.iter().filter(is_mine).map(|vm| &vm.name);
-        if let Some(lost) = mine.find(|name| !told.contains(name)) {
+        if let Some(lost) = mine.find(|name| !listed.contains(name)) {
             return Err(format!("{lost} is not in the report"));
         }
         for row in self.journal.settled(&self.world, self.planted) {

@@ -168,11 +168,11 @@ async fn everybody_may_what_they_may_and_nothing_else() {
         let path = template.replace("{name}", "absent").replace("{id}", id);
         for who in Who::ALL {
             let answer = agent.say(who, method, &path, &body).await;
-            let told = format!("{method} {path} by {who:?}: {answer:?}");
-            assert_eq!(answer.status != 403, allowed.contains(&who), "{told}");
-            assert!(answer.status == 200 || !answer.problem().message.is_empty(), "{told}");
+            let described = format!("{method} {path} by {who:?}: {answer:?}");
+            assert_eq!(answer.status != 403, allowed.contains(&who), "{described}");
+            assert!(answer.status == 200 || !answer.problem().message.is_empty(), "{described}");
             // The table's bodies and paths are good: what is refused is refused for the caller's sake.
-            assert!(answer.status != 400, "{told}");
+            assert!(answer.status != 400, "{described}");
         }
     }
     agent.stop().await;

@@ -88,9 +88,9 @@ async fn what_a_way_back_has_left_open_is_told_by_where_it_is() {
     let begun = DrainStatus { moves, ..DrainStatus::begun() };
     journal.begin_failback("back", Timestamp::UNIX_EPOCH, &DrainRequest::default(), &begun).unwrap();
     journal.interrupt_drains(Timestamp::UNIX_EPOCH).unwrap();
-    let told = view(&agent).await;
-    assert_eq!(told.kind, Some(DrainKind::Failback));
-    let rows = told.status.unwrap().moves;
+    let reported = view(&agent).await;
+    assert_eq!(reported.kind, Some(DrainKind::Failback));
+    let rows = reported.status.unwrap().moves;
     assert!(rows.iter().all(|row| row.state == MoveState::Waiting), "{rows:#?}");
     let errors: Vec<String> =
         rows.into_iter().map(|row| row.error.map_or(String::new(), |error| error.message)).collect();
