@@ -9,6 +9,7 @@ use drainpipe_engine::drain::plan::DrainPlan;
 use drainpipe_engine::drain::run::{Action, Departure, Drain, Event, MoveEnd};
 use drainpipe_engine::drain::status::{DisksProgress, DrainStatus, LinkRate, MoveState, MoveStatus};
 use drainpipe_engine::drain::view::FoundTransfers;
+use drainpipe_engine::journal::RECORD_AGAIN_AFTER;
 use drainpipe_engine::migration::Stage;
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_engine::problem::Problem;
@@ -19,7 +20,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
 use super::record::{claim_own, departure, own_migrations, problem_of, settled};
-use super::{Course, Drains, RECORD_AGAIN_AFTER, crashed, limits, migration_deadline_s, plan_anew, sound};
+use super::{Course, Drains, crashed, limits, migration_deadline_s, plan_anew, sound};
 use crate::outgoing::supervised;
 use crate::outgoing::{self, Running, SendStart};
 use crate::store::journal::DrainRecord;

@@ -11,6 +11,7 @@ use drainpipe_engine::drain::status::{
     DisksProgress, DrainState, DrainStatus, LinkRate, MoveState, MoveStatus,
 };
 use drainpipe_engine::drain::{self, UNKNOWN_SPEED_MBPS};
+use drainpipe_engine::journal::RECORD_AGAIN_AFTER;
 use drainpipe_engine::migration::progress::{PathRate, Progress};
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_engine::migration::step::Step;
@@ -24,7 +25,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::record::{self, has_arrived, settled};
-use super::{Course, Drains, RECORD_AGAIN_AFTER, crashed, migration_deadline_s};
+use super::{Course, Drains, crashed, migration_deadline_s};
 use crate::peers::client::ApiClient;
 use crate::store::journal::DrainRecord;
 use crate::store::lock::lock;

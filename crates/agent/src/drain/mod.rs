@@ -24,6 +24,7 @@ use drainpipe_engine::drain::lint::lint;
 use drainpipe_engine::drain::plan::{DrainPlan, plan as make_plan};
 use drainpipe_engine::drain::run::{DrainLimits, Standing};
 use drainpipe_engine::drain::status::DrainStatus;
+use drainpipe_engine::journal::RECORD_AGAIN_AFTER;
 use drainpipe_engine::migration::Stage;
 use drainpipe_engine::problem::Problem;
 use futures_util::future::join_all;
@@ -51,9 +52,6 @@ use drainpipe_api_types::{DrainKind, DrainPlanView, DrainRequest, DrainView, Res
 /// How long a drain that is carried on waits for the migrations that the agent's last life left to be undone
 /// or finished.
 const RECOVERY_DEADLINE: Duration = Duration::from_secs(15);
-
-/// Between two attempts to write down how a drain stands.
-const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// How often it is tried to write down that a drain has crashed: a minute. What is still open then is told as
 /// interrupted all the same, since nothing is under way.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::migration::guard::GuardEvent as Event;
+use drainpipe_engine::migration::timing::MUTE_FOR_GUARD_AFTER;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmName;
 use drainpipe_hypervisor::{Hypervisor, Machine, MigrationStatus, RunState, VmError, VmErrorKind};
@@ -20,10 +21,6 @@ use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 /// How often a QEMU whose VM runs again is told to let its writes go, and how soon again.
 const LET_GO_ATTEMPTS: u32 = 10;
 const LET_GO_AGAIN_AFTER: Duration = Duration::from_secs(1);
-
-/// How long QEMU may take for an answer while it has the last bytes of a paused VM to send. After that it is taken to wait
-/// for whoever is to read them.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 
 /// The VM's QEMU, and what it is connected to.
 pub(super) struct Source {
@@ -189,7 +186,7 @@ impl Source {
     /// How long it may take for an answer.
     fn patience(&self) -> Duration {
         if self.messages.switches_over && self.silence == Silence::Never {
-            ANSWERS_WITHIN
+            MUTE_FOR_GUARD_AFTER
         } else {
             QMP_DEADLINE
         }

@@ -7,6 +7,7 @@ use drainpipe_engine::migration::target::order::{Action, Event, Order, Said, Tas
 use drainpipe_engine::migration::target::{
     Hypervisor, IncomingState, IncomingView, Known, PostCopy, Received,
 };
+use drainpipe_engine::migration::timing::RECEIVED_LOOK_MAX;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::{Machine, RunState, VmErrorKind};
 use drainpipe_relay::{Receiver, RelayError};
@@ -30,10 +31,6 @@ const EXIT_KNOWN_WITHIN: Duration = Duration::from_millis(300);
 
 /// How long its source waits until it hears that the VM runs. It asks 5 s later at the latest.
 const RUNS_WITHIN: Duration = Duration::from_secs(4);
-
-/// How much longer than was asked for the state of a VM on its way is looked at. Its source waits for the answer 3 s longer
-/// than it has asked for, and its VM may stand still.
-const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// Step 9, by its source's order. A source that hangs up, or a QEMU that says late that the VM runs, changes nothing of
 /// what becomes of it.
@@ -265,7 +262,7 @@ impl<'a> Carrier<'a> {
 
     async fn take_hold(&mut self) -> Event {
         let Some(entry) = self.entry.clone() else { return Event::Gone };
-        let until = self.until + LOOK_MAX;
+        let until = self.until + RECEIVED_LOOK_MAX;
         match timeout_at(until, entry.take_hold(&self.incoming.vms)).await {
             Ok(Ok(())) if entry.built().is_some() => Event::Done,
             Ok(Ok(())) => Event::Gone,
@@ -310,7 +307,7 @@ impl<'a> Carrier<'a> {
         }
         let mut events = vmm.events();
         loop {
-            let Ok(looked) = timeout_at(self.until + LOOK_MAX, entry.look(&*vmm)).await else {
+            let Ok(looked) = timeout_at(self.until + RECEIVED_LOOK_MAX, entry.look(&*vmm)).await else {
                 return Ok(Event::Mute);
             };
             match looked {

@@ -18,8 +18,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::finding::Finding;
+use drainpipe_engine::journal::RECORD_AGAIN_AFTER;
 use drainpipe_engine::migration::progress::Progress;
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
+use drainpipe_engine::migration::timing::IN_DOUBT_PAUSE;
 use drainpipe_engine::migration::{Action, Event, Migration, Stage};
 use drainpipe_engine::plan::Request;
 use drainpipe_engine::problem::{Problem, ProblemKind};
@@ -59,12 +61,6 @@ use drainpipe_api_types::{MigrateRequest, TargetUse};
 
 /// How often the transfer is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-
-/// Between two rounds of questions about a hand-over of which the outcome is not known.
-const IN_DOUBT_PAUSE: Duration = Duration::from_secs(5);
-
-/// Between two attempts to record how a migration ended.
-const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// Carries out one migration. Decides nothing.
 pub(super) struct Executor {

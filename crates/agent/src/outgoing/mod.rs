@@ -20,6 +20,7 @@ mod tracked;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
+use drainpipe_engine::migration::timing::RECEIVED_WAIT;
 use drainpipe_engine::migration::{Action, Migration, Stage};
 use drainpipe_engine::problem::Problem;
 use jiff::Timestamp;
@@ -54,13 +55,6 @@ const SHUTDOWN_LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long it then still answers. Who follows a migration asks several times a second, and shall hear how
 /// it has ended.
 const TELL_RESULTS_FOR: Duration = Duration::from_secs(1);
-
-/// How long the target may hold back its answer to whether all is there. It is asked again and again,
-/// so that the VM does not stand still for long when the target's agent has gone.
-const RECEIVED_WAIT: Duration = Duration::from_secs(1);
-
-/// Between two questions to a target that did not answer, or at once.
-const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Before a migration is taken up that has crashed though it was taken up already.
 const TAKE_UP_AGAIN_AFTER: Duration = Duration::from_secs(5);

@@ -6,11 +6,12 @@
 use std::future::pending;
 use std::sync::Arc;
 
+use drainpipe_engine::migration::timing::{ASK_AGAIN_AFTER, RECEIVED_WAIT};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::{ASK_AGAIN_AFTER, Outgoing, RECEIVED_WAIT, Running, received_path};
+use super::{Outgoing, Running, received_path};
 use crate::vms::QMP_DEADLINE;
 use drainpipe_api_types::IncomingView;
 

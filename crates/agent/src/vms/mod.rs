@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use drainpipe_engine::check::vm::Notice;
 use drainpipe_engine::host::facts::{HugePages, MemoryNeeds};
+pub(crate) use drainpipe_engine::migration::timing::{QEMU_DEADLINE, QMP_DEADLINE};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::DiskName;
 use drainpipe_hypervisor::spec::{VmName, VmSpec};
@@ -36,14 +37,8 @@ use crate::store::lock::lock;
 use crate::vms::beside::Beside;
 use drainpipe_api_types::{VmState, VmView};
 
-/// How long QEMU may take to start or to end. It takes 0.1 s; a loaded host is slower.
-pub(crate) const QEMU_DEADLINE: Duration = Duration::from_secs(20);
-
 /// How long a guest may take to power off when asked to.
 const POWER_OFF_DEADLINE: Duration = Duration::from_mins(1);
-
-/// How long a QMP command may take that QEMU answers at once.
-pub(crate) const QMP_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long it may take in a list of all VMs. A QEMU that is too busy to answer must not keep the others out of
 /// it, so this is less than the agents wait for each other's lists.

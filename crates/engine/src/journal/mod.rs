@@ -9,9 +9,17 @@
 pub mod start;
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+/// Between two attempts to write into a journal that could not be written.
+pub const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
+
+/// How often an agent tells the others how far its journal is, also if there is no news: one that did not answer may do
+/// now.
+pub const TELL_EVERY: Duration = Duration::from_secs(20);
 
 /// A generation that no journal comes to. Whoever names a later one knows of nothing.
 pub const GENERATION_MAX: u64 = 1 << 53;

@@ -67,6 +67,7 @@ pub mod standstill;
 pub mod step;
 pub mod target;
 mod throttled;
+pub mod timing;
 mod undo;
 mod view;
 

@@ -4,13 +4,15 @@
 use std::collections::BTreeSet;
 
 use drainpipe_engine::drain::status::{DrainStatus, MoveState, MoveStatus};
+use drainpipe_engine::journal::RECORD_AGAIN_AFTER;
 use drainpipe_engine::problem::Problem;
 
+use crate::milliseconds::ms;
 use crate::planted::Planted;
 use crate::world::{At, World, departure, name_of};
 
 /// Between two attempts to write.
-const AGAIN_AFTER_MS: f64 = 2_000.0;
+const AGAIN_AFTER_MS: f64 = ms(RECORD_AGAIN_AFTER);
 
 /// The drain's record.
 #[derive(Debug)]

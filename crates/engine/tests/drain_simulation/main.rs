@@ -8,6 +8,8 @@
 
 mod faults;
 mod journal;
+#[path = "../support/milliseconds.rs"]
+mod milliseconds;
 mod news;
 mod planted;
 #[path = "../support/random.rs"]

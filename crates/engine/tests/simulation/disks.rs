@@ -2,12 +2,14 @@
 //!
 //! What the guest has written is known by the number that its memory has too: a disk with the same number lacks nothing.
 
+use drainpipe_engine::migration::timing;
 use drainpipe_engine::migration::{Action, Event};
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::storage::{CopyReason, DiskCopy, DiskImage, DiskName, DiskState};
 
 use crate::executor::{Doing, Executor, failed};
+use crate::milliseconds::ms;
 use crate::network::Order;
 use crate::planted::Planted;
 use crate::qemu::Writes;
@@ -31,7 +33,7 @@ const HOLDS_WRITES_OF: u64 = 24;
 const HOLDS_WRITES: [u64; 2] = [16, 19];
 
 /// The longest that the copies may take to end.
-const ENDED_WITHIN_MS: f64 = 10_000.0;
+const ENDED_WITHIN_MS: f64 = ms(timing::DISKS_END_WITHIN);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mirror {

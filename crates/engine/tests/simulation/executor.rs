@@ -1,14 +1,17 @@
 //! The source's executor: carries out the engine's actions one by one, each in the parts between which its agent may
 //! crash or fall asleep, and tells the engine what came of them.
 
+use drainpipe_engine::journal::RECORD_AGAIN_AFTER;
 use drainpipe_engine::migration::progress::Transferred;
 use drainpipe_engine::migration::result::{Outcome, SourceVm};
 use drainpipe_engine::migration::target::IncomingView as View;
+use drainpipe_engine::migration::timing;
 use drainpipe_engine::migration::{Action, Event, Migration, SourceState, Stage, TargetState, VmCondition};
 use drainpipe_engine::plan::{Plan, Transfer};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 
 use crate::faults::Fault;
+use crate::milliseconds::ms;
 use crate::network::{Answer, Letter, Order, Question, Said};
 use crate::planted::Planted;
 use crate::qemu::{Command, Reply, Sending, SourceQemu};
@@ -17,14 +20,14 @@ use crate::world::{Host, Life, Sight, World};
 
 /// More seldom than the real one, which only takes more steps.
 const LOOK_EVERY_MS: f64 = 500.0;
-const ANSWER_DEADLINE_MS: f64 = 5_000.0;
-const QEMU_DEADLINE_MS: f64 = 20_000.0;
-const MUTE_AFTER_MS: f64 = 2_000.0;
-const SWITCH_OVER_DEADLINE_MS: f64 = 15_000.0;
-const ASK_FOR_PLACE_EVERY_MS: f64 = 500.0;
-const ASK_AGAIN_AFTER_MS: f64 = 1_000.0;
-const IN_DOUBT_PAUSE_MS: f64 = 5_000.0;
-const RECORD_AGAIN_AFTER_MS: f64 = 2_000.0;
+const ANSWER_DEADLINE_MS: f64 = ms(timing::QMP_DEADLINE);
+const QEMU_DEADLINE_MS: f64 = ms(timing::QEMU_DEADLINE);
+const MUTE_AFTER_MS: f64 = ms(timing::MUTE_AFTER);
+const SWITCH_OVER_DEADLINE_MS: f64 = ms(timing::SWITCH_OVER_DEADLINE);
+const ASK_FOR_PLACE_EVERY_MS: f64 = ms(timing::ASK_FOR_PLACE_EVERY);
+const ASK_AGAIN_AFTER_MS: f64 = ms(timing::ASK_AGAIN_AFTER);
+const IN_DOUBT_PAUSE_MS: f64 = ms(timing::IN_DOUBT_PAUSE);
+const RECORD_AGAIN_AFTER_MS: f64 = ms(RECORD_AGAIN_AFTER);
 
 /// So long may nothing arrive before the VM runs as it likes: a second, and the time until somebody looks.
 const THROTTLED_IN_SILENCE_MS_MAX: f64 = 1_000.0;

@@ -5,22 +5,24 @@ use drainpipe_engine::migration::SourceState;
 use drainpipe_engine::migration::guard::{
     AGAIN_AFTER_MS, Guard as Machine, GuardAction as Action, GuardEvent as Event, HandOver, SILENCE_MS,
 };
+use drainpipe_engine::migration::timing;
 
+use crate::milliseconds::ms;
 use crate::network::{Answer, Letter, Order, Question};
 use crate::planted::Planted;
 use crate::qemu::{Command, Reply, Sending};
 use crate::world::{Host, Life, Sight, World};
 
 /// How long the target may take for an answer.
-const ANSWER_DEADLINE_MS: f64 = 5_000.0;
+const ANSWER_DEADLINE_MS: f64 = ms(timing::QMP_DEADLINE);
 
 const FAILED: Event = Event::Failed { may_succeed_now: false };
 
 /// How long QEMU may take for an answer before it is cut off.
-const ANSWERS_WITHIN_MS: f64 = 1_000.0;
+const ANSWERS_WITHIN_MS: f64 = ms(timing::MUTE_FOR_GUARD_AFTER);
 
 /// What it may take while it looks for changed memory, which it does while the VM runs.
-const ANSWERS_AT_ALL_WITHIN_MS: f64 = 5_000.0;
+const ANSWERS_AT_ALL_WITHIN_MS: f64 = ms(timing::QMP_DEADLINE);
 
 /// For how long the guest may stand still before the record, once its agent has ended: an answer that does not come, and
 /// until it is the guard's turn. An agent that stands still has to be silent first.

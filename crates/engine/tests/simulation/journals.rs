@@ -3,16 +3,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use drainpipe_engine::journal::TELL_EVERY;
 use drainpipe_engine::journal::start::{Answer, Asked, may_start};
 use drainpipe_engine::journal::{JournalFile, JournalMark, JournalStanding, Testimony, Witness, doubts};
 
+use crate::milliseconds::ms;
 use crate::planted::Planted;
 use crate::qemu::SourceQemu;
 use crate::source::Record;
 use crate::world::{Host, Life, Sight, World};
 
 /// How often an agent asks what others know of its journal.
-const TELL_EVERY_MS: f64 = 20_000.0;
+const TELL_EVERY_MS: f64 = ms(TELL_EVERY);
 
 /// What lies in place of the source's journal.
 #[derive(Debug, Clone, Copy)]

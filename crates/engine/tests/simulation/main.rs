@@ -14,6 +14,8 @@ mod faults;
 mod guard;
 mod hosts;
 mod journals;
+#[path = "../support/milliseconds.rs"]
+mod milliseconds;
 mod network;
 mod operator;
 mod orders;

@@ -6,10 +6,12 @@ use drainpipe_engine::migration::target::order::{
 };
 use drainpipe_engine::migration::target::silence::Event as Watched;
 use drainpipe_engine::migration::target::{Hypervisor, IncomingState as State, Known, PostCopy, Received};
+use drainpipe_engine::migration::timing;
 use drainpipe_engine::problem::ProblemKind;
 
 use crate::disks::CopiedDisk;
 use crate::faults::Fault;
+use crate::milliseconds::ms;
 use crate::network::{Answer, Letter, Order, Question, Said};
 use crate::planted::Planted;
 use crate::qemu::{Arrival, Reply, TargetQemu};
@@ -18,10 +20,10 @@ use crate::third_host::Speaker;
 use crate::world::{Host, Sight, World};
 
 /// How long an answer may be held back.
-const RECEIVED_WAIT_MS: f64 = 1_000.0;
+const RECEIVED_WAIT_MS: f64 = ms(timing::RECEIVED_WAIT);
 
 /// How much longer than that a QEMU may take to say how far it is.
-const LOOK_MAX_MS: f64 = 1_000.0;
+const LOOK_MAX_MS: f64 = ms(timing::RECEIVED_LOOK_MAX);
 
 /// What a part of a task comes to.
 type Part = Result<Step, ProblemKind>;

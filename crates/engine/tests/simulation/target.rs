@@ -11,7 +11,9 @@ use drainpipe_engine::migration::target::resume::{
 use drainpipe_engine::migration::target::silence::{
     Action as Watching, Event as Watched, HandOver, SILENCE_MS, WATCH_EVERY_MS, Watch,
 };
+use drainpipe_engine::migration::timing;
 
+use crate::milliseconds::ms;
 use crate::network::{HandOver as Statement, Letter, Question};
 use crate::orders::{Task, looked_at};
 use crate::planted::Planted;
@@ -19,7 +21,7 @@ use crate::qemu::{Arrival, Parts, Reply, TargetQemu};
 use crate::third_host::Speaker;
 use crate::world::{Host, Life, Sight, World};
 
-const ANSWER_DEADLINE_MS: f64 = 5_000.0;
+const ANSWER_DEADLINE_MS: f64 = ms(timing::QMP_DEADLINE);
 
 /// A VM on its way, as the agent has it in mind: no crash outlasts it.
 #[derive(Debug, Clone, Copy)]

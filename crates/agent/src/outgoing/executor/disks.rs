@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drainpipe_engine::migration::timing::DISKS_END_WITHIN;
 use drainpipe_engine::migration::{Event, Stage};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskName, DiskState};
@@ -22,11 +23,8 @@ use crate::transfer::bandwidth::{DiskPhase, FirstShare, Throttle, Valve};
 use crate::transfer::disk_streams::{Connector, DiskSender, NamingClient, SentDisk};
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
-/// How long the end of the copies may take. The VM stands still meanwhile.
-const ENDED_WITHIN: Duration = Duration::from_secs(10);
-
-/// The same where the guest's writes do not wait for the target, so that they are held back: longer than it takes them to go by
-/// far.
+/// [`DISKS_END_WITHIN`] where the guest's writes do not wait for the target, so that they are held back: longer than it
+/// takes them to go by far.
 const HELD_ENDED_WITHIN: Duration = Duration::from_secs(3);
 
 /// So long before all of the disks is there, memory may follow in a moment.
@@ -221,7 +219,7 @@ impl Executor {
         // The VM stands still: what is left of its writes is little, and waits for no limit.
         self.copying.throttle = None;
         let disks = self.copied_disks();
-        let within = if self.copying.held_writes.is_begun { HELD_ENDED_WITHIN } else { ENDED_WITHIN };
+        let within = if self.copying.held_writes.is_begun { HELD_ENDED_WITHIN } else { DISKS_END_WITHIN };
         let ended = self.disk_copies()?.end(&disks, within).await.map_err(qemu_failed);
         ended.map_err(|problem| self.tell_of_held(problem))?;
         // Where memory followed by itself, so fast that nobody has seen it.

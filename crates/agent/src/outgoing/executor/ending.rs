@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use drainpipe_engine::migration::timing::{ASK_AGAIN_AFTER, MUTE_AFTER, RECEIVED_WAIT, SWITCH_OVER_DEADLINE};
 use drainpipe_engine::migration::{Event, TargetState, VmCondition};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_hypervisor::{Connections, Machine, RunState};
@@ -12,22 +13,14 @@ use tracing::warn;
 use super::hooks::BeforePause;
 use super::{Executor, qemu_failed};
 use crate::guard::Guard;
+use crate::outgoing::received_path;
 use crate::outgoing::target_watch::TargetWatch;
-use crate::outgoing::{ASK_AGAIN_AFTER, RECEIVED_WAIT, received_path};
 use crate::vms::cpu_priority;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 use drainpipe_api_types::{IncomingView, TargetUse};
 
-/// How long the VM may stand still while the rest is sent. Past this the links have failed, and it
-/// runs on here.
-const SWITCH_OVER_DEADLINE: Duration = Duration::from_secs(15);
-
-/// How much longer than that the answer may take. The VM stands still meanwhile.
+/// How much longer than [`RECEIVED_WAIT`] the answer may take. The VM stands still meanwhile.
 const RECEIVED_ANSWER_DEADLINE: Duration = Duration::from_secs(3);
-
-/// How long QEMU may take for an answer while the VM stands still and its transfer is to be stopped. After that it is
-/// taken to wait for its target.
-const MUTE_AFTER: Duration = Duration::from_secs(2);
 
 /// For how long a QEMU that somebody has stopped is waited for before its transfer is undone, and how often it is looked at.
 const STOPPED_MAX: Duration = Duration::from_mins(2);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use drainpipe_engine::check::refusal;
 use drainpipe_engine::host::facts::HostFacts;
 use drainpipe_engine::migration::Event;
+use drainpipe_engine::migration::timing::ASK_FOR_PLACE_EVERY;
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::{PathTrial, Plan, Request, Spread};
 use drainpipe_engine::problem::Problem;
@@ -28,10 +29,6 @@ use drainpipe_api_types::{ConnectionRequest, Endpoint, IncomingPermit, IncomingR
 
 /// Turns of paths that may wait for the log.
 const NEWS_MAX: usize = 64;
-
-/// How often a target that takes no more VMs at a time is asked for a place. Well within the time after which it
-/// forgets who waits.
-const ASK_FOR_PLACE_EVERY: Duration = Duration::from_millis(500);
 
 /// How long a target may take until it listens where another manager owns its VMs: it starts the VM's process then.
 const MANAGED_LISTENS_WITHIN: Duration = QEMU_DEADLINE.saturating_add(QMP_DEADLINE);

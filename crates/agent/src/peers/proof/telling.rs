@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use drainpipe_engine::journal::TELL_EVERY;
 use drainpipe_engine::journal::{Doubt, JournalFile};
 use drainpipe_engine::journal::{GENERATION_MAX, JournalMark, JournalStanding, Testimony, Witness, doubts};
 use drainpipe_engine::problem::Problem;
@@ -22,9 +23,6 @@ pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How long after a record the others are told: several at a time.
 const TELL_AFTER: Duration = Duration::from_millis(500);
-
-/// They are told again after this time, also if there is no news: one that did not answer may do now.
-const TELL_EVERY: Duration = Duration::from_secs(20);
 
 /// Whether anybody but this host itself has shown that nothing is missing in its journal.
 #[derive(Debug)]
