@@ -8,6 +8,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_engine::transfer::encryption::{EncryptionPolicy, refuses_clear};
 use drainpipe_engine::transfer::option::RequestedOption;
 
+use crate::fixtures;
 use crate::random::Random;
 
 const LINKS_MAX: u64 = 3;
@@ -86,43 +87,27 @@ impl Hosts {
 
 fn host(name: &str, last: u8, links: u64, random: &mut Random) -> HostFacts {
     let policies = [EncryptionPolicy::Required, EncryptionPolicy::Allowed, EncryptionPolicy::Allowed];
+    let host = fixtures::host(name);
     let migration_address = random.chance(80).then(|| [10, 77, 200, last].into());
     HostFacts {
-        name: name.into(),
-        cores: 2,
-        idle_cores: None,
-        core_share: None,
-        vm_cores: 0.0,
-        packing_cores: None,
-        no_packing: None,
         memory_available_bytes: 16 * MEMORY_BYTES,
-        huge_pages_available: vec![],
         links: (0..links).map(|index| link(index, last, random)).collect(),
-        management_links: vec![],
-        bandwidth_limit_mbps: None,
-        storage_limit_mbps: None,
         encryption: policies[random.index(policies.len())],
         migration_address,
-        no_migration_address: None,
-        rdma_devices: vec![],
         hypervisor: HypervisorVersion {
-            name: "QEMU".into(),
             version: "10.0.2".into(),
-            rdma: false,
             capabilities: Capabilities::of_qemu(Some(10)),
+            ..host.hypervisor
         },
-        libvirt: None,
+        ..host
     }
 }
 
 fn link(index: u64, last: u8, random: &mut Random) -> MigrationLink {
     MigrationLink {
-        name: format!("e{index}"),
         addresses: vec![format!("10.77.{index}.{last}/24").parse().expect("an address and its prefix")],
         speed_mbps: Some(1000),
-        mtu: 1500,
-        usable: true,
         is_trusted: random.chance(50),
-        card: None,
+        ..fixtures::link(&format!("e{index}"))
     }
 }

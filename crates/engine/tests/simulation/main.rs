@@ -11,6 +11,9 @@ mod deadline;
 mod disks;
 mod executor;
 mod faults;
+#[path = "../../src/fixtures.rs"]
+#[expect(dead_code, reason = "paths are made of links here")]
+mod fixtures;
 mod guard;
 mod hosts;
 mod journals;
@@ -35,6 +38,8 @@ use std::panic::catch_unwind;
 use std::thread;
 
 use drainpipe_engine::migration::result::Outcome;
+// By these names the crate's own fixtures call its modules.
+use drainpipe_engine::{host, paths, transfer};
 
 use crate::faults::Faults;
 use crate::planted::Planted;
