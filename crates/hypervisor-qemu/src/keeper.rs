@@ -48,6 +48,8 @@ pub(crate) struct Kept {
 impl Keeper {
     /// None where nobody has named one: this process has the capabilities itself, or is nobody to need them.
     pub(crate) fn of_this_process() -> Option<&'static Self> {
+        // The process's own, as the capabilities that it has or lacks: the environment in which it began decides, once. It also
+        // bounds the keepers to one, whose connection all of this process's QEMUs share.
         static OWN: LazyLock<Option<Keeper>> = LazyLock::new(|| {
             let socket = env::var_os(VARIABLE).filter(|path| !path.is_empty())?;
             Some(Keeper { socket: socket.into(), connection: Mutex::default() })

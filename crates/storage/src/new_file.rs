@@ -115,6 +115,7 @@ fn owner_only() -> Mode {
 
 /// A name next to the file's, which nothing had.
 fn free_name<T>(path: &Path, mut take: impl FnMut(&Path) -> io::Result<T>) -> io::Result<(PathBuf, T)> {
+    // The process's own, as the number in the name: two disks that are made at once in one directory must not get the same.
     static NEXT: AtomicU32 = AtomicU32::new(0);
     for _ in 0..NAMES_MAX {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);

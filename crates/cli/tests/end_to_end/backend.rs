@@ -14,6 +14,8 @@ pub(crate) enum Backend {
     Libvirt,
 }
 
+// A test is a function without arguments, by which the harness knows it, and runs on one thread: what it runs with is that
+// thread's.
 thread_local! {
     static OF_TEST: Cell<Backend> = const { Cell::new(Backend::Qemu) };
     static HAS_NEWER_QEMU: Cell<bool> = const { Cell::new(false) };

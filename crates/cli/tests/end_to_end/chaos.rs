@@ -45,6 +45,7 @@ mod violation;
 mod world;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use self::monitor::Monitor;
@@ -120,7 +121,7 @@ fn run(lasts: Duration, vms: usize) -> String {
     let guests = (0..vms).map(|number| DIRTY_MIB_PER_S[number % DIRTY_MIB_PER_S.len()]).collect();
     // A seed is run again, with another QEMU or program: what the run before it found stays.
     let name = format!("{seed}-{}", std::process::id());
-    let setting = Setting { memory_mib: MEMORY_MIB, dirty_mib_per_s: guests, name };
+    let setting = Setting { memory_mib: MEMORY_MIB, dirty_mib_per_s: guests, name, machine: Arc::default() };
     let mut world = World::set(&lab, monitor, &setting);
     let end = Instant::now() + lasts;
     let mut random = Random(seed);

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drainpipe_lab::Fault as LabFault;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
-use super::busy::Busy;
+use super::busy::{Busy, Machine};
 use super::clocks::Clocks;
 use super::copies::{Copies, Copy};
 use super::flood::Flood;
@@ -27,6 +28,7 @@ const START_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// What is wrong in a lab now.
 pub(super) struct Faults<'lab> {
     lab: &'lab TestLab,
+    machine: Arc<Machine>,
     links: Vec<String>,
     journals: Journals<'lab>,
     clocks: Clocks,
@@ -71,12 +73,13 @@ pub(super) struct Where {
 
 impl<'lab> Faults<'lab> {
     /// Gives each host a clock of its own, and its journal a disk, which outlive its agent.
-    pub(super) fn prepare(lab: &'lab TestLab, hosts: &[String]) -> Self {
+    pub(super) fn prepare(lab: &'lab TestLab, machine: Arc<Machine>, hosts: &[String]) -> Self {
         let clocks = Clocks::prepare(lab);
         let journals = Journals::prepare(lab, hosts, &clocks);
         let links = lab.lab().spec().link_names();
         Self {
             lab,
+            machine,
             links,
             journals,
             clocks,
@@ -167,7 +170,7 @@ impl<'lab> Faults<'lab> {
                 victims.map(|victim| (victim, Some(Undo::SetClock(host.clone())))).collect()
             }
             FaultKind::BusyMachine if is_free(&Victim::Machine) => {
-                vec![(Victim::Machine, Some(Undo::Rest(Busy::begin())))]
+                vec![(Victim::Machine, Some(Undo::Rest(Busy::begin(&self.machine))))]
             }
             FaultKind::FloodOfDeletes if is_free(&requests) => {
                 let flood = self.uninvolved_host(at, copies).map(|from| Flood::begin(self.lab, &from, host));

@@ -14,10 +14,11 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
+use super::busy::Machine;
 use super::monitor::Monitor;
 use super::random::Random;
 use super::scenarios::{SCENARIOS, Scenario};
@@ -54,6 +55,7 @@ pub(crate) fn measure(repeats: usize, word: &str) {
         labs: in_memory("DRAINPIPE_MEASURE_LABS").unwrap_or(1),
         qemu: qemu(),
         program: program(),
+        machine: Arc::default(),
     };
     let lines = tally::read().unwrap();
     let runs = wanted.into_iter().flat_map(|row| (from..from + repeats).map(move |run| Run { row, run }));
@@ -119,6 +121,7 @@ struct Sitting {
     labs: usize,
     qemu: String,
     program: String,
+    machine: Arc<Machine>,
 }
 
 impl Sitting {
@@ -162,6 +165,7 @@ impl Sitting {
             memory_mib: MEMORY_MIB,
             dirty_mib_per_s: vec![0],
             name: format!("scenario-{}-{}-{}-{}", self.seed, std::process::id(), at.row, at.run),
+            machine: Arc::clone(&self.machine),
         };
         let mut world = World::set(&lab, monitor, &setting);
         let mut is_calm = self.make(*at, &mut world);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -10,6 +11,7 @@ use drainpipe_agent::peers::client::ApiClient;
 use drainpipe_guest::dirtier::Dirtying;
 use drainpipe_guest::protocol::HEARTBEAT_PORT;
 
+use super::busy::Machine;
 use super::copies::Copy;
 use super::course::Course;
 use super::faults::{Faults, Where};
@@ -47,6 +49,8 @@ pub(super) struct Setting {
     pub(super) dirty_mib_per_s: Vec<u32>,
     /// Of its directory.
     pub(super) name: String,
+    /// Which has the lab.
+    pub(super) machine: Arc<Machine>,
 }
 
 /// A lab with its VMs, and what is known of them.
@@ -77,7 +81,7 @@ impl<'lab> World<'lab> {
         let names = (0..setting.dirty_mib_per_s.len()).map(|number| format!("vm{number}")).collect();
         let mut world = Self {
             silences: Silences::start(&lab.lab()).unwrap(),
-            faults: Faults::prepare(lab, &hosts),
+            faults: Faults::prepare(lab, Arc::clone(&setting.machine), &hosts),
             monitor,
             ledger: Ledger::create(directory).unwrap(),
             hosts,
