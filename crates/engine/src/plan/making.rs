@@ -26,7 +26,7 @@ pub const MULTICHANNEL_CONNECTIONS: NonZeroU8 = NonZeroU8::new(16).expect("it is
 
 /// What a core of each host carries encrypted, in Mb/s. A single connection has one thread that seals and one that
 /// opens, so it carries little more. 7.06 Gb/s was the least of nine migrations over a link without a limit, each host on
-/// a core of its own (`bench/README.md`, and docs/decisions/0036).
+/// a core of its own (`bench/encryption.md`, and docs/decisions/0036).
 pub(super) const CORE_ENCRYPTS_MBPS: u64 = 7_000;
 
 const ONE_CONNECTION: Transfer = Transfer::OneConnection { post_copy: false };

@@ -43,7 +43,7 @@ const OPENING_S: f64 = 0.14 / (1_u64 << 30) as f64;
 const PAYS_BELOW: f64 = 0.9;
 
 /// Where less than this of the bytes could be saved, a relay costs more than it brings: the time is about that of
-/// memory as it is, and the CPU of both hosts twice as much (`bench/README.md`).
+/// memory as it is, and the CPU of both hosts twice as much (`bench/compression-random.md`).
 const LEAST_SAVED: f64 = 0.08;
 
 /// And where it carries less than this more than the paths.
