@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,6 +47,11 @@ impl Daemon {
             events,
             changed: Arc::default(),
         }
+    }
+
+    /// Where it answers, or would.
+    pub(crate) fn socket(&self) -> &Path {
+        self.sockets.path()
     }
 
     /// For what is known of a domain's snapshots.

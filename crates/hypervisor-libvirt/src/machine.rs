@@ -8,7 +8,7 @@ mod target;
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -346,6 +346,14 @@ impl Vm for DomainVm {
 
     fn role(&self) -> io::Result<Role> {
         Ok(self.role)
+    }
+
+    fn daemon(&self) -> Option<&Path> {
+        Some(self.daemon.socket())
+    }
+
+    fn obeys_others(&self) -> bool {
+        true
     }
 
     fn events(&self) -> broadcast::Receiver<Event> {

@@ -55,6 +55,17 @@ pub(crate) async fn find_started(uuid: Uuid, deadline: Duration) -> io::Result<P
     }
 }
 
+/// Who it runs as.
+pub(crate) fn user(pid: u32) -> io::Result<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    effective_user(&status).ok_or_else(|| io::Error::other("the kernel names no user of QEMU"))
+}
+
+fn effective_user(status: &str) -> Option<u32> {
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_whitespace().nth(1)?.parse().ok()
+}
+
 fn is_in(pid: u32, network: (u64, u64)) -> bool {
     let its = ProcessFile::Network.open_of(pid).and_then(|file| identity(&file));
     its.is_ok_and(|its| its == network)
@@ -77,6 +88,12 @@ fn is_of(command_line: &[u8], uuid: Uuid) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_runs_as_its_effective_user() {
+        assert_eq!(effective_user("Name:\tqemu\nUid:\t0\t64055\t64055\t64055\n"), Some(64_055));
+        assert_eq!(effective_user("Name:\tqemu\n"), None);
+    }
 
     #[test]
     fn it_is_told_by_its_uuid() {

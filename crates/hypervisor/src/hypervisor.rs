@@ -29,6 +29,27 @@ pub struct Found {
     pub obstacles: Vec<Notice>,
 }
 
+impl Found {
+    /// As what it is shown while Drainpipe has a VM of the same name here, which commands mean then; `None` where it is
+    /// Drainpipe's own.
+    pub fn as_namesake(&self) -> Option<Unmanaged> {
+        let Self { definition: VmSpec { name, memory_mib, vcpus, manager, .. }, is_active, .. } = self;
+        let manager = (*manager)?;
+        Some(Unmanaged {
+            // It must not be taken for the other one.
+            name: format!("{name} ({manager})"),
+            run_state: is_active.then_some(RunState::Running),
+            memory_mib: *memory_mib,
+            vcpus: *vcpus,
+            manager,
+            why: format!(
+                "Drainpipe has a VM of the same name on this host: give one of the two another name, as by {}",
+                manager.renaming(name)
+            ),
+        })
+    }
+}
+
 /// A VM that somebody else has defined here, and that no specification describes: it is shown, and stays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unmanaged {
@@ -83,8 +104,8 @@ pub trait Hypervisor: fmt::Debug + Send + Sync {
         Ok(vec![])
     }
 
-    /// One of these is another host's by now, and has no process here: ends what its manager still has of it, at once or
-    /// when that answers again.
+    /// A VM is another host's by now, and has no process here: ends what a manager of its still has of it, at once or when
+    /// that answers again. Does nothing where it has none.
     async fn end_managed(&self, definition: &VmSpec, deadline: Duration) -> Result<(), VmError> {
         let _has_none = (definition, deadline);
         Ok(())

@@ -60,7 +60,7 @@ pub use hypervisor::{Found, Hypervisor, Managed, Unmanaged};
 pub use memory::{Contents, MemorySample};
 pub use parcel::{Parcel, ParcelTooLong};
 pub use role::Role;
-pub use spec::{Manager, ResolvedSpec, VmSpec};
+pub use spec::{Manager, OwnersAct, ResolvedSpec, VmSpec};
 pub use state::{Hold, MigrationStatus, RamStatus, RunState, TransferStatus};
 pub use tls_key::{BadTlsKey, TlsKey};
 pub use transport::{Address, Parallel, SourceSettings, Transport, ZeroPages, Zstd};

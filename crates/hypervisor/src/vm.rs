@@ -18,6 +18,7 @@
 
 use std::fmt;
 use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -60,6 +61,17 @@ pub trait Vm: fmt::Debug + Send + Sync {
 
     /// What its process was started for, whoever started it.
     fn role(&self) -> io::Result<Role>;
+
+    /// Where the daemon answers by which alone it is driven; `None` where it is driven by its process itself.
+    fn daemon(&self) -> Option<&Path> {
+        None
+    }
+
+    /// Whether others than its agent may tell its hypervisor to suspend its guest and to abort its migration. What looks
+    /// like the migration's pause may be that.
+    fn obeys_others(&self) -> bool {
+        false
+    }
 
     /// What happens from now on. A receiver that falls far behind is told so, and asks for the state; it is closed when the
     /// control connection ends.
@@ -236,6 +248,11 @@ pub trait SourceVm: Vm {
 
     /// Where it sends a migration that goes through a relay, which listens there.
     fn outgoing_relay(&self) -> SharedPath;
+
+    /// The users that may connect there, where others can reach it too; nothing where nobody else can.
+    fn relay_users(&self) -> io::Result<Vec<u32>> {
+        Ok(vec![])
+    }
 }
 
 /// A VM that may come to this host.
@@ -250,6 +267,11 @@ pub trait TargetVm: Vm {
         parcel: &Parcel,
         deadline: Duration,
     ) -> Result<Parcel, VmError>;
+
+    /// Whether its process is started only when it is to listen, which takes that long.
+    fn starts_to_listen(&self) -> bool {
+        false
+    }
 
     /// Takes the last that its source hands over ([`SourceVm::sent`]). The guest does not run.
     async fn complete(&self, parcel: Parcel, deadline: Duration) -> Result<(), VmError> {

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use drainpipe_engine::connections::Priority;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Hypervisor;
-use drainpipe_hypervisor_libvirt::Libvirt;
+use drainpipe_hypervisor_libvirt::{Libvirt, Sockets};
 use drainpipe_hypervisor_qemu::{Launcher, Qemu, QemuUser, keeper};
 use drainpipe_identity::{Identity, Peer, check_unchangeable};
 use tokio::sync::watch;
@@ -274,11 +274,9 @@ fn with_managers(config: &Config, own: Arc<dyn Hypervisor>) -> Arc<dyn Hyperviso
     if !config.libvirt.enabled {
         return own;
     }
-    let libvirt = Libvirt::new(
-        config.runtime_directory.clone(),
-        config.state_directory.clone(),
-        config.libvirt.sockets(),
-    );
+    // Looked for anew until somebody answers: it may be installed while the agent runs.
+    let sockets = config.libvirt.socket.clone().map_or_else(Sockets::default, Sockets::from);
+    let libvirt = Libvirt::new(config.runtime_directory.clone(), config.state_directory.clone(), sockets);
     Arc::new(Hypervisors::new(own, Arc::new(libvirt)))
 }
 

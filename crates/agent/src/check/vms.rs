@@ -108,9 +108,9 @@ fn obstacle(checks: &Checks, spec: &ResolvedSpec) -> Option<Obstacle> {
 }
 
 fn cpu_features(checks: &Checks, spec: &ResolvedSpec) -> Option<CpuFeatures> {
-    // Those of a VM that another manager owns are that manager's to say.
+    // Otherwise they are its owner's to say.
     let models = &checks.vms.facts().cpu_models;
-    (spec.spec().manager.is_none() && models.hardware == spec.hardware()).then(|| {
+    (!spec.spec().is_built_elsewhere() && models.hardware == spec.hardware()).then(|| {
         let features = models.features_of(&spec.spec().cpu_model);
         CpuFeatures { known: features.known, lacking: features.lacking, named: features.named }
     })

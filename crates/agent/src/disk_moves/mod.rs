@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use drainpipe_engine::plan::disks::copies;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskCopy, DiskMeter, DiskName, DiskState};
-use drainpipe_hypervisor::{Machine, Manager};
+use drainpipe_hypervisor::{Machine, OwnersAct};
 use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard};
 use tokio::time::timeout;
 use tracing::{error, warn};
@@ -35,7 +35,7 @@ use crate::outgoing::disks_of;
 use crate::outgoing::supervised;
 use crate::store::journal::{DiskFile, DiskMoveRecord};
 use crate::store::lock::lock;
-use crate::vms::{Claim, Claimed, does_not_run};
+use crate::vms::{Claim, Claimed, check_own, does_not_run};
 use drainpipe_api_types::{DiskMoveOutcome, DiskMoveResult, DiskMoveView, MoveDiskRequest};
 
 /// How long an agent that is told to stop waits for the moves that hold their guests' writes.
@@ -159,7 +159,7 @@ pub(crate) async fn begin(
 ) -> Result<DiskMoveView, Problem> {
     let incoming = &moves.incoming;
     incoming.host.check_not_stopping()?;
-    check_manager(moves, vm)?;
+    check_own(&incoming.vms.definition(vm)?, OwnersAct::MoveDisk)?;
     let id = Uuid::new_v4().to_string();
     let claimed = incoming.vms.claim(vm, Claim::MovingDisk(request.disk, id.clone()))?;
     let vmm = claimed.vmm.clone().ok_or_else(|| does_not_run(vm))?;
@@ -181,15 +181,6 @@ fn spawn(moves: &Arc<DiskMoves>, one: Arc<DiskMove>, claimed: Claimed, begin: Be
         error!(vm, %disk, "an error in Drainpipe has ended the move of a disk: the agent's next start settles it");
     };
     supervised::spawn(carrier.run(begin), crashed);
-}
-
-fn check_manager(moves: &DiskMoves, vm: &str) -> Result<(), Problem> {
-    match moves.incoming.vms.definition(vm)?.manager {
-        None => Ok(()),
-        Some(Manager::Libvirt) => Err(Problem::refused(format!(
-            "{vm} is a domain of libvirt, which moves its disks itself: `virsh blockcopy {vm} DISK PATH --pivot`"
-        ))),
-    }
 }
 
 /// What is to be copied; refused where it cannot be.

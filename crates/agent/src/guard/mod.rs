@@ -46,7 +46,7 @@ use drainpipe_engine::migration::guard::{
 };
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmName;
-use drainpipe_hypervisor::{Hypervisor, Machine, Manager, VmDirectory};
+use drainpipe_hypervisor::{Hypervisor, Machine, VmDirectory};
 use drainpipe_identity::Identity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::setsid;
@@ -182,8 +182,8 @@ fn command(
     if let Some(peer) = peer {
         command.args(["--peer", &peer.to_string()]);
     }
-    if vmm.spec().spec().manager == Some(Manager::Libvirt) {
-        command.arg("--libvirt").arg(config.libvirt.sockets().path());
+    if let Some(socket) = vmm.daemon() {
+        command.arg("--libvirt").arg(socket);
     }
     command
 }

@@ -196,9 +196,8 @@ impl Listening {
     }
 }
 
-/// How long that may take: where another manager owns the VM, it starts its process only then.
 fn listens_within(vmm: &dyn Machine) -> Duration {
-    if vmm.spec().spec().manager.is_some() { QEMU_DEADLINE } else { QMP_DEADLINE }
+    if vmm.starts_to_listen() { QEMU_DEADLINE } else { QMP_DEADLINE }
 }
 
 pub(super) async fn listen(

@@ -67,10 +67,7 @@ pub(super) async fn check(
 
 /// Whether who runs the VM here does.
 fn takes_copies(incoming: &Incoming, request: &IncomingRequest) -> bool {
-    if request.definition.manager.is_none() {
-        return incoming.vms.facts().capabilities.copies_disks;
-    }
-    incoming.vms.facts_of_manager().is_some_and(|facts| facts.capabilities.copies_disks)
+    incoming.vms.capabilities_for(&request.definition).is_some_and(|its| its.copies_disks)
 }
 
 /// What is made here must be what the VM's specification names.

@@ -199,8 +199,8 @@ impl Executor {
         vmm.filter(|vmm| vmm.alive()).ok_or_else(|| {
             let exit = vmm.and_then(|vmm| vmm.exit());
             let ended = qemu_has_ended(self.outgoing.host.name(), exit.as_ref());
-            let start = if self.claimed.definition.manager.is_some() { "virsh" } else { "drainpipe vm" };
-            Problem::hypervisor_gone(format!("{ended}; `{start} start {}` boots it anew", self.running.vm))
+            let start = self.claimed.definition.start_command();
+            Problem::hypervisor_gone(format!("{ended}; `{start}` boots it anew"))
         })
     }
 

@@ -12,6 +12,7 @@ use crate::paths::discovery::discover;
 use crate::paths::path_history::{self, Learnt};
 use crate::peers::client::ApiClient;
 use crate::peers::release::ask_host;
+use crate::vms::hypervisors::facts_for;
 use drainpipe_api_types::{HostView, MigrateRequest};
 
 /// What a request asks of the plan.
@@ -88,12 +89,4 @@ pub(crate) async fn meet(
         return Err(Problem::refused(why));
     }
     Ok(Meeting { protocol, source, target, plan })
-}
-
-/// What a host is to VMs of this manager.
-fn facts_for(manager: Option<Manager>, facts: HostFacts) -> Result<HostFacts, Problem> {
-    match manager {
-        None => Ok(facts),
-        Some(Manager::Libvirt) => facts.for_domain().map_err(Problem::refused),
-    }
 }

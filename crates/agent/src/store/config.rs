@@ -14,7 +14,6 @@ use drainpipe_engine::bandwidth::BandwidthSchedule;
 use drainpipe_engine::host::vm_resources::VmResources;
 use drainpipe_engine::migration;
 use drainpipe_engine::transfer::encryption::EncryptionPolicy;
-use drainpipe_hypervisor_libvirt::Sockets;
 use drainpipe_identity::{FileError, JoinedFiles, check_unchangeable};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -172,21 +171,11 @@ pub struct Libvirt {
     pub enabled: bool,
     /// Where it answers; absent for `virtqemud`'s socket if somebody listens there, and `libvirtd`'s otherwise.
     pub(crate) socket: Option<PathBuf>,
-    /// Those of which one is taken where none is named.
-    #[serde(skip)]
-    usual: Sockets,
 }
 
 impl Default for Libvirt {
     fn default() -> Self {
-        Self { enabled: true, socket: None, usual: Sockets::default() }
-    }
-}
-
-impl Libvirt {
-    /// Where it answers, or would. Looked for anew until somebody answers: it may be installed while the agent runs.
-    pub(crate) fn sockets(&self) -> Sockets {
-        self.socket.clone().map_or_else(|| self.usual.clone(), Into::into)
+        Self { enabled: true, socket: None }
     }
 }
 

@@ -1,7 +1,6 @@
 //! The relay of a migration that is compressed or encrypted: its end on the source, and its end on the target.
 
 use std::collections::VecDeque;
-use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Mutex;
 
@@ -16,7 +15,6 @@ use drainpipe_relay::{
     ClientTls, ConcurrentSenders, Figures, Limiter, PACKING_THREADS_MAX, Packers, PackersSettings, Receiver,
     ReceiverSettings, RelayError, Sender, SenderSettings, ServerTls, TOKEN_BYTES, Token, Treatment,
 };
-use rustix::process::geteuid;
 use rustls::pki_types::ServerName;
 use tracing::warn;
 use uuid::Uuid;
@@ -91,7 +89,7 @@ impl OutgoingRelay {
         let hands = guard.hands().map_err(Problem::failed)?;
         let settings = SenderSettings {
             path: vmm.outgoing_relay().path,
-            users: users_of(vmm)?,
+            users: vmm.relay_users().map_err(Problem::failed)?,
             destination,
             connections: stream.connections,
             token: token_of(other.token),
@@ -180,22 +178,6 @@ impl OutgoingRelay {
             cpu_seconds: packing_cpu_seconds,
         }
     }
-}
-
-/// Who may connect to the end on the source: where another manager owns the VM, its process and that manager, whose
-/// directories others may reach; otherwise whoever gets there.
-fn users_of(vmm: &dyn Machine) -> Result<Vec<u32>, Problem> {
-    if vmm.spec().spec().manager.is_none() {
-        return Ok(vec![]);
-    }
-    let status = fs::read_to_string(format!("/proc/{}/status", vmm.pid())).map_err(Problem::failed)?;
-    let user = effective_user(&status).ok_or_else(|| Problem::failed("the kernel names no user of QEMU"))?;
-    Ok(vec![geteuid().as_raw(), user])
-}
-
-fn effective_user(status: &str) -> Option<u32> {
-    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    users.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// The end on the target, for a QEMU that listens at its `incoming_relay` already. Takes connections from `sender`
@@ -356,12 +338,6 @@ mod tests {
         };
         assert_eq!([cores(None, 4, true), cores(Some(2), 4, true), cores(None, 99, true)], [4, 2, 16]);
         assert_eq!([cores(None, 4, false), cores(Some(2), 2, false), cores(Some(2), 1, false)], [3, 1, 0]);
-    }
-
-    #[test]
-    fn a_process_runs_as_its_effective_user() {
-        assert_eq!(effective_user("Name:\tqemu\nUid:\t0\t64055\t64055\t64055\n"), Some(64_055));
-        assert_eq!(effective_user("Name:\tqemu\n"), None);
     }
 
     fn cpus(text: &str) -> CpuList {

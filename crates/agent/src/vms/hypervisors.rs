@@ -1,4 +1,5 @@
-//! All that runs VMs on this host: QEMU, driven directly, and what another manager of VMs runs.
+//! All that runs VMs on this host: QEMU, driven directly, and what another manager of VMs runs. Here alone a VM's manager
+//! says which of them that is; all others ask for what it does.
 //!
 //! A VM's name says whose it is: [`crate::vms::Vms`] sees to it that no two have the same.
 
@@ -8,11 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use drainpipe_engine::host::capabilities::Capabilities;
+use drainpipe_engine::host::facts::HostFacts;
+use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmName;
 use drainpipe_hypervisor::{
-    Hypervisor, HypervisorFacts, Machine, Managed, Need, PathTooLong, ResolvedSpec, Role, VmDirectory,
-    VmError, VmSpec,
+    Hypervisor, HypervisorFacts, Machine, Managed, Manager, Need, PathTooLong, ResolvedSpec, Role,
+    VmDirectory, VmError, VmSpec,
 };
+
+use super::Vms;
 
 /// QEMU, and a manager of VMs.
 #[derive(Debug)]
@@ -33,6 +39,32 @@ impl Hypervisors {
             hypervisor.directory(vm).is_ok_and(|directory| directory.path().exists())
         };
         if !has_files(&*self.own) && has_files(&*self.manager) { &*self.manager } else { &*self.own }
+    }
+
+    /// Whether or not it has files here.
+    fn that_defines(&self, definition: &VmSpec) -> &dyn Hypervisor {
+        match definition.manager {
+            None => &*self.own,
+            Some(Manager::Libvirt) => &*self.manager,
+        }
+    }
+}
+
+impl Vms {
+    /// What whoever runs such a VM can do here; `None` where nobody is there to run it.
+    pub(crate) fn capabilities_for(&self, definition: &VmSpec) -> Option<Capabilities> {
+        match definition.manager {
+            None => Some(self.facts().capabilities),
+            Some(Manager::Libvirt) => self.facts_of_manager().map(|facts| facts.capabilities),
+        }
+    }
+}
+
+/// What a host is to VMs of this manager.
+pub(crate) fn facts_for(manager: Option<Manager>, facts: HostFacts) -> Result<HostFacts, Problem> {
+    match manager {
+        None => Ok(facts),
+        Some(Manager::Libvirt) => facts.for_domain().map_err(Problem::refused),
     }
 }
 
@@ -55,11 +87,11 @@ impl Hypervisor for Hypervisors {
     }
 
     async fn end_managed(&self, definition: &VmSpec, deadline: Duration) -> Result<(), VmError> {
-        self.manager.end_managed(definition, deadline).await
+        self.that_defines(definition).end_managed(definition, deadline).await
     }
 
     fn note_managed(&self, definition: &VmSpec) -> Result<(), VmError> {
-        self.manager.note_managed(definition)
+        self.that_defines(definition).note_managed(definition)
     }
 
     async fn managed_changed(&self) {
@@ -85,8 +117,7 @@ impl Hypervisor for Hypervisors {
         role: Role,
         deadline: Duration,
     ) -> Result<Arc<dyn Machine>, VmError> {
-        let hypervisor = if spec.spec().manager.is_some() { &self.manager } else { &self.own };
-        hypervisor.start(spec, record, role, deadline).await
+        self.that_defines(spec.spec()).start(spec, record, role, deadline).await
     }
 
     async fn attach(&self, vm: &VmName, deadline: Duration) -> Result<Arc<dyn Machine>, VmError> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use drainpipe_engine::check::vm::Notice;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::{Placement, VmName, VmSpec};
-use drainpipe_hypervisor::{Found, HypervisorFacts, Machine, Managed, Manager, RunState, Unmanaged};
+use drainpipe_hypervisor::{Found, HypervisorFacts, Machine, Managed, OwnersAct, Unmanaged};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
@@ -44,7 +44,8 @@ impl Vms {
         let coming = self.coming()?;
         let (found, namesakes): (Vec<_>, Vec<_>) =
             found.into_iter().partition(|vm| !self.is_own(vm.definition.name.as_str()));
-        let unmanaged = unmanaged.into_iter().chain(namesakes.iter().map(namesake)).collect();
+        let unmanaged =
+            unmanaged.into_iter().chain(namesakes.iter().filter_map(Found::as_namesake)).collect();
         for vm in &found {
             if !coming.contains(vm.definition.name.as_str()) {
                 self.take_in(vm).await;
@@ -57,7 +58,7 @@ impl Vms {
 
     /// Whether one of Drainpipe's VMs has this name.
     fn is_own(&self, name: &str) -> bool {
-        self.lock().get(name).is_some_and(|entry| entry.definition.manager.is_none())
+        self.lock().get(name).is_some_and(|entry| !entry.definition.is_defined_elsewhere())
     }
 
     /// Those on their way here: they become this host's with the order to run.
@@ -107,7 +108,7 @@ impl Vms {
         let mut entries = self.lock();
         unmanaged.retain(|one| {
             let entry = entries.get_mut(&one.name);
-            if let Some(entry) = entry.filter(|entry| entry.definition.manager.is_some()) {
+            if let Some(entry) = entry.filter(|entry| entry.definition.is_defined_elsewhere()) {
                 entry.obstacles = vec![Notice { what: one.why.clone(), remedy: String::new() }];
                 return false;
             }
@@ -120,7 +121,7 @@ impl Vms {
     fn drop_gone(&self, found: &BTreeSet<&str>) -> Result<(), Problem> {
         let mut entries = self.lock();
         let is_gone = |name: &str, entry: &Entry| {
-            entry.definition.manager.is_some()
+            entry.definition.is_defined_elsewhere()
                 && entry.claim.is_none()
                 && entry.running().is_none()
                 && !found.contains(name)
@@ -138,7 +139,7 @@ impl Vms {
     /// The journal has a managed VM from its migration on, so that this is taken up also where its manager comes later
     /// than the agent.
     pub(crate) fn note_managed(&self, definition: &VmSpec) -> Result<(), Problem> {
-        if definition.manager.is_some() {
+        if definition.is_defined_elsewhere() {
             self.journal.define_vm(definition)?;
         }
         Ok(())
@@ -155,23 +156,6 @@ impl Vms {
     pub(super) fn why_unmanaged(&self, name: &str) -> Option<Problem> {
         let one = lock(&self.unmanaged).iter().find(|one| one.name == name).cloned()?;
         Some(Problem::refused(format!("VM {name} cannot move: {}", one.why)))
-    }
-}
-
-/// Of two VMs of one name, commands mean Drainpipe's own.
-fn namesake(Found { definition, is_active, .. }: &Found) -> Unmanaged {
-    let name = &definition.name;
-    Unmanaged {
-        // It must not be taken for the other one.
-        name: format!("{name} (libvirt)"),
-        run_state: is_active.then_some(RunState::Running),
-        memory_mib: definition.memory_mib,
-        vcpus: definition.vcpus,
-        manager: Manager::Libvirt,
-        why: format!(
-            "Drainpipe has a VM of the same name on this host: give one of the two another name, as by `virsh \
-             domrename {name} NEW` while the domain is off"
-        ),
     }
 }
 
@@ -197,7 +181,7 @@ pub(super) fn describe_unmanaged(host: &str, one: Unmanaged) -> VmView {
 /// Whether another hold may take the place of the one that it has.
 fn is_free(entry: &Entry, vmm: Option<&Arc<dyn Machine>>) -> bool {
     let is_same = entry.running().map(|one| one.pid()) == vmm.map(|other| other.pid());
-    entry.definition.manager.is_some() && entry.claim.is_none() && !(is_same && vmm.is_some())
+    entry.definition.is_defined_elsewhere() && entry.claim.is_none() && !(is_same && vmm.is_some())
 }
 
 /// Looks at the manager's VMs whenever it says that something has changed, and now and then.
@@ -220,12 +204,6 @@ pub(crate) async fn keep_looking(vms: Arc<Vms>) {
 }
 
 /// Refuses to do to a manager's VM what is the manager's to do.
-pub(super) fn check_own(definition: &VmSpec, verb: &str) -> Result<(), Problem> {
-    match definition.manager {
-        None => Ok(()),
-        Some(Manager::Libvirt) => Err(Problem::refused(format!(
-            "{name} is a domain of libvirt, which alone defines, starts and ends it: `virsh {verb} {name}`",
-            name = definition.name
-        ))),
-    }
+pub(crate) fn check_own(definition: &VmSpec, act: OwnersAct) -> Result<(), Problem> {
+    definition.left_to_owner(act).map_or(Ok(()), |why| Err(Problem::refused(why)))
 }

@@ -11,6 +11,7 @@ pub(crate) mod vm_cores;
 pub(crate) mod vm_end;
 pub(crate) mod vm_files;
 
+pub(crate) use self::managed::check_own;
 pub(crate) use self::managed::keep_looking as keep_looking_at_managed;
 
 use std::collections::BTreeMap;
@@ -25,8 +26,8 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::DiskName;
 use drainpipe_hypervisor::spec::{VmName, VmSpec};
 use drainpipe_hypervisor::{
-    Exit, Hypervisor, HypervisorFacts, Machine, ResolvedSpec, Role, RunState, Unmanaged, VmDirectory,
-    VmError, VmErrorKind,
+    Exit, Hypervisor, HypervisorFacts, Machine, OwnersAct, ResolvedSpec, Role, RunState, Unmanaged,
+    VmDirectory, VmError, VmErrorKind,
 };
 use futures_util::future::join_all;
 use tracing::{info, warn};
@@ -332,7 +333,7 @@ impl Vms {
     /// Defines a VM.
     pub(crate) fn create(&self, definition: VmSpec) -> Result<(), Problem> {
         definition.resolve(&self.facts).map_err(Problem::bad_input)?;
-        managed::check_own(&definition, "define")?;
+        check_own(&definition, OwnersAct::Define)?;
         let name = definition.name.to_string();
         self.directory(&definition)?;
         let mut entries = self.lock();
@@ -521,7 +522,7 @@ impl Vms {
         check: impl AsyncFnOnce(VmSpec) -> Result<(), Problem>,
     ) -> Result<(), Problem> {
         let claimed = self.claim(name, Claim::Changing)?;
-        managed::check_own(&claimed.definition, "start")?;
+        check_own(&claimed.definition, OwnersAct::Start)?;
         if claimed.vmm.is_some() {
             return Err(Problem::conflict(format!("VM {name} runs already")));
         }
@@ -541,7 +542,8 @@ impl Vms {
 
     /// Powers a VM off; with `force`, pulls the plug.
     pub(crate) async fn stop(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Problem> {
-        managed::check_own(&self.definition(name)?, if force { "destroy" } else { "shutdown" })?;
+        let act = if force { OwnersAct::Destroy } else { OwnersAct::ShutDown };
+        check_own(&self.definition(name)?, act)?;
         if force && self.why_unresponsive(name).is_some() {
             return self.kill_unresponsive(name).await;
         }
@@ -587,7 +589,7 @@ impl Vms {
     /// Removes a VM that does not run. Its disks stay.
     pub(crate) async fn remove(self: &Arc<Self>, name: &str) -> Result<(), Problem> {
         let claimed = self.claim(name, Claim::Changing)?;
-        managed::check_own(&claimed.definition, "undefine")?;
+        check_own(&claimed.definition, OwnersAct::Undefine)?;
         if claimed.vmm.is_some() {
             return Err(Problem::conflict(format!("VM {name} runs: `drainpipe vm stop {name}` first")));
         }

@@ -1,5 +1,6 @@
 //! A domain that leaves: its phases at the source, and the way back.
 
+use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,6 +12,7 @@ use drainpipe_hypervisor::{
     Transport, Vm, VmError, VmErrorKind,
 };
 use drainpipe_libvirt::{Connection, Domain, DomainStatus, JobKind, JobStats, migrate_flags};
+use rustix::process::geteuid;
 use tokio::time::{sleep, timeout};
 
 use super::disks::{Copies, drives, targets};
@@ -19,7 +21,7 @@ use crate::errors::failed;
 use crate::outgoing::OutgoingMigration;
 use crate::phases::Handed;
 use crate::snapshots::KnownSnapshot;
-use crate::{files, states};
+use crate::{files, qemu_process, states};
 
 /// How long libvirt may take to be done with a job of which it says that there is none, and how often it is tried.
 const ENDED_WITHIN: Duration = Duration::from_secs(3);
@@ -359,6 +361,11 @@ impl SourceVm for DomainVm {
 
     fn connections(&self) -> Option<&dyn Connections> {
         Some(self)
+    }
+
+    /// libvirt's own users may reach its directories.
+    fn relay_users(&self) -> io::Result<Vec<u32>> {
+        Ok(vec![geteuid().as_raw(), qemu_process::user(self.pid())?])
     }
 
     fn outgoing_relay(&self) -> SharedPath {

@@ -66,6 +66,10 @@ impl TargetVm for DomainVm {
         Ok(answer)
     }
 
+    fn starts_to_listen(&self) -> bool {
+        true
+    }
+
     async fn complete(&self, parcel: Parcel, deadline: Duration) -> Result<(), VmError> {
         let coming = self.coming().ok_or_else(|| VmError::failed("nothing was prepared for it here"))?;
         let finished = match coming.finish(&parcel, deadline).await {

@@ -302,6 +302,10 @@ impl Vm for FakeVm {
         Ok(self.role)
     }
 
+    fn obeys_others(&self) -> bool {
+        self.spec.spec().is_defined_elsewhere()
+    }
+
     fn events(&self) -> broadcast::Receiver<Event> {
         match &*self.events.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(events) => events.subscribe(),
@@ -546,6 +550,10 @@ impl TargetVm for FakeVm {
             inner.listens_at = Some(address);
             Ok(Parcel::default())
         })
+    }
+
+    fn starts_to_listen(&self) -> bool {
+        self.spec.spec().is_defined_elsewhere()
     }
 
     async fn recover_listen(&self, address: Address, _deadline: Duration) -> Result<(), VmError> {

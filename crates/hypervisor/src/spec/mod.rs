@@ -5,6 +5,7 @@
 //! own to the target, so that both build the same machine.
 
 mod names;
+mod owner;
 mod parse;
 mod placement;
 mod resolve;
@@ -18,6 +19,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 pub use names::{GroupName, MacAddress, MachineType, NameError, VmName};
+pub use owner::{Manager, OwnersAct};
 pub use parse::SpecError;
 pub use placement::Placement;
 pub use resolve::{Hardware, ResolveError, ResolvedSpec, loses_writes};
@@ -101,14 +103,6 @@ pub struct VmSpec {
     /// of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manager: Option<Manager>,
-}
-
-/// Who owns a VM that Drainpipe has not defined.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Manager {
-    /// It is a domain.
-    Libvirt,
 }
 
 /// How guest instructions run.
@@ -214,7 +208,7 @@ impl VmSpec {
     }
 
     fn check_count(&self, key: &str, count: usize) -> Result<(), SpecProblem> {
-        let max = if self.manager.is_some() { MANAGED_DEVICES_MAX } else { DEVICES_MAX };
+        let max = if self.is_built_elsewhere() { MANAGED_DEVICES_MAX } else { DEVICES_MAX };
         if count <= max {
             return Ok(());
         }

@@ -160,7 +160,7 @@ impl ResolvedSpec {
     /// Whether the host that `facts` describe can run this VM as it is. Of one that another manager owns, that manager says
     /// so when it is asked to make ready for it.
     pub fn check_host(&self, facts: &HypervisorFacts) -> Result<(), ResolveError> {
-        if self.spec.manager.is_some() {
+        if self.spec.is_built_elsewhere() {
             return Ok(());
         }
         let machine = &self.spec.machine;

@@ -213,16 +213,12 @@ impl Executor {
     }
 
     async fn destroy(&self) -> Result<(), Problem> {
-        match &self.claimed.vmm {
-            Some(vmm) => vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed),
+        let ended = match &self.claimed.vmm {
+            Some(vmm) => vmm.destroy(QEMU_DEADLINE).await,
             // As after this host has booted anew.
-            None if self.claimed.definition.manager.is_some() => {
-                let ended =
-                    self.outgoing.vms.hypervisor().end_managed(&self.claimed.definition, QEMU_DEADLINE);
-                ended.await.map_err(Problem::failed)
-            }
-            None => Ok(()),
-        }
+            None => self.outgoing.vms.hypervisor().end_managed(&self.claimed.definition, QEMU_DEADLINE).await,
+        };
+        ended.map_err(Problem::failed)
     }
 
     async fn read_final_counters(&mut self) -> Result<(), Problem> {

@@ -30,8 +30,8 @@ use drainpipe_api_types::{ConnectionRequest, Endpoint, IncomingPermit, IncomingR
 /// Turns of paths that may wait for the log.
 const NEWS_MAX: usize = 64;
 
-/// How long a target may take until it listens where another manager owns its VMs: it starts the VM's process then.
-const MANAGED_LISTENS_WITHIN: Duration = QEMU_DEADLINE.saturating_add(QMP_DEADLINE);
+/// How long a target may take until it listens that starts the VM's process only then.
+const STARTED_LISTENS_WITHIN: Duration = QEMU_DEADLINE.saturating_add(QMP_DEADLINE);
 
 /// What the two hosts have agreed on, step by step.
 #[derive(Default)]
@@ -172,7 +172,8 @@ impl Executor {
         round_trip_us: Option<u32>,
     ) -> Result<Endpoint, Problem> {
         let disks: Vec<usize> = plan.disks.iter().map(|disk| disk.disk.index()).collect();
-        let begun = self.vmm()?.begin(transport(plan, None), &disks, QMP_DEADLINE).await;
+        let vmm = self.vmm()?;
+        let begun = vmm.begin(transport(plan, None), &disks, QMP_DEADLINE).await;
         let request = ConnectionRequest {
             plan: plan.reversed(),
             migration_address: self.agreed.facts.as_ref().and_then(|(source, _)| source.migration_address),
@@ -180,8 +181,8 @@ impl Executor {
             parcel: begun.map_err(Problem::refused)?,
             round_trip_us,
         };
-        let is_managed = self.claimed.definition.manager.is_some();
-        let within = if is_managed { MANAGED_LISTENS_WITHIN } else { ANSWER_DEADLINE };
+        // The target's is of the same kind.
+        let within = if vmm.starts_to_listen() { STARTED_LISTENS_WITHIN } else { ANSWER_DEADLINE };
         self.peer()?.post_within(&self.incoming("connection"), &request, within).await
     }
 }

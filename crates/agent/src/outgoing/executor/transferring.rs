@@ -224,8 +224,7 @@ impl Executor {
             tokio::select! {
                 problem = self.target_watch.trouble() => return self.broken_there(problem).await,
                 event = self.events.recv() => match event.as_ref().map(|event| self.migration_status(event)) {
-                    // Of another manager's VM its owner may have suspended the guest.
-                    Ok(Some(MigrationStatus::PreSwitchover)) if self.claimed.definition.manager.is_some() => {
+                    Ok(Some(MigrationStatus::PreSwitchover)) if self.obeys_others() => {
                         return self.look().await;
                     }
                     Ok(Some(MigrationStatus::PreSwitchover)) => return Event::Paused,
@@ -336,10 +335,14 @@ impl Executor {
         self.broken(said.unwrap_or(problem))
     }
 
-    /// Who aborts the job of another manager's VM here ends the target's QEMU too, which may be told first. Nothing is cut
+    fn obeys_others(&self) -> bool {
+        self.claimed.vmm.as_ref().is_some_and(|vmm| vmm.obeys_others())
+    }
+
+    /// Who else aborts the migration here ends the target's QEMU too, which may be told first. Nothing is cut
     /// meanwhile: a QEMU 7.2 that was aborted and cut at once has died, and its VM with it.
     async fn broken_there(&self, problem: Problem) -> Event {
-        if self.claimed.definition.manager.is_some()
+        if self.obeys_others()
             && let Ok(Some(why)) = timeout(ABORT_TOLD_WITHIN, self.why_aborted()).await
         {
             return Event::TransferFailed(Problem::failed(why));

@@ -80,7 +80,7 @@ fn living(config: &Config, hypervisor: &dyn Hypervisor) -> Result<Vec<VmName>, P
 
 /// Whether the journal alone says whose a VM is.
 fn is_ours(hypervisor: &dyn Hypervisor, vm: &VmName) -> bool {
-    if !hypervisor.specification(vm).is_ok_and(|spec| spec.spec().manager.is_some()) {
+    if !hypervisor.specification(vm).is_ok_and(|spec| spec.spec().is_defined_elsewhere()) {
         return true;
     }
     let beside = hypervisor.directory(vm).ok().and_then(|directory| Beside::read(&directory));
