@@ -655,13 +655,17 @@ pub struct LiveVm {
     pub will_be: String,
 }
 
-/// Step 8, between agents: what the source's firewall tracks of the VM.
+/// Steps 7 and 8, between agents: what the source's firewall tracks of the VM, since it was last told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TrackedRequest {
     /// The VM's addresses, as the source knows them.
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<std::net::IpAddr>,
+    /// Those of them that were told before and have ended, or are told anew: to be forgotten first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    pub ended: Vec<TrackedConnection>,
     /// Its connections.
     #[schema(value_type = Vec<Object>)]
     pub connections: Vec<TrackedConnection>,

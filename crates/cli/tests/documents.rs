@@ -91,10 +91,8 @@ fn named_sources(page: &Path) -> Vec<String> {
     };
     let text = prose(page);
     let named = text.split('`').skip(1).step_by(2).filter(|name| !name.contains(char::is_whitespace));
-    let sources = named.filter(|name| {
-        Path::new(name).extension().is_some_and(|kind| kind == "rs")
-            || name.ends_with('/') && is_in_a_crate(name)
-    });
+    let is_source = |name: &str| Path::new(name).extension().is_some_and(|ending| ending == "rs");
+    let sources = named.filter(|name| is_source(name) || name.ends_with('/') && is_in_a_crate(name));
     sources.map(|name| name.trim_start_matches("crates/").to_owned()).collect()
 }
 

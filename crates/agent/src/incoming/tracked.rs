@@ -3,6 +3,7 @@
 //! They come from another host, so they are taken only if they are of addresses that may be the VM's: no address of this
 //! host, and none that another machine here has answered for.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,7 +36,7 @@ struct KnownAddresses {
     neighbours: Vec<Neighbour>,
 }
 
-/// Step 8: has this host's kernel track the VM's connections. A source that hangs up changes nothing of it.
+/// Steps 7 and 8: has this host's kernel track the VM's connections. A source that hangs up changes nothing of it.
 pub(crate) async fn take_tracked(
     incoming: &Arc<Incoming>,
     id: &str,
@@ -70,11 +71,29 @@ async fn take(
     };
     let mut admitted = known_addresses(incoming, entry).await?.admit(request);
     let refused = asked - admitted.len();
+    forget_ended(&mut loaded_before, &request.ended).await?;
     admitted.truncate(usize::try_from(room / ROOM_LEFT).unwrap_or(usize::MAX));
     let loaded = track(admitted, Instant::now() + LOAD_WITHIN).await.map_err(Problem::failed)?;
     let taken = loaded.loaded.len() + loaded.were_there;
     loaded_before.extend(loaded.loaded);
     Ok(TrackedTaken { taken: taken as u64, why: why_left(own, refused, asked - taken - refused) })
+}
+
+/// Of what was loaded for it, this has ended. What was there before stays.
+async fn forget_ended(
+    loaded: &mut Vec<TrackedConnection>,
+    ended: &[TrackedConnection],
+) -> Result<(), Problem> {
+    let ended: HashSet<TrackedConnection> =
+        ended.iter().filter_map(|connection| connection.believable()).collect();
+    let has_ended = |connection: &TrackedConnection| ended.contains(connection);
+    let to_forget: Vec<TrackedConnection> = loaded.iter().copied().filter(has_ended).collect();
+    if to_forget.is_empty() {
+        return Ok(());
+    }
+    forget_tracked(to_forget, Instant::now() + LOAD_WITHIN).await.map_err(Problem::failed)?;
+    loaded.retain(|connection| !has_ended(connection));
+    Ok(())
 }
 
 /// It will not run here: what was loaded for it goes. What was there before stays.
@@ -164,7 +183,7 @@ mod tests {
 
     fn admitted(addresses: &[&str], connection: TrackedConnection) -> bool {
         let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
-        let request = TrackedRequest { addresses, connections: vec![connection] };
+        let request = TrackedRequest { addresses, ended: vec![], connections: vec![connection] };
         known_addresses().admit(&request) == [connection]
     }
 
@@ -190,6 +209,7 @@ mod tests {
             let text = |last: &u8| format!("10.0.0.{last}");
             let request = TrackedRequest {
                 addresses: addresses.iter().map(|last| text(last).parse().unwrap()).collect(),
+                ended: vec![],
                 connections: ends.iter().map(|(from, to)| udp(&text(from), &text(to))).collect(),
             };
             for connection in known_addresses().admit(&request) {

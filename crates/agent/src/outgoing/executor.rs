@@ -42,7 +42,7 @@ use super::meeting::asked_for;
 use super::pause::Pause;
 use super::standstill::StandstillWatch;
 use super::target_watch::TargetWatch;
-use super::tracked::Gone;
+use super::tracked::{Gone, OnWay};
 use super::{Outgoing, Running, SendStart};
 use crate::guard::Guard;
 use crate::guard::source_state::settled_source_state;
@@ -87,7 +87,8 @@ pub(super) struct Executor {
     news: mpsc::Receiver<News>,
     relay: Option<OutgoingRelay>,
     target_watch: TargetWatch,
-    // Its connections, once all is there that it needs to run.
+    // Its connections: until it is paused, and once all is there that it needs to run.
+    tracked_on_way: Option<OnWay>,
     tracked: Option<Gone>,
 }
 
@@ -183,6 +184,7 @@ impl Executor {
             guard: None,
             relay: None,
             target_watch: TargetWatch::default(),
+            tracked_on_way: None,
             tracked: None,
             // Closed until paths are watched.
             news: mpsc::channel(1).1,

@@ -1,6 +1,9 @@
 //! The connections of a VM that leaves: the target's firewall is to track them from before it runs there.
 //!
-//! All of it goes beside the last of the VM's state. The VM waits for it hardly any longer than for that.
+//! Those that stand go while its memory does; what has changed since goes beside the last of its state. The VM waits for
+//! that hardly any longer than for its state.
+
+mod there;
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -11,9 +14,10 @@ use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_hypervisor::spec::MacAddress;
 use drainpipe_net::{Tracked, TrackedConnection, forget_tracked};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
+use self::there::{Changes, There};
 use super::Outgoing;
 use crate::outgoing::result::tenth;
 use crate::paths::tracking::{self, TrackingState};
@@ -23,6 +27,9 @@ use drainpipe_api_types::{TrackedRequest, TrackedTaken};
 
 /// How much longer than for its state a VM is paused for its connections at most.
 const PAUSE_LONGER_MAX: Duration = Duration::from_millis(20);
+
+/// How often those that stand are sent while the VM runs here, so that little is left for its pause.
+const AHEAD_EVERY: Duration = Duration::from_secs(5);
 
 /// How long all of it may take where the state takes longer.
 const WITHIN: Duration = Duration::from_secs(5);
@@ -38,7 +45,9 @@ const REQUEST_CONNECTIONS: usize = 2_000;
 struct Known {
     // None where nothing is tracked.
     listed: Option<Tracked>,
-    taken: u64,
+    there: There,
+    // Of those of which the target did not take all.
+    part: u64,
     // Why none or not all were taken, where somebody says so.
     why: Vec<String>,
     took: Option<Duration>,
@@ -47,8 +56,17 @@ struct Known {
 /// On their way to the target. That ends with this.
 #[derive(Debug)]
 pub(super) struct OnWay {
-    known: Arc<Mutex<Known>>,
+    sender: Arc<Sender>,
     task: JoinHandle<()>,
+}
+
+/// Who sends them.
+#[derive(Debug)]
+struct Sender {
+    outgoing: Arc<Outgoing>,
+    macs: Vec<MacAddress>,
+    taker: Taker,
+    known: Mutex<Known>,
 }
 
 /// What has become of them.
@@ -61,6 +79,7 @@ pub(super) struct Gone {
 }
 
 /// Who takes them.
+#[derive(Debug)]
 pub(super) struct Taker {
     pub(super) client: ApiClient,
     pub(super) path: String,
@@ -74,18 +93,18 @@ impl Drop for OnWay {
 }
 
 impl OnWay {
-    /// Begins to send those of a VM with these NICs.
+    /// Begins to send those of a VM with these NICs that runs here.
     pub(super) fn begin(outgoing: &Arc<Outgoing>, macs: Vec<MacAddress>, taker: Taker) -> Self {
-        let known = Arc::new(Mutex::new(Known::default()));
-        let (outgoing, filled) = (Arc::clone(outgoing), Arc::clone(&known));
-        let task = tokio::spawn(async move {
-            let began = Instant::now();
-            if let Err(problem) = send(&outgoing, &macs, &taker, &filled, began + WITHIN).await {
-                lock(&filled).why.push(problem.message);
-            }
-            lock(&filled).took = Some(began.elapsed());
-        });
-        Self { known, task }
+        let sender = Sender { outgoing: Arc::clone(outgoing), macs, taker, known: Mutex::default() };
+        let sender = Arc::new(sender);
+        let task = tokio::spawn(Arc::clone(&sender).send_ahead());
+        Self { sender, task }
+    }
+
+    /// The VM is paused: sends what is left.
+    pub(super) fn send_rest(&mut self) {
+        self.task.abort();
+        self.task = tokio::spawn(Arc::clone(&self.sender).send_rest());
     }
 
     /// The state is there: waits for what is still on its way, but not for long.
@@ -93,7 +112,7 @@ impl OnWay {
         let began = Instant::now();
         let is_late = timeout(PAUSE_LONGER_MAX, &mut self.task).await.is_err();
         let waited = began.elapsed();
-        let known = std::mem::take(&mut *lock(&self.known));
+        let known = std::mem::take(&mut *lock(&self.sender.known));
         let tracked_use = known.tracked_use(is_late, waited);
         if let Some(tracked_use) = tracked_use
             .as_ref()
@@ -114,10 +133,37 @@ impl OnWay {
 }
 
 impl Known {
+    /// What was said of those that were sent the last time.
+    fn forget_last(&mut self) {
+        (self.part, self.why) = (0, vec![]);
+    }
+
+    /// What is to be told now that this is tracked.
+    fn begin(&mut self, tracked: Tracked, only_standing: bool) -> Changes {
+        let changes = self.there.changes(&tracked, only_standing, Instant::now());
+        self.listed = Some(tracked);
+        changes
+    }
+
+    fn is_answered(&mut self, request: &TrackedRequest, answer: TrackedTaken) {
+        let TrackedRequest { ended, connections, .. } = request;
+        self.there.has_forgotten(ended);
+        self.why.extend(answer.why);
+        // It is not told which were not taken. Those that were are found to be there the next time.
+        if answer.taken >= connections.len() as u64 {
+            self.there.has_taken(connections, Instant::now());
+        } else {
+            self.part += answer.taken;
+        }
+    }
+
     fn tracked_use(&self, is_late: bool, waited: Duration) -> Option<TrackedUse> {
         let listed = self.listed.as_ref();
         let all = listed.map_or(0, |listed| listed.connections.len() + listed.translated + listed.others);
-        let along = self.taken.min(all as u64);
+        let now = Instant::now();
+        let is_there = |connection: &&TrackedConnection| self.there.has(connection, now);
+        let there = listed.map_or(0, |listed| listed.connections.iter().filter(is_there).count());
+        let along = (there as u64 + self.part).min(all as u64);
         let mut why = self.why.clone();
         if let Some(listed) = listed {
             why.extend(of_listed(listed));
@@ -154,57 +200,82 @@ fn of_listed(listed: &Tracked) -> Vec<String> {
     why
 }
 
-async fn send(
-    outgoing: &Outgoing,
-    macs: &[MacAddress],
-    taker: &Taker,
-    known: &Mutex<Known>,
-    until: Instant,
-) -> Result<(), Problem> {
-    let (addresses, connections) = match tracking::look(&outgoing.host.network, macs, until).await? {
-        TrackingState::NoTracking => {
-            let say = || info!("this kernel tracks no connections, so none go along with VMs");
-            outgoing.untracked_said.call_once(say);
-            return Ok(());
+impl Sender {
+    /// Those that stand, again and again.
+    async fn send_ahead(self: Arc<Self>) {
+        loop {
+            if let Err(problem) = self.send(true, Instant::now() + WITHIN).await {
+                // The rest is sent in the pause, where that is told.
+                debug!(%problem, "connections that stand do not go ahead");
+            }
+            sleep(AHEAD_EVERY).await;
         }
-        TrackingState::NoAddress => {
-            let own = outgoing.host.name();
-            return Err(Problem::failed(format!("{own} has not heard of an address of the VM")));
-        }
-        TrackingState::Found(addresses, tracked) => {
-            let connections = tracked.connections.clone();
-            lock(known).listed = Some(tracked);
-            (addresses, connections)
-        }
-    };
-    for connections in in_order(connections).chunks(REQUEST_CONNECTIONS) {
-        let answer = give(taker, &addresses, connections, until).await?;
-        let mut known = lock(known);
-        known.taken += answer.taken.min(connections.len() as u64);
-        known.why.extend(answer.why);
     }
-    Ok(())
+
+    async fn send_rest(self: Arc<Self>) {
+        let began = Instant::now();
+        let sent = self.send(false, began + WITHIN).await;
+        let mut known = lock(&self.known);
+        known.why.extend(sent.err().map(|problem| problem.message));
+        known.took = Some(began.elapsed());
+    }
+
+    async fn send(&self, only_standing: bool, until: Instant) -> Result<(), Problem> {
+        lock(&self.known).forget_last();
+        let host = &self.outgoing.host;
+        let (addresses, tracked) = match tracking::look(&host.network, &self.macs, until).await? {
+            TrackingState::NoTracking => {
+                let say = || info!("this kernel tracks no connections, so none go along with VMs");
+                self.outgoing.untracked_said.call_once(say);
+                return Ok(());
+            }
+            TrackingState::NoAddress => {
+                return Err(Problem::failed(format!(
+                    "{} has not heard of an address of the VM",
+                    host.name()
+                )));
+            }
+            TrackingState::Found(addresses, tracked) => (addresses, tracked),
+        };
+        let changes = lock(&self.known).begin(tracked, only_standing);
+        for Changes { ended, connections } in requests(changes) {
+            let request = TrackedRequest { addresses: addresses.clone(), ended, connections };
+            let answer = self.give(&request, until).await?;
+            lock(&self.known).is_answered(&request, answer);
+        }
+        Ok(())
+    }
+
+    async fn give(&self, request: &TrackedRequest, until: Instant) -> Result<TrackedTaken, Problem> {
+        let left = until.saturating_duration_since(Instant::now());
+        let given = self.taker.client.post_within(&self.taker.path, request, left).await;
+        given.map_err(|problem: Problem| match problem.kind {
+            ProblemKind::NotFound => Problem::failed(format!("{} takes none: upgrade it", self.taker.host)),
+            _ => problem,
+        })
+    }
+}
+
+/// What goes in one request each. What is forgotten is so before anything of the same ends is tracked anew.
+fn requests(Changes { ended, connections }: Changes) -> Vec<Changes> {
+    if ended.is_empty() && connections.is_empty() {
+        return vec![];
+    }
+    let connections = in_order(connections);
+    if ended.len() + connections.len() <= REQUEST_CONNECTIONS {
+        return vec![Changes { ended, connections }];
+    }
+    let ended = ended.chunks(REQUEST_CONNECTIONS);
+    let ended = ended.map(|ended| Changes { ended: ended.to_vec(), connections: vec![] });
+    let connections = connections.chunks(REQUEST_CONNECTIONS);
+    let connections = connections.map(|some| Changes { ended: vec![], connections: some.to_vec() });
+    ended.chain(connections).collect()
 }
 
 /// Those first that are worth most: that both ends use.
 fn in_order(mut connections: Vec<TrackedConnection>) -> Vec<TrackedConnection> {
     connections.sort_by_key(|connection| (!connection.is_assured, !connection.is_answered));
     connections
-}
-
-async fn give(
-    taker: &Taker,
-    addresses: &[IpAddr],
-    connections: &[TrackedConnection],
-    until: Instant,
-) -> Result<TrackedTaken, Problem> {
-    let request = TrackedRequest { addresses: addresses.to_vec(), connections: connections.to_vec() };
-    let left = until.saturating_duration_since(Instant::now());
-    let given = taker.client.post_within(&taker.path, &request, left).await;
-    given.map_err(|problem: Problem| match problem.kind {
-        ProblemKind::NotFound => Problem::failed(format!("{} takes none: upgrade it", taker.host)),
-        _ => problem,
-    })
 }
 
 /// The VM is another host's: has this one's firewall forget its connections, but for those that this host itself has with
@@ -263,10 +334,10 @@ mod tests {
         }
     }
 
-    fn known(translated: usize, is_whole: bool, taken: u64) -> Known {
+    fn known(translated: usize, is_whole: bool, part: u64) -> Known {
         let connections = vec![udp("10.0.9.9", true), udp("10.0.9.8", true)];
         let listed = Tracked { connections, translated, others: 0, is_whole };
-        Known { listed: Some(listed), taken, ..Known::default() }
+        Known { listed: Some(listed), part, ..Known::default() }
     }
 
     #[test]

@@ -22,6 +22,10 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("a_live_connection_passes_the_targets_firewall", a_live_connection_passes_the_targets_firewall),
     ("what_is_loaded_goes_where_the_vm_does_not_come", what_is_loaded_goes_where_the_vm_does_not_come),
+    (
+        "what_stands_goes_ahead_and_goes_when_that_is_cancelled",
+        what_stands_goes_ahead_and_goes_when_that_is_cancelled,
+    ),
 ];
 
 /// Bridged packets pass the firewall. It lets in what begins properly, and what it has seen begin.
@@ -91,6 +95,26 @@ fn what_is_loaded_goes_where_the_vm_does_not_come() {
     eventually("nothing is left on the target", || !tracks(lab, "b", guest));
     assert!(tracks(lab, "a", guest));
     connection.status(ANSWERS_WITHIN).expect("the connection is as it was");
+}
+
+fn what_stands_goes_ahead_and_goes_when_that_is_cancelled() {
+    let lab = slow_lab();
+    if !put_up_firewalls(&lab) {
+        return;
+    }
+    let scene = Scene::in_lab(lab);
+    let Scene { lab, guest, .. } = &scene;
+    get_to_know(lab, "a", guest);
+    let mut connection = guest.control().expect("the firewall lets new connections in");
+    connection.status(ANSWERS_WITHIN).expect("the guest answers");
+    let migrating = scene.migrate(&[]);
+    eventually("it is on the target while the VM runs here", || tracks(lab, "b", guest));
+    connection.status(ANSWERS_WITHIN).expect("the guest runs on");
+    migrating.signal(Signal::INT);
+    assert_eq!(migrating.wait().code, 5, "there was time to cancel it");
+    lab.assert_runs_on("web", "a");
+    eventually("nothing is left on the target", || !tracks(lab, "b", guest));
+    assert!(tracks(lab, "a", guest));
 }
 
 /// A guest of 160 MiB is in flight for some seconds: one that is there at once may be paused before its hook begins.

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 /// The states of TCP that the kernel knows, from the first to the last (`enum tcp_conntrack`).
 const TCP_STATES: std::ops::RangeInclusive<u8> = 1..=9;
 
+/// Of an open connection (`TCP_CONNTRACK_ESTABLISHED`).
+const TCP_ESTABLISHED: u8 = 3;
+
 /// The most that TCP scales a window by, RFC 7323.
 const WINDOW_SCALE_MAX: u8 = 14;
 
@@ -74,6 +77,15 @@ pub struct TcpEnd {
 }
 
 impl TrackedConnection {
+    /// Whether it is likely to be the same for a while: both ends use it, and none has begun to end it.
+    pub fn stands(&self) -> bool {
+        let is_open = match self.transport {
+            Transport::Udp => true,
+            Transport::Tcp(state) => state.state == TCP_ESTABLISHED,
+        };
+        self.is_assured && is_open
+    }
+
     /// Whether one of its ends has this address.
     pub fn is_of(&self, address: IpAddr) -> bool {
         self.source.ip() == address || self.destination.ip() == address

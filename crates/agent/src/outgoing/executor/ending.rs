@@ -15,6 +15,7 @@ use super::{Executor, qemu_failed};
 use crate::guard::Guard;
 use crate::outgoing::received_path;
 use crate::outgoing::target_watch::TargetWatch;
+use crate::outgoing::tracked::OnWay;
 use crate::vms::cpu_priority;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 use drainpipe_api_types::{IncomingView, TargetUse};
@@ -47,7 +48,8 @@ impl Executor {
         if let Some(Err(error)) = self.guard.as_ref().map(Guard::switches_over) {
             warn!(%error, "its guard is gone, or does not hear that the VM is paused");
         }
-        let on_way = self.send_tracked();
+        let mut on_way = self.tracked_on_way.take();
+        on_way.iter_mut().for_each(OnWay::send_rest);
         self.send_rest().await?;
         if let Some(on_way) = on_way {
             self.tracked = Some(on_way.settle(&self.running.vm).await);

@@ -1,4 +1,4 @@
-//! Steps 8 and 10: the VM's connections go to the target's firewall, and this host's forgets them.
+//! Steps 7, 8 and 10: the VM's connections go to the target's firewall, and this host's forgets them.
 
 use drainpipe_engine::migration::result::TrackedUse;
 use drainpipe_hypervisor::spec::MacAddress;
@@ -7,7 +7,7 @@ use super::Executor;
 use crate::outgoing::tracked::{Gone, OnWay, Taker, forget};
 
 impl Executor {
-    /// Beside the last of its state; none where there is nothing to send or nobody to take it.
+    /// While its memory goes; none where there is nothing to send or nobody to take it.
     pub(super) fn send_tracked(&self) -> Option<OnWay> {
         let macs = self.tracked_macs()?;
         self.agreed.protocol.filter(|protocol| protocol.takes_tracked_connections())?;

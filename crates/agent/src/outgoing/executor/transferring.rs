@@ -86,6 +86,7 @@ impl Executor {
         (self.guard, self.relay, self.observed.standstill_watch) = (Some(guard), relay, standstill_watch);
         self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
         self.keep_resets_from_qemu().await;
+        self.tracked_on_way = self.send_tracked();
         Ok(())
     }
 
