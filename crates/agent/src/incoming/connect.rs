@@ -4,7 +4,6 @@ use std::fmt::Display;
 use std::future::ready;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use drainpipe_engine::bandwidth::queue::unread_limit_bytes;
@@ -25,7 +24,6 @@ use crate::paths::link_socket::on_link;
 use crate::paths::path_watch::Joining;
 use crate::paths::probe::{self, ProbePorts};
 use crate::peers::slots::Slots;
-use crate::store::lock::lock;
 use crate::transfer::relay::{self, OtherEnd, RelayedStream};
 use crate::transfer::transport::transport;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
@@ -54,7 +52,7 @@ pub(crate) async fn open_trials(
     entry.end_trials();
     let slot = Arc::new(incoming.entries.trials.take(&entry.source)?);
     let (ports, answering) = probe::open(&incoming.host, paths, &slot).await;
-    *lock(&entry.answering) = answering;
+    entry.answer_trials_by(answering);
     Ok(ports)
 }
 
@@ -75,7 +73,7 @@ pub(crate) async fn connect(
     if let Some(why) = entry.protocol.and_then(obstacle) {
         return Err(Problem::refused(why));
     }
-    entry.is_encrypted.store(is_encrypted, Ordering::Relaxed);
+    entry.set_encrypted(is_encrypted);
     if request.plan.post_copy() {
         incoming.journal.allow_post_copy(id)?;
         entry.memory().allow_post_copy();
@@ -161,7 +159,7 @@ pub(crate) async fn watch_again(
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
     must_wait(incoming, &entry)?;
-    if !entry.is_encrypted.load(Ordering::Relaxed)
+    if !entry.is_encrypted()
         && let Some(why) = refuses_clear_again(&incoming.facts().await?, &request.paths, absent)
     {
         return Err(Problem::refused(why));
@@ -239,7 +237,7 @@ pub(super) async fn listen(
     let sender = request.migration_address.filter(|_| request.plan.spread() == Spread::Routed);
     let page_cache_mib = incoming.host.config.compression.page_cache_mib;
     let receiver = relay::receive(vmm, stream, listener, &other, sender, page_cache_mib)?;
-    *lock(&entry.relay) = Some(receiver);
+    entry.relay_by(receiver);
     Ok(Endpoint {
         address,
         port,

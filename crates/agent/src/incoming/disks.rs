@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::storage::{DISKS_MAX, DiskCopy, DiskImage, DiskName, KeptPart};
+use drainpipe_engine::storage::{DISKS_MAX, DiskCopy, DiskImage, KeptPart};
 use drainpipe_hypervisor::Machine;
 use drainpipe_hypervisor::spec::DiskFormat;
 use jiff::Timestamp;
@@ -143,7 +143,7 @@ pub(crate) async fn make(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     check_room(incoming, id, (entry.definition.name.as_str(), &entry.source), &entry.disks).await?;
     for disk in &entry.disks {
         if kept::take_up(incoming, &entry, disk).await? {
-            lock(&entry.begun).insert(disk.disk);
+            entry.note_begun_disk(disk.disk);
         } else {
             make_one(incoming, &entry, disk).await?;
         }
@@ -206,8 +206,8 @@ pub(super) async fn open(
     let is_encrypted = request.plan.encryption.is_encrypted;
     let tls = is_encrypted.then(|| incoming.peers.identity.server_config_for(&entry.source));
     let receiver = DiskReceiver::start(listener, &program.path, &offered, token, tls)?;
-    *lock(&entry.disk_receiver) = Some(receiver);
-    let begun: Vec<DiskName> = lock(&entry.begun).iter().copied().collect();
+    entry.receive_disks_by(receiver);
+    let begun = entry.begun_disks();
     let is_overwritten =
         |disk: &&DiskCopy| incoming.files.is_device_place(&disk.to) && !begun.contains(&disk.disk);
     let overwritten = entry.disks.iter().filter(is_overwritten).map(|disk| disk.disk).collect();
@@ -223,8 +223,7 @@ pub(crate) async fn close(incoming: &Incoming, id: &str) -> Result<(), Problem> 
 }
 
 async fn shut(entry: &IncomingVm, vmm: &dyn Machine) -> Result<(), Problem> {
-    let receiver = lock(&entry.disk_receiver).take();
-    if let Some(receiver) = receiver {
+    if let Some(receiver) = entry.take_disk_receiver() {
         receiver.close().await?;
     }
     match vmm.disk_exports() {

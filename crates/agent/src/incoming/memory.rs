@@ -19,7 +19,7 @@ pub(crate) fn reserve_memory(incoming: &Incoming, id: &str) -> Result<(), Proble
     // Held while it is decided, so that two VMs cannot both be promised the last of it.
     let entries = lock(&incoming.entries.by_id);
     check_room(incoming, &entries, &entry.definition)?;
-    *lock(&entry.reserved) = needs(&entry.definition);
+    entry.reserve(needs(&entry.definition));
     Ok(())
 }
 

@@ -280,7 +280,7 @@ pub(crate) async fn build_incoming_vm(incoming: &Incoming, id: &str) -> Result<(
     let launched = incoming.vms.launch(spec, &beside, Role::Incoming).await;
     let vmm = launched.map_err(|error| refused_here(incoming, &error))?;
     vm_end::watch(entry.definition.name.as_str(), &vmm);
-    *lock(&entry.vmm) = Some(vmm);
+    entry.set_vmm(Some(vmm));
     Ok(())
 }
 

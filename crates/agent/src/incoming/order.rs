@@ -10,7 +10,7 @@ use drainpipe_engine::migration::target::{
 use drainpipe_engine::migration::timing::RECEIVED_LOOK_MAX;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::{Machine, RunState, VmErrorKind};
-use drainpipe_relay::{Receiver, RelayError};
+use drainpipe_relay::RelayError;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::{info, warn};
 
@@ -21,7 +21,6 @@ use super::{Incoming, no_migration, not_on_its_way};
 use super::{disks, hooks};
 use crate::host::hardware;
 use crate::store::journal::IncomingRecord;
-use crate::store::lock::lock;
 use crate::vms::cpu_priority;
 use crate::vms::{QMP_DEADLINE, qemu_has_ended};
 use drainpipe_api_types::TargetUse;
@@ -396,7 +395,7 @@ async fn how_it_ended(incoming: &Incoming, entry: &IncomingVm, vmm: &dyn Machine
 
 /// Why the relay has broken off, which ends QEMU too. That QEMU's end is closed says less than how QEMU has ended.
 fn relay_error(entry: &IncomingVm) -> Option<String> {
-    let error = lock(&entry.relay).as_ref().and_then(Receiver::error)?;
+    let error = entry.relay_error()?;
     (!matches!(error, RelayError::Local(_))).then(|| error.to_string())
 }
 

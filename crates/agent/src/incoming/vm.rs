@@ -1,7 +1,7 @@
 //! One VM on its way to this host.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::AtomicBool;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use drainpipe_engine::storage::{DiskCopy, DiskName};
 use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
 use drainpipe_hypervisor::{Machine, MigrationStatus, RunState, TransferStatus, VmError};
 use drainpipe_net::TrackedConnection;
-use drainpipe_relay::Receiver;
+use drainpipe_relay::{Receiver, RelayError};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
 
@@ -45,28 +45,34 @@ pub(super) struct IncomingVm {
     pub(super) protocol: Option<Protocol>,
     /// The disks that are copied here; none of those of an earlier life of this agent.
     pub(super) disks: Vec<DiskCopy>,
-    /// Those of which a part was here already.
-    pub(super) begun: Mutex<BTreeSet<DiskName>>,
-    /// Where copies of its disks come in, as long as they do.
-    pub(super) disk_receiver: Mutex<Option<DiskReceiver>>,
-    pub(super) reserved: Mutex<MemoryNeeds>,
-    pub(super) vmm: Mutex<Option<Arc<dyn Machine>>>,
     pub(super) agent_cpu_at_start: Duration,
-    /// The relay of a compressed or encrypted migration, as long as it lasts.
-    pub(super) relay: Mutex<Option<Receiver>>,
-    /// Whether it is encrypted.
-    pub(super) is_encrypted: AtomicBool,
     /// What the firewall here tracks for it since this was loaded; one request at a time, and none once it is given up.
     pub(super) tracked: AsyncMutex<Vec<TrackedConnection>>,
-    /// Those who answer when the source tries the paths.
-    pub(super) answering: Mutex<JoinSet<()>>,
     /// One step at a time, whatever the order in which requests arrive.
     pub(super) stepping: AsyncMutex<()>,
     /// One at a time takes hold of a QEMU that stood before the agent did: it listens to one client only.
     pub(super) taking_hold: AsyncMutex<()>,
+    // The last lock of all to be taken, and given back before anything is waited for: only what is below takes it.
+    resources: Mutex<Resources>,
     // By a clock that begins with this.
     memory: Mutex<Memory>,
     clock: Instant,
+}
+
+/// What the steps have taken and begun here for a VM.
+#[derive(Debug, Default)]
+struct Resources {
+    reserved: MemoryNeeds,
+    vmm: Option<Arc<dyn Machine>>,
+    /// Those who answer when the source tries the paths.
+    answering: JoinSet<()>,
+    is_encrypted: bool,
+    /// The relay of a compressed or encrypted migration, as long as it lasts.
+    relay: Option<Receiver>,
+    /// Where copies of its disks come in, as long as they do.
+    disk_receiver: Option<DiskReceiver>,
+    /// The disks of which a part was here already.
+    begun_disks: BTreeSet<DiskName>,
 }
 
 impl IncomingVm {
@@ -79,17 +85,11 @@ impl IncomingVm {
             cores_taken: None,
             protocol: None,
             disks: vec![],
-            begun: Mutex::default(),
-            disk_receiver: Mutex::default(),
-            reserved: Mutex::default(),
-            vmm: Mutex::default(),
             agent_cpu_at_start: hardware::own_cpu(),
-            relay: Mutex::default(),
-            is_encrypted: AtomicBool::default(),
             tracked: AsyncMutex::default(),
-            answering: Mutex::default(),
             stepping: AsyncMutex::default(),
             taking_hold: AsyncMutex::default(),
+            resources: Mutex::default(),
             memory: Mutex::new(Memory::new(0.0)),
             clock: Instant::now(),
         }
@@ -115,8 +115,7 @@ impl IncomingVm {
         // Its QEMU lives, so the kernel knows of its huge pages.
         let reserved = MemoryNeeds { huge_pages: None, ..needs(&record.spec) };
         Self {
-            reserved: Mutex::new(reserved),
-            vmm: Mutex::new(vmm),
+            resources: Mutex::new(Resources { reserved, vmm, ..Resources::default() }),
             memory: Mutex::new(memory),
             ..Self::new(record.id, record.source, record.spec)
         }
@@ -125,7 +124,7 @@ impl IncomingVm {
     /// One that runs here and lacks a part, since an earlier life of this agent.
     pub(super) fn in_parts(record: IncomingRecord, vmm: Arc<dyn Machine>) -> Self {
         Self {
-            vmm: Mutex::new(Some(vmm)),
+            resources: Mutex::new(Resources { vmm: Some(vmm), ..Resources::default() }),
             memory: Mutex::new(Memory::of_part(0.0)),
             ..Self::new(record.id, record.source, record.spec)
         }
@@ -151,9 +150,65 @@ impl IncomingVm {
         self.memory().hear(self.now_ms());
     }
 
+    fn resources(&self) -> MutexGuard<'_, Resources> {
+        lock(&self.resources)
+    }
+
+    /// What was there is dropped without the lock.
+    fn put<T>(&self, resource: impl FnOnce(&mut Resources) -> &mut T, value: T) {
+        let _before = mem::replace(resource(&mut self.resources()), value);
+    }
+
+    pub(super) fn reserve(&self, needs: MemoryNeeds) {
+        self.resources().reserved = needs;
+    }
+
+    pub(super) fn set_vmm(&self, vmm: Option<Arc<dyn Machine>>) {
+        self.put(|resources| &mut resources.vmm, vmm);
+    }
+
+    /// From now on these answer when the source tries the paths.
+    pub(super) fn answer_trials_by(&self, answering: JoinSet<()>) {
+        self.put(|resources| &mut resources.answering, answering);
+    }
+
     /// The source tries no path any more.
     pub(super) fn end_trials(&self) {
-        *lock(&self.answering) = JoinSet::new();
+        self.answer_trials_by(JoinSet::new());
+    }
+
+    pub(super) fn set_encrypted(&self, is_encrypted: bool) {
+        self.resources().is_encrypted = is_encrypted;
+    }
+
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.resources().is_encrypted
+    }
+
+    pub(super) fn relay_by(&self, receiver: Receiver) {
+        self.put(|resources| &mut resources.relay, Some(receiver));
+    }
+
+    /// Why its relay has broken off.
+    pub(super) fn relay_error(&self) -> Option<RelayError> {
+        self.resources().relay.as_ref().and_then(Receiver::error)
+    }
+
+    pub(super) fn receive_disks_by(&self, receiver: DiskReceiver) {
+        self.put(|resources| &mut resources.disk_receiver, Some(receiver));
+    }
+
+    pub(super) fn take_disk_receiver(&self) -> Option<DiskReceiver> {
+        self.resources().disk_receiver.take()
+    }
+
+    /// A part of this disk was here already.
+    pub(super) fn note_begun_disk(&self, disk: DiskName) {
+        self.resources().begun_disks.insert(disk);
+    }
+
+    pub(super) fn begun_disks(&self) -> Vec<DiskName> {
+        self.resources().begun_disks.iter().copied().collect()
     }
 
     /// Whether it was told to run here, and nobody has said yet that it does.
@@ -167,8 +222,7 @@ impl IncomingVm {
         let _taking_hold = self.taking_hold.lock().await;
         // One that is among the VMs of this host may have another QEMU by now.
         if stood_before && self.built().is_none() && !self.is_adopted(vms) {
-            let found = vms.find_running(&self.definition).await?;
-            *lock(&self.vmm) = found;
+            self.set_vmm(vms.find_running(&self.definition).await?);
         }
         Ok(())
     }
@@ -187,7 +241,7 @@ impl IncomingVm {
 
     /// Its QEMU, if one was built.
     pub(super) fn built(&self) -> Option<Arc<dyn Machine>> {
-        lock(&self.vmm).clone()
+        self.resources().vmm.clone()
     }
 
     pub(super) fn vmm(&self) -> Result<Arc<dyn Machine>, Problem> {
@@ -205,13 +259,17 @@ impl IncomingVm {
         if self.is_adopted(vms) {
             return 0;
         }
-        let resident = self.built().map_or(0, |vmm| hardware::resident_bytes(vmm.pid()));
-        lock(&self.reserved).bytes.saturating_sub(resident)
+        let (reserved_bytes, vmm) = {
+            let resources = self.resources();
+            (resources.reserved.bytes, resources.vmm.clone())
+        };
+        reserved_bytes.saturating_sub(vmm.map_or(0, |vmm| hardware::resident_bytes(vmm.pid())))
     }
 
     /// Those that its QEMU has not reserved yet.
     pub(super) fn outstanding_huge_pages(&self) -> Option<HugePages> {
-        lock(&self.reserved).huge_pages.filter(|_| self.built().is_none())
+        let resources = self.resources();
+        resources.reserved.huge_pages.filter(|_| resources.vmm.is_none())
     }
 
     /// How long its QEMU may take for an answer. One that lacks a part of the VM is mute from when it is told to run it until
