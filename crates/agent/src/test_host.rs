@@ -12,6 +12,7 @@ use drainpipe_engine::transfer::encryption::EncryptionPolicy;
 use drainpipe_engine::transfer::option::RequestedOption;
 use drainpipe_hypervisor::fake::{FakeHypervisor, FakeVm};
 use drainpipe_hypervisor::spec::VmSpec;
+use drainpipe_hypervisor::{Hypervisor, Role};
 use drainpipe_identity::authority::{InitOptions, IssueOptions, init, issue_host, issue_operator};
 use drainpipe_identity::{Identity, Validity};
 use serde_json::json;
@@ -102,6 +103,23 @@ impl TestHost {
         config
     }
 
+    /// Where a disk of its VMs is, or may be made.
+    pub(crate) fn disk_path(&self, name: &str) -> PathBuf {
+        let directory = self.directory.path().join("disks");
+        std::fs::create_dir_all(&directory).unwrap();
+        directory.join(name)
+    }
+
+    /// Runs a VM of which no agent knows, as another manager of VMs does, or an agent that has lost its journal.
+    pub(crate) fn runs_by_others(&self, definition: &VmSpec) -> Arc<FakeVm> {
+        let name = definition.name.as_str();
+        self.block_on(async {
+            let spec = definition.resolve(&self.hypervisor.probe(DEADLINE).await.unwrap()).unwrap();
+            self.hypervisor.start(spec, b"{}", Role::Fresh, DEADLINE).await.unwrap();
+        });
+        self.vm(name)
+    }
+
     /// Waits for what no agent does.
     pub(crate) fn block_on<T>(&self, what: impl Future<Output = T>) -> T {
         self.network.block_on(async { timeout(DEADLINE, what).await.expect("it ends in time") })
@@ -124,6 +142,11 @@ impl Life {
 pub(crate) fn definition(name: &str) -> VmSpec {
     let spec = json!({ "name": name, "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-10.0" });
     serde_json::from_value(spec).unwrap()
+}
+
+/// A domain of libvirt's, as Drainpipe describes it.
+pub(crate) fn domain(name: &str) -> VmSpec {
+    VmSpec { manager: serde_json::from_value(json!("libvirt")).unwrap(), ..definition(name) }
 }
 
 /// A request to move a VM to the host `target`.

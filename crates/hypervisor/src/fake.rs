@@ -4,6 +4,7 @@
 //! [`Hypervisor::attach`] what the one before has left. What a network or a guest would do is done by the test, as in
 //! [`FakeVm::receives_all`].
 
+mod disks;
 mod faults;
 mod process;
 mod vm;
@@ -27,7 +28,7 @@ use crate::directory::{PathTooLong, VmDirectory};
 use crate::end::Exit;
 use crate::error::{VmError, VmErrorKind};
 use crate::facts::{HypervisorFacts, Version};
-use crate::hypervisor::Hypervisor;
+use crate::hypervisor::{Hypervisor, Managed};
 use crate::role::Role;
 use crate::spec::{Hardware, ResolvedSpec, VmName};
 use crate::state::RunState;
@@ -45,13 +46,23 @@ pub struct FakeHypervisor {
     runtime_directory: PathBuf,
     vms: Mutex<BTreeMap<VmName, Arc<FakeVm>>>,
     faults: Faults,
+    managed: Mutex<Option<Managed>>,
+}
+
+fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl FakeHypervisor {
     /// Without VMs; those that are started have their files under this directory.
     pub fn new(runtime_directory: impl Into<PathBuf>) -> Arc<Self> {
         let runtime_directory = runtime_directory.into();
-        Arc::new(Self { runtime_directory, vms: Mutex::default(), faults: Faults::default() })
+        Arc::new(Self {
+            runtime_directory,
+            vms: Mutex::default(),
+            faults: Faults::default(),
+            managed: Mutex::default(),
+        })
     }
 
     /// Its acts of this kind fail so from now on: [`Act::Start`], [`Act::Attach`] and [`Act::EndGivenUp`].
@@ -67,6 +78,11 @@ impl FakeHypervisor {
     /// They succeed again.
     pub fn succeeds(&self, act: Act) {
         self.faults.clear(act);
+    }
+
+    /// It is another manager of VMs from now on, which has these.
+    pub fn manages(&self, managed: Managed) {
+        *lock(&self.managed) = Some(managed);
     }
 
     /// The VM of this name that was started last, also if its process has ended.
@@ -119,6 +135,15 @@ impl Hypervisor for FakeHypervisor {
             cpu_models: CpuModels::none(Hardware::Tcg),
             stamp: None,
         })
+    }
+
+    async fn probe_manager(&self, deadline: Duration) -> Result<Option<HypervisorFacts>, VmError> {
+        let is_manager = lock(&self.managed).is_some();
+        Ok(if is_manager { Some(self.probe(deadline).await?) } else { None })
+    }
+
+    async fn managed(&self, _deadline: Duration) -> Result<Managed, VmError> {
+        Ok(lock(&self.managed).clone().unwrap_or_default())
     }
 
     fn directory(&self, vm: &VmName) -> Result<VmDirectory, PathTooLong> {

@@ -13,6 +13,8 @@
 
 mod mover;
 mod settling;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::path::Path;

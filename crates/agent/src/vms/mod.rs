@@ -6,6 +6,8 @@ pub(crate) mod hooks;
 pub(crate) mod hypervisors;
 mod managed;
 pub(crate) mod session_weight;
+#[cfg(test)]
+mod tests;
 pub(crate) mod throttles;
 pub(crate) mod vm_cores;
 pub(crate) mod vm_end;
@@ -696,47 +698,5 @@ fn shown_state(state: &RunState) -> VmState {
         RunState::Running => VmState::Running,
         RunState::Inmigrate => VmState::Incoming,
         _ => VmState::Paused,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-
-    use drainpipe_hypervisor::fake::FakeHypervisor;
-    use serde_json::json;
-
-    use super::*;
-
-    async fn vms(directory: &std::path::Path) -> Arc<Vms> {
-        let journal = Arc::new(Journal::open(directory, directory).unwrap());
-        let spec = json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
-        journal.define_vm(&serde_json::from_value(spec).unwrap()).unwrap();
-        let hypervisor = FakeHypervisor::new(directory);
-        let facts = hypervisor.probe(QMP_DEADLINE).await.unwrap();
-        Vms::open("a", hypervisor, facts, journal).await.unwrap()
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_migration_that_crashes_keeps_its_claim_for_who_takes_it_up() {
-        let directory = tempfile::tempdir().unwrap();
-        let vms = vms(directory.path()).await;
-        let crash = |claim: Claim| {
-            let claimed = vms.claim("web", claim).unwrap();
-            let crash = AssertUnwindSafe(|| {
-                let _claimed = claimed;
-                panic!("an error in Drainpipe, of this test");
-            });
-            catch_unwind(crash).unwrap_err();
-        };
-        crash(Claim::Changing);
-        crash(Claim::Migrating("one".into()));
-        assert!(vms.claim("web", Claim::Changing).is_err());
-        assert!(vms.claim("web", Claim::Migrating("two".into())).is_err());
-        assert!(vms.claim_of_crashed("web", "two").is_none());
-        let taken_up = vms.claim_of_crashed("web", "one").expect("it is claimed still");
-        assert!(vms.claim("web", Claim::Changing).is_err());
-        drop(taken_up);
-        assert!(vms.claim("web", Claim::Changing).is_ok());
     }
 }

@@ -54,12 +54,31 @@ pub enum Act {
     DiscardUnsent,
     /// To cut its connections without asking it.
     Cut,
+    /// Whether it can move a disk.
+    CheckDiskMove,
+    /// To copy a disk to another one on its host.
+    BeginDiskMove,
+    /// How far that is.
+    DiskMoveState,
+    /// To have each write on both disks.
+    SynchroniseDiskMove,
+    /// To hold the guest's writes.
+    HoldWrites,
+    /// To have the new disk.
+    SwitchDisk,
+    /// To let go of the new disk.
+    AbandonDiskMove,
+    /// To let go of the old disk.
+    TidyDiskMove,
 }
 
 impl Act {
     /// Whether it changes nothing.
     pub(super) fn is_question(self) -> bool {
-        matches!(self, Self::RunState | Self::Migration | Self::Hold)
+        matches!(
+            self,
+            Self::RunState | Self::Migration | Self::Hold | Self::CheckDiskMove | Self::DiskMoveState
+        )
     }
 }
 
@@ -76,6 +95,8 @@ pub enum Fault {
     PortTaken,
     /// The process ends, as if killed.
     Ends,
+    /// Its guest does not heed it.
+    Ignored,
     /// It fails otherwise.
     Fails,
 }
@@ -87,6 +108,7 @@ impl Fault {
             Self::Refused => (VmErrorKind::Refused, "refused"),
             Self::PortTaken => (VmErrorKind::PortTaken, "found the port taken for"),
             Self::Ends => (VmErrorKind::Gone, "ended at"),
+            Self::Ignored => (VmErrorKind::GuestIgnores, "has a guest that ignores"),
             Self::Fails => (VmErrorKind::Failed, "failed at"),
         };
         VmError::new(kind, format!("the fake hypervisor {what} {act:?}"))

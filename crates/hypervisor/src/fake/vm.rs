@@ -13,10 +13,13 @@ use tokio::sync::broadcast;
 use tokio::time::timeout;
 
 use super::VERSION;
+use super::disks::FakeMove;
 use super::faults::{Act, Fault, Faults};
 use super::process::FakeProcess;
-use crate::connections::{Connections, Paces};
+use crate::connections::{ConnectionUse, Connections, Pace, Paces};
 use crate::directory::{SharedPath, VmDirectory};
+use crate::disk_moves::DiskMoves;
+use crate::disks::DiskCopies;
 use crate::end::{End, Exit};
 use crate::error::{VmError, VmErrorKind};
 use crate::event::{Event, Happening};
@@ -24,7 +27,7 @@ use crate::facts::Version;
 use crate::memory::{Contents, MemorySample};
 use crate::parcel::Parcel;
 use crate::role::Role;
-use crate::spec::ResolvedSpec;
+use crate::spec::{Disk, ResolvedSpec};
 use crate::state::{Hold, MigrationStatus, RamStatus, RunState, TransferStatus};
 use crate::transport::{Address, SourceSettings, Transport};
 use crate::vm::{SourceVm, TargetVm, VcpuThrottle, VcpuTime, Vm};
@@ -52,6 +55,7 @@ pub struct FakeVm {
     keeps_connections: AtomicBool,
     // What holds its vCPUs back may outlive whoever has a hold of the VM.
     throttle: Arc<Mutex<Option<u8>>>,
+    pub(super) disk_move: FakeMove,
 }
 
 #[derive(Debug)]
@@ -64,8 +68,14 @@ struct Inner {
     has_run: bool,
     listens_at: Option<Address>,
     sends_to: Option<Address>,
+    bandwidth_mbps: Option<u64>,
+    connections: Vec<ConnectionUse>,
+    paces: Vec<Pace>,
     acts: Vec<Act>,
 }
+
+/// Of one that sends as much as it can.
+const IN_USE: ConnectionUse = ConnectionUse { is_in_use: true, has_unsent: true, link_bytes: 0 };
 
 impl FakeVm {
     pub(super) fn started(spec: ResolvedSpec, directory: VmDirectory, role: Role) -> Self {
@@ -88,11 +98,15 @@ impl FakeVm {
                 has_run,
                 listens_at: None,
                 sends_to: None,
+                bandwidth_mbps: None,
+                connections: vec![IN_USE],
+                paces: vec![],
                 acts: vec![],
             }),
             is_stopped: AtomicBool::default(),
             keeps_connections: AtomicBool::default(),
             throttle: Arc::default(),
+            disk_move: FakeMove::default(),
         }
     }
 
@@ -162,6 +176,21 @@ impl FakeVm {
     /// Its connections are not ours to deal with, as those of a hypervisor that lets nobody have a hold of its process.
     pub fn keeps_connections_to_itself(&self) {
         self.keeps_connections.store(true, Ordering::Relaxed);
+    }
+
+    /// It has so many connections from now on, each of which it uses.
+    pub fn has_connections(&self, count: usize) {
+        self.lock().connections = vec![IN_USE; count];
+    }
+
+    /// How each of its connections was paced last; nothing if none was.
+    pub fn paces(&self) -> Vec<Pace> {
+        self.lock().paces.clone()
+    }
+
+    /// What it was told to keep to by itself.
+    pub fn bandwidth_mbps(&self) -> Option<u64> {
+        self.lock().bandwidth_mbps
     }
 
     /// A source has little left to send: it pauses its guest and waits.
@@ -246,6 +275,15 @@ impl FakeVm {
                 Err(fault.error(act))
             }
         }
+    }
+
+    /// As [`Self::act`], without its memory and its transfer.
+    pub(super) fn does<T>(&self, act: Act, deed: impl FnOnce() -> Result<T, VmError>) -> Result<T, VmError> {
+        self.act(act, |_| deed())
+    }
+
+    pub(super) fn disk_files(&self) -> &[Disk] {
+        &self.spec.spec().disks
     }
 
     fn on_connections(&self, act: Act) -> io::Result<usize> {
@@ -509,8 +547,11 @@ impl SourceVm for FakeVm {
         self.act(Act::SetDowntimeLimit, |_| Ok(()))
     }
 
-    async fn set_bandwidth(&self, _limit_mbps: Option<u64>, _deadline: Duration) -> Result<(), VmError> {
-        self.act(Act::SetBandwidth, |_| Ok(()))
+    async fn set_bandwidth(&self, limit_mbps: Option<u64>, _deadline: Duration) -> Result<(), VmError> {
+        self.act(Act::SetBandwidth, |inner| {
+            inner.bandwidth_mbps = limit_mbps;
+            Ok(())
+        })
     }
 
     async fn hold(&self, _deadline: Duration) -> Result<Hold, VmError> {
@@ -530,6 +571,15 @@ impl SourceVm for FakeVm {
     fn connections(&self) -> Option<&dyn Connections> {
         let are_ours = !self.keeps_connections.load(Ordering::Relaxed);
         are_ours.then_some(self)
+    }
+
+    fn disk_copies(&self) -> Option<&dyn DiskCopies> {
+        Some(self)
+    }
+
+    fn disk_moves(&self) -> Option<&dyn DiskMoves> {
+        // Another manager of VMs moves its disks itself.
+        (!self.spec.spec().is_defined_elsewhere()).then_some(self)
     }
 
     fn outgoing_relay(&self) -> SharedPath {
@@ -594,8 +644,10 @@ impl Connections for FakeVm {
         Ok(1)
     }
 
-    fn pace(&self, _peer: SocketAddr, _paces: Paces<'_>) -> io::Result<usize> {
-        Ok(1)
+    fn pace(&self, _peer: SocketAddr, paces: Paces<'_>) -> io::Result<usize> {
+        let mut inner = self.lock();
+        inner.paces = paces(&inner.connections);
+        Ok(inner.connections.len())
     }
 
     fn has(&self, _own: SocketAddr, _peer: SocketAddr) -> io::Result<bool> {
