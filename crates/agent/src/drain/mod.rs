@@ -15,6 +15,8 @@ mod disks;
 mod executor;
 mod failback;
 mod record;
+#[cfg(test)]
+mod tests;
 mod view;
 
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -384,46 +386,5 @@ pub(crate) async fn shut_down(drains: &Drains) {
     }
     if let Some(current) = drains.under_way.lock().take() {
         current.task.abort();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::sync::oneshot;
-
-    use super::*;
-
-    fn course() -> Arc<Course> {
-        let (kind, started_at) = (DrainKind::Drain, Timestamp::UNIX_EPOCH);
-        let (status, cancelled) = (watch::Sender::new(DrainStatus::begun()), watch::Sender::new(false));
-        Arc::new(Course { id: "of-a-test".into(), kind, started_at, request: None, status, cancelled })
-    }
-
-    #[test]
-    fn a_huge_vm_has_the_time_that_it_is_predicted_to_take() {
-        let minutes = |minutes: u32| minutes * 60;
-        let predicted_ms = |count| f64::from(minutes(count)) * 1_000.0;
-        assert_eq!(migration_deadline_s(3_600, predicted_ms(73), 0.0), minutes(3 * 73 + 10));
-        assert_eq!(migration_deadline_s(3_600, predicted_ms(16), 0.0), 3_600);
-        assert_eq!(migration_deadline_s(7, 0.0, 0.0), minutes(10));
-        assert_eq!(migration_deadline_s(7, f64::INFINITY, 9.0), u32::MAX);
-        assert_eq!(migration_deadline_s(3_600, 0.0, 1_500.0), 3_602, "disks take longer");
-    }
-
-    #[tokio::test]
-    async fn what_panics_is_ended_and_what_is_aborted_is_left() {
-        let under_way = UnderWay::default();
-        let (tell, crashed) = oneshot::channel();
-        let crash = async { panic!("an error in Drainpipe, of this test") };
-        under_way.run(course(), crash, async move { tell.send(()).unwrap() });
-        crashed.await.expect("the crash is seen");
-        assert!(under_way.begin("a").is_err(), "until it has been written down");
-        under_way.ended();
-        assert!(under_way.begin("a").is_ok());
-
-        let (tell, crashed) = oneshot::channel::<()>();
-        under_way.run(course(), std::future::pending(), async move { tell.send(()).unwrap() });
-        under_way.lock().take().unwrap().task.abort();
-        crashed.await.expect_err("the agent stops in good order");
     }
 }

@@ -1,5 +1,8 @@
 //! Keeps the connections of a source's QEMU to a limit, by the kernel's pacing (`drainpipe_engine::bandwidth::pacing` says why).
 
+#[cfg(test)]
+mod tests;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
