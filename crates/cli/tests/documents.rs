@@ -1,6 +1,6 @@
 //! What the documents promise of themselves: links that lead somewhere, pages that people finish, and the
 //! findings that there are. What is made from the program is held against it in `src/reference.rs`, and the keys of
-//! agent.toml in `crates/agent/src/config/documents.rs`.
+//! agent.toml in `crates/agent/src/store/config/documents.rs`.
 
 use std::collections::BTreeSet;
 use std::fs;
