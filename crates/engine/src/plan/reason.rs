@@ -82,7 +82,7 @@ pub enum Reason {
     /// These paths were tried, and cannot be used.
     Failed(Vec<FailedPath>),
     /// What another host says.
-    Told(String),
+    Stated(String),
 }
 
 /// A path that cannot be used.
@@ -145,7 +145,7 @@ impl fmt::Display for Reason {
                 let words: Vec<String> = paths.iter().map(ToString::to_string).collect();
                 write!(f, "left out {}", words.join(", "))
             }
-            Self::Told(words) => f.write_str(words),
+            Self::Stated(words) => f.write_str(words),
         }
     }
 }

@@ -110,7 +110,7 @@ impl TryFrom<WirePlan> for Plan {
     fn try_from(wire: WirePlan) -> Result<Self, Contradiction> {
         let transfer = wire.transfer()?;
         let WirePlan { requested_option, encryption, paths, limit_keeper, disks, reason, .. } = wire;
-        let reasons = reason.into_iter().filter(|reason| !reason.is_empty()).map(Reason::Told).collect();
+        let reasons = reason.into_iter().filter(|reason| !reason.is_empty()).map(Reason::Stated).collect();
         let paths = paths.try_into()?;
         Ok(Self { requested_option, transfer, encryption, paths, limit_keeper, disks, reasons })
     }

@@ -186,7 +186,7 @@ proptest! {
             let sent = serde_json::to_value(&plan).unwrap();
             let read: Plan = serde_json::from_value(sent.clone()).unwrap();
             prop_assert_eq!(serde_json::to_value(&read).unwrap(), sent);
-            let reasons = plan.reason().map(Reason::Told).into_iter().collect();
+            let reasons = plan.reason().map(Reason::Stated).into_iter().collect();
             prop_assert_eq!(read, Plan { reasons, ..plan });
         }
     }
