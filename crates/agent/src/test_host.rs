@@ -112,12 +112,7 @@ impl TestHost {
 
     /// Runs a VM of which no agent knows, as another manager of VMs does, or an agent that has lost its journal.
     pub(crate) fn runs_by_others(&self, definition: &VmSpec) -> Arc<FakeVm> {
-        let name = definition.name.as_str();
-        self.block_on(async {
-            let spec = definition.resolve(&self.hypervisor.probe(DEADLINE).await.unwrap()).unwrap();
-            self.hypervisor.start(spec, b"{}", Role::Fresh, DEADLINE).await.unwrap();
-        });
-        self.vm(name)
+        self.block_on(started(&self.hypervisor, definition))
     }
 
     /// Waits for what no agent does.
@@ -136,6 +131,13 @@ impl Life {
     pub(crate) fn block_on<T>(&self, what: impl Future<Output = T>) -> T {
         self.runtime.block_on(async { timeout(DEADLINE, what).await.expect("it ends in time") })
     }
+}
+
+/// A VM that runs there, and of which no agent knows.
+pub(crate) async fn started(hypervisor: &FakeHypervisor, definition: &VmSpec) -> Arc<FakeVm> {
+    let spec = definition.resolve(&hypervisor.probe(DEADLINE).await.unwrap()).unwrap();
+    hypervisor.start(spec, b"{}", Role::Fresh, DEADLINE).await.unwrap();
+    hypervisor.vm(definition.name.as_str()).expect("it was started")
 }
 
 /// A VM as its owner writes it.

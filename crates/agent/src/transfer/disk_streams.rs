@@ -7,6 +7,9 @@
 //! QEMU's NBD client has one connection, and so would use one path. The splitters at both ends (`drainpipe-nbd`) spread its
 //! requests over several. Here is where these come from, who is let in, and when they end.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::io;

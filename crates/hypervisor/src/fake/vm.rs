@@ -71,6 +71,7 @@ struct Inner {
     bandwidth_mbps: Option<u64>,
     connections: Vec<ConnectionUse>,
     paces: Vec<Pace>,
+    own_addresses: Vec<SocketAddr>,
     acts: Vec<Act>,
 }
 
@@ -101,6 +102,7 @@ impl FakeVm {
                 bandwidth_mbps: None,
                 connections: vec![IN_USE],
                 paces: vec![],
+                own_addresses: vec![],
                 acts: vec![],
             }),
             is_stopped: AtomicBool::default(),
@@ -181,6 +183,11 @@ impl FakeVm {
     /// It has so many connections from now on, each of which it uses.
     pub fn has_connections(&self, count: usize) {
         self.lock().connections = vec![IN_USE; count];
+    }
+
+    /// A connection from there is its own.
+    pub fn connects_from(&self, own: SocketAddr) {
+        self.lock().own_addresses.push(own);
     }
 
     /// How each of its connections was paced last; nothing if none was.
@@ -650,8 +657,8 @@ impl Connections for FakeVm {
         Ok(inner.connections.len())
     }
 
-    fn has(&self, _own: SocketAddr, _peer: SocketAddr) -> io::Result<bool> {
-        Ok(false)
+    fn has(&self, own: SocketAddr, _peer: SocketAddr) -> io::Result<bool> {
+        Ok(self.lock().own_addresses.contains(&own))
     }
 
     fn ignore_resets(&self, _peer: SocketAddr) -> io::Result<usize> {
