@@ -18,16 +18,24 @@ use crate::support::{TestLab, eventually};
 pub(crate) const TESTS: &[Test] =
     &[("who_connects_before_the_source_is_not_let_in", who_connects_before_the_source_is_not_let_in)];
 
+/// Of a and b in a lab, and a way there for everybody on the links' network.
+const MIGRATION_ADDRESSES: [(&str, &str); 2] =
+    [("10.77.255.11", "10.77.1.11"), ("10.77.255.12", "10.77.1.12")];
+
 const PORTS: std::ops::RangeInclusive<u16> = 49152..=49215;
 
 fn who_connects_before_the_source_is_not_let_in() {
     let lab = TestLab::up(&["--hosts", "a,b,c", "--link", "500", "--link", "500"]);
     let guest = lab.start_guest("web", 160, "");
     let before = lab.network();
-    let addresses: Vec<IpAddr> = ["a", "b"]
+    let mut addresses: Vec<IpAddr> = ["a", "b"]
         .into_iter()
         .flat_map(|host| ["e0", "e1"].map(|link| lab.lab().spec().link_address(host, link).unwrap().into()))
         .collect();
+    addresses.extend(MIGRATION_ADDRESSES.map(|(address, by)| {
+        lab.exec("c", &["ip", "route", "add", address, "via", by]).done();
+        address.parse::<IpAddr>().unwrap()
+    }));
     let (going, rounds) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
     let peers: Vec<_> = addresses
         .into_iter()
@@ -45,8 +53,8 @@ fn who_connects_before_the_source_is_not_let_in() {
         })
         .collect();
     eventually("the unauthenticated peers are there", || rounds.load(Ordering::Relaxed) > 4);
-    for target in ["b", "a"] {
-        let result = lab.migrate("web", target, &["--option", "tcp"]);
+    for (target, option) in [("b", "tcp"), ("a", "multichannel"), ("b", "multichannel")] {
+        let result = lab.migrate("web", target, &["--option", option]);
         assert!(!result.encryption.is_some_and(|used| used.is_encrypted), "it was to go in the clear");
     }
     going.store(false, Ordering::Relaxed);
