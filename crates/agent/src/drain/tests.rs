@@ -147,6 +147,7 @@ fn while_a_drain_is_planned_nothing_else_begins_and_an_agent_that_ends_then_has_
     let life = again(&host, life);
     let view = told(&life);
     assert_eq!((view.cordoned, state(&view)), (true, DrainState::Interrupted));
+    assert!(view.ended_at.is_some());
     assert_eq!(vm.state(), RunState::Running);
     assert!(!resume(&life.parts.drains, ResumeRequest::default()).unwrap().cordoned);
 }
@@ -207,6 +208,7 @@ fn an_agent_that_ended_in_the_midst_tells_what_has_become_of_each_vm() {
     let life = again(&host, life);
     let view = told(&life);
     assert_eq!((view.cordoned, state(&view)), (true, DrainState::Interrupted));
+    assert!(view.ended_at.is_some());
     let rows = view.status.unwrap().moves;
     let states: Vec<_> = rows.iter().map(|one| (one.vm.as_str(), one.state)).collect();
     let expected = [

@@ -6,12 +6,14 @@ use std::sync::Mutex;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use drainpipe_engine::migration::VmCondition;
+use drainpipe_engine::problem::ProblemKind;
 use drainpipe_hypervisor::fake::{Act, FakeVm, Fault};
 use drainpipe_hypervisor::{
     Exit, MigrationStatus, Parcel, RunState, SourceSettings, SourceVm, Transport, Vm,
 };
 
 use super::*;
+use crate::outgoing::hand_over;
 use crate::store::journal::Journal;
 use crate::test_host::{Life, TestHost, definition, migrate};
 use crate::vms::Claim;
@@ -142,6 +144,32 @@ fn a_vm_that_its_target_has_discarded_runs_on_here() {
     assert_eq!(result(&life).outcome, Outcome::Failed);
     assert_eq!(vm.state(), RunState::Running);
     assert!(!life.parts.journal.hand_over(ID).unwrap());
+}
+
+#[test]
+fn a_vm_whose_target_is_lost_comes_back_on_the_operators_word_and_is_booted_anew() {
+    let host = TestHost::new();
+    let vm = left_handed_over(&host);
+    let life = host.start();
+    let outgoing = &life.parts.outgoing;
+    let refuse =
+        |name: &str, lost: &str| life.block_on(hand_over::reclaim(outgoing, name, lost)).unwrap_err();
+    assert_eq!(refuse("web", "source").kind, ProblemKind::BadInput);
+    assert_eq!(refuse("db", "target").kind, ProblemKind::Conflict);
+    assert!(hand_over::check_own(outgoing, "web").unwrap_err().message.contains("`drainpipe vm reclaim web"));
+    assert!(life.parts.journal.open_migration(ID).unwrap().unwrap().handed_over, "nothing has changed");
+    let result = life.block_on(hand_over::reclaim(outgoing, "web", "target")).unwrap();
+    assert_eq!(result.outcome, Outcome::Failed);
+    assert!(!vm.acts().contains(&Act::Run), "it may have run there, and written to its disks");
+    assert!(!vm.alive() && life.parts.vms.contains("web"));
+    life.block_on(async {
+        while life.parts.vms.claim("web", Claim::Changing).is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    life.block_on(life.parts.vms.start("web", async |_| Ok(()))).unwrap();
+    assert_eq!(host.vm("web").state(), RunState::Running);
+    hand_over::check_own(outgoing, "web").unwrap();
 }
 
 #[test]
