@@ -202,10 +202,14 @@ fn at_least(what: &'static str, promised: &'static str, least: f64, ratio: f64) 
 
 /// Has both libvirts encrypt who asks for it.
 fn give_certificates(lab: &TestLab) {
+    let certificates = tempfile::tempdir().unwrap();
+    write_certificates(certificates.path());
     for host in ["a", "b"] {
         let own = lab.directory(host).join("libvirt/etc");
         std::fs::create_dir(own.join("tls")).unwrap();
-        write_certificates(&own.join("tls"));
+        for file in std::fs::read_dir(certificates.path()).unwrap().map(Result::unwrap) {
+            std::fs::copy(file.path(), own.join("tls").join(file.file_name())).unwrap();
+        }
         let file = own.join("qemu.conf");
         let settings = std::fs::read_to_string(&file).unwrap();
         let with = format!("{settings}migrate_tls_x509_cert_dir = \"/etc/libvirt/tls\"\n");
