@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use drainpipe_engine::transfer::encryption::EncryptionPolicy;
-use drainpipe_engine::transfer::option::RequestedOption;
+use drainpipe_engine::host::encryption_policy::EncryptionPolicy;
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_hypervisor::fake::{FakeHypervisor, FakeVm};
 use drainpipe_hypervisor::spec::VmSpec;
 use drainpipe_hypervisor::{Hypervisor, Role};

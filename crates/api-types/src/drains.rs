@@ -3,7 +3,7 @@
 use drainpipe_engine::drain::plan::DrainPlan;
 use drainpipe_engine::drain::status::DrainStatus;
 use drainpipe_engine::finding::Finding;
-use drainpipe_engine::transfer::option::RequestedOption;
+use drainpipe_engine::option::RequestedOption;
 use std::time::Duration;
 
 use serde::de::Error;

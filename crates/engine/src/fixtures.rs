@@ -1,9 +1,9 @@
 //! A host, a link and a path for tests, with nothing to them that matters: each test names what does.
 
 use crate::host::capabilities::Capabilities;
+use crate::host::encryption_policy::EncryptionPolicy;
 use crate::host::facts::{HostFacts, HypervisorVersion, MigrationLink};
 use crate::paths::path::Path;
-use crate::transfer::encryption::EncryptionPolicy;
 
 /// A host without links, that has no migration address.
 pub(crate) fn host(name: &str) -> HostFacts {

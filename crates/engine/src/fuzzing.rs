@@ -18,10 +18,10 @@ use crate::drain::view::{DrainView, LimitView, PathView, PlacedVm, Placement, Ta
 use crate::finding::Finding;
 use crate::host::capabilities::Capabilities;
 use crate::host::facts::{HostFacts, MemoryNeeds, MigrationLink};
+use crate::option::RequestedOption;
 use crate::paths::path::{Path, Reach, links_to_try};
 use crate::plan::{Plan, Request, plan};
-use crate::transfer::option::RequestedOption;
-use crate::transfer::relayed::{Compressible, RelayMeans, Verdict};
+use crate::transfer::relayed::{Compressible, Verdict};
 
 /// What texts about an answer of a few kilobytes take, and lists of it.
 pub const ANSWERS_HOLD_BYTES: usize = 8 << 20;
@@ -198,7 +198,7 @@ fn check_finding(finding: &Finding) {
 fn drain_to(answers: &Answers, option: RequestedOption, plan: &Plan) {
     let theirs = &answers.facts.host;
     let relay =
-        RelayMeans::of(&OURS.host, theirs, plan.carrying(), plan.encryption.is_encrypted, &option.into());
+        Request::from(option).relay_means(&OURS.host, theirs, plan.carrying(), plan.encryption.is_encrypted);
     if let Some(Verdict::Compressed { wire_share }) = relay.map(|means| means.verdict(None)) {
         assert!(wire_share > 0.0 && wire_share < 1.0);
     }

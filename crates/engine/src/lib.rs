@@ -2,27 +2,34 @@
 //!
 //! Read [`migration`] first: the ten steps as one state machine.
 //!
+//! Its modules, the top first: none imports one that stands above it.
+//!
 //! ```text
-//! migration   one VM's way: source, target and guard; progress and result
+//! journal     whether a host's journal may be believed, and a VM be started
 //! drain       emptying a host: the plan, who carries it out, when it will be over
-//! check       what is wrong between two hosts; finding: how that is said
-//! plan        what a migration will do: option, paths, connections, relay; why not more
-//! transfer    how memory goes over the paths, and how long that takes
+//! migration   one VM's way: source, target and guard; progress and result
+//! check       what is wrong between two hosts
+//! estimate    how long a migration will take, and whether it comes to an end
+//! plan        what a migration will do: transfer, paths, connections, relay; why not more
+//! transfer    how memory goes over the paths
 //! storage     disks: what is copied, kept, and gone on with
-//! bandwidth   limits, and how they are kept
 //! paths       which link reaches which, and how well
 //! host        facts, capabilities, cores, and what VMs may use
-//! journal     whether a host's journal may be believed, and a VM be started
+//! bandwidth   limits, and how they are kept
+//! option      the performance options that can be asked for
 //! protocol    what two releases speak with each other
-//! connections who gets in when there are too many
+//! finding     how it is said what is wrong
+//! problem     errors
 //! format      bytes, rates and durations as people read them
-//! problem     errors; known: values of a newer peer
+//! known       values of a newer peer
+//! connections who gets in when there are too many
 //! ```
 
 pub mod bandwidth;
 pub mod check;
 pub mod connections;
 pub mod drain;
+pub mod estimate;
 pub mod finding;
 #[cfg(test)]
 mod fixtures;
@@ -33,6 +40,7 @@ pub mod host;
 pub mod journal;
 mod known;
 pub mod migration;
+pub mod option;
 pub mod paths;
 pub mod plan;
 pub mod problem;

@@ -18,6 +18,7 @@ mod relay;
 mod request;
 mod route;
 mod spreading;
+pub(crate) mod standby;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -25,12 +26,10 @@ mod wire;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::compression::NotCompressed;
 pub use self::error::PlanError;
 pub use self::incapable::{Incapable, NoPostCopy};
 pub use self::limiting::LimitKeeper;
 pub use self::making::{MULTICHANNEL_CONNECTIONS, plan};
-pub use self::narrowing::PathTrial;
 pub use self::paths::Paths;
 pub use self::reason::Reason;
 pub use self::relay::Relay;
@@ -38,10 +37,10 @@ pub use self::request::Request;
 pub(crate) use self::route::no_route;
 pub use self::transfer::{Packing, Parallel, Spread, Transfer, ZstdLevel};
 use self::wire::WirePlan;
+use crate::option::{MigrationOption, RequestedOption};
 use crate::paths::path::Path;
 use crate::storage::DiskCopy;
 use crate::transfer::encryption::Encryption;
-use crate::transfer::option::{MigrationOption, RequestedOption};
 
 /// How one migration will be done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

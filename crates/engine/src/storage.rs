@@ -18,6 +18,7 @@
 
 mod device;
 mod held;
+mod identifier;
 mod kept;
 mod meter;
 mod moving;
@@ -32,6 +33,7 @@ use utoipa::ToSchema;
 pub use self::device::{DiskDevice, UnfitDevice};
 pub use self::held::WriteLimit;
 pub(crate) use self::held::{HeldWrites, Reading};
+pub use self::identifier::{DeviceIdentifier, DeviceIdentifierKind};
 pub use self::kept::{FileRoom, KeptPart, NotKept};
 pub use self::meter::DiskMeter;
 pub use self::moving::{FoundMove, Settlement, settle};

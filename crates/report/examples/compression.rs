@@ -12,7 +12,7 @@ mod promises;
 use std::process::ExitCode;
 
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
-use drainpipe_engine::transfer::option::RequestedOption;
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_report::summary::Spread;
 use drainpipe_report::{BenchReport, Conditions};
 

@@ -11,7 +11,7 @@ mod promises;
 use std::process::ExitCode;
 
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
-use drainpipe_engine::transfer::option::{MigrationOption, RequestedOption};
+use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_report::BenchReport;
 use drainpipe_report::summary::Spread;
 

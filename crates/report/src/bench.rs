@@ -1,7 +1,7 @@
 //! What a benchmark measured, and under which conditions: the content of `results.json`.
 
 use drainpipe_engine::migration::result::MigrationResult;
-use drainpipe_engine::transfer::option::RequestedOption;
+use drainpipe_engine::option::RequestedOption;
 use serde::{Deserialize, Serialize};
 
 /// All migrations of one benchmark.

@@ -233,7 +233,7 @@ fn outcome(run: &MigrationResult) -> &'static str {
 #[cfg(test)]
 mod tests {
     use drainpipe_engine::migration::result::Verified;
-    use drainpipe_engine::transfer::option::RequestedOption;
+    use drainpipe_engine::option::RequestedOption;
 
     use super::*;
     use crate::sample::{completed, conditions, failed, fallen_back, report};

@@ -4,8 +4,8 @@ use drainpipe_engine::migration::result::{
     CompressionUse, CpuSeconds, LogLine, MigrationResult, Outcome, PathUse, Sample, SourceVm, Verified,
 };
 use drainpipe_engine::migration::step::Step;
+use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::problem::ProblemKind;
-use drainpipe_engine::transfer::option::{MigrationOption, RequestedOption};
 
 use crate::bench::{BenchReport, Conditions, GuestConditions, HostConditions, LinkConditions};
 

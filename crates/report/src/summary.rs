@@ -1,7 +1,7 @@
 //! Many migrations as a few numbers: median and spread for each option.
 
 use drainpipe_engine::migration::result::{CpuSeconds, MigrationResult, Outcome, Verified};
-use drainpipe_engine::transfer::option::{MigrationOption, RequestedOption};
+use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use serde::Serialize;
 
 const BYTES_PER_GIB: f64 = (1_u64 << 30) as f64;

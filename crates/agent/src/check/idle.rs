@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use drainpipe_engine::host::facts::HostFacts;
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::paths::path::{Path, find_paths};
+use drainpipe_engine::paths::path_record::TrialOutcome;
 use drainpipe_engine::paths::path_record::{PathRecord, after_trial, turned};
-use drainpipe_engine::plan::PathTrial;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::transfer::option::RequestedOption;
 use jiff::Timestamp;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
@@ -118,7 +118,7 @@ async fn try_all(
     checks: &Checks,
     client: &ApiClient,
     [own, theirs]: [&HostFacts; 2],
-) -> Result<Vec<(Path, PathTrial)>, Problem> {
+) -> Result<Vec<(Path, TrialOutcome)>, Problem> {
     let option = RequestedOption::Auto;
     let reaches = discover(&checks.host, client, [own, theirs], option).await;
     let paths = find_paths(own, theirs, option, &reaches);

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use drainpipe_engine::check::vm::{DiskRoom, FilePurpose, FileState, VmCheck, VmFile};
 use drainpipe_engine::check::{Pair, check, worth_telling};
 use drainpipe_engine::finding::Finding;
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::disks::There;
 use drainpipe_engine::plan::{Plan, Spread};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::transfer::option::RequestedOption;
 use drainpipe_hypervisor::Machine;
 
 use super::{Checks, facts, vms};

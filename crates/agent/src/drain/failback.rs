@@ -10,14 +10,14 @@ use drainpipe_engine::drain::plan::Stay;
 use drainpipe_engine::drain::status::{
     DisksProgress, DrainState, DrainStatus, LinkRate, MoveState, MoveStatus,
 };
-use drainpipe_engine::drain::{self, UNKNOWN_SPEED_MBPS};
+use drainpipe_engine::estimate::sending::{self, UNKNOWN_SPEED_MBPS};
 use drainpipe_engine::journal::RECORD_AGAIN_AFTER;
 use drainpipe_engine::migration::progress::{PathRate, Progress};
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_engine::migration::step::Step;
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::storage::{DiskCopy, allowance_ms};
-use drainpipe_engine::transfer::option::RequestedOption;
 use futures_util::{StreamExt, stream};
 use jiff::Timestamp;
 use tokio::time::sleep;
@@ -542,7 +542,7 @@ fn load(one: &MoveStatus, bytes_per_ms: f64) -> Load {
     let predicted_bytes = if one.predicted_bytes > 0 { one.predicted_bytes } else { one.memory_bytes };
     let predicted_bytes = predicted_bytes.saturating_add(one.disks.map_or(0, |disks| disks.bytes));
     let bytes_per_ms =
-        if bytes_per_ms > 0.0 { bytes_per_ms } else { drain::bytes_per_ms(UNKNOWN_SPEED_MBPS as f64) };
+        if bytes_per_ms > 0.0 { bytes_per_ms } else { sending::bytes_per_ms(UNKNOWN_SPEED_MBPS as f64) };
     Load {
         stage,
         steps_ms: 0.0,

@@ -11,14 +11,13 @@ use drainpipe_engine::drain::status::DrainStatus;
 use drainpipe_engine::drain::view::{
     DrainView, LimitView, PathView, PlacedVm, Placement, TargetView, VmView,
 };
+use drainpipe_engine::estimate::cores::{busy_told, cores_had};
 use drainpipe_engine::finding::Finding;
 use drainpipe_engine::finding::code::FindingCode;
 use drainpipe_engine::host::facts::{MemoryNeeds, MigrationLink};
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::{NoPostCopy, Plan, Request};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::transfer::prediction::{busy_told, cores_had};
-use drainpipe_engine::transfer::relayed::RelayMeans;
 use drainpipe_hypervisor::spec::{self, GroupName, VmSpec};
 use drainpipe_hypervisor::{Machine, Manager, RunState, Unmanaged};
 use futures_util::future::join_all;
@@ -351,13 +350,7 @@ async fn ask(
         paths: paths(&plan, |link| source.link(link)),
         limit: limit_of(limit),
         free_cores: cores_had(&source, &target.facts),
-        relay: RelayMeans::of(
-            &source,
-            &target.facts,
-            plan.carrying(),
-            plan.encryption.is_encrypted,
-            &request,
-        ),
+        relay: request.relay_means(&source, &target.facts, plan.carrying(), plan.encryption.is_encrypted),
         no_post_copy: no_post_copy.map(|why| why.to_string()),
         path_history: None,
     };
@@ -434,9 +427,9 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use drainpipe_engine::finding::{Place, Severity};
+    use drainpipe_engine::option::RequestedOption;
     use drainpipe_engine::plan::{LimitKeeper, MULTICHANNEL_CONNECTIONS, Parallel, Paths, Spread, Transfer};
     use drainpipe_engine::transfer::encryption::Encryption;
-    use drainpipe_engine::transfer::option::RequestedOption;
     use serde_json::json;
 
     use super::*;

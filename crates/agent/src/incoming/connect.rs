@@ -6,12 +6,12 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use drainpipe_engine::bandwidth::queue::unread_limit_bytes;
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_engine::transfer::encryption::{refuses_clear, refuses_clear_again};
+use drainpipe_engine::transfer::queue::unread_limit_bytes;
 use drainpipe_hypervisor::{Machine, Parcel, TlsKey, Transport, VmError, VmErrorKind};
 use ring::rand::{SecureRandom, SystemRandom};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;

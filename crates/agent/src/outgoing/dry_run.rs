@@ -1,10 +1,10 @@
 //! A migration that is planned, foreseen and checked, and not begun.
 
+use drainpipe_engine::estimate::convergence::{self, MovingVm};
+use drainpipe_engine::estimate::prediction;
 use drainpipe_engine::finding::Finding;
 use drainpipe_engine::plan::{Plan, Request};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::transfer::convergence::{self, MovingVm};
-use drainpipe_engine::transfer::prediction;
 use drainpipe_hypervisor::{DiskCopies, Machine};
 
 use super::meeting::{Meeting, asked_for, informed, meet, zero_share};

@@ -1,7 +1,7 @@
 //! What a running VM's memory is to a migration: zeros, what shrinks, what gets dirty.
 
-use drainpipe_engine::drain::view::MemorySample;
-use drainpipe_engine::transfer::option::RequestedOption;
+use drainpipe_engine::option::RequestedOption;
+use drainpipe_engine::transfer::memory_sample::MemorySample;
 use drainpipe_engine::transfer::relayed::Compressible;
 use drainpipe_hypervisor::{self as hypervisor, Contents, Machine, VmError};
 use drainpipe_relay::estimate;

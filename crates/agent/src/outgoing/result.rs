@@ -5,9 +5,9 @@ use drainpipe_engine::migration::result::{
 };
 use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::migration::{Migration, Timings};
+use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::transfer::encryption::Encryption;
-use drainpipe_engine::transfer::option::{MigrationOption, RequestedOption};
 use jiff::Timestamp;
 
 use crate::outgoing::measure::Measured;

@@ -9,9 +9,9 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use drainpipe_engine::host::facts::{HostFacts, MigrationLink};
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::paths::path::{Reach, links_to_try};
 use drainpipe_engine::problem::{Problem, ProblemKind};
-use drainpipe_engine::transfer::option::RequestedOption;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tokio::net::UdpSocket;

@@ -1,11 +1,11 @@
 //! What is learnt from earlier migrations to a target, for the plan of the next one.
 
-use drainpipe_engine::drain::sending_ms;
 use drainpipe_engine::drain::view::{FoundTransfers, PathHistory};
+use drainpipe_engine::estimate::experience::{self, Past, Saved};
+use drainpipe_engine::estimate::sending::sending_ms;
 use drainpipe_engine::migration::result::{CompressionUse, MigrationResult};
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::transfer::experience::{self, Past, Saved};
-use drainpipe_engine::transfer::option::RequestedOption;
 
 use crate::store::journal::Journal;
 

@@ -11,9 +11,9 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use drainpipe_engine::bandwidth::BandwidthSchedule;
+use drainpipe_engine::host::encryption_policy::EncryptionPolicy;
 use drainpipe_engine::host::vm_resources::VmResources;
 use drainpipe_engine::migration;
-use drainpipe_engine::transfer::encryption::EncryptionPolicy;
 use drainpipe_identity::{FileError, JoinedFiles, check_unchangeable};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};

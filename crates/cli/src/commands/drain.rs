@@ -8,8 +8,8 @@ use drainpipe_api_types::{
 use drainpipe_engine::drain::plan::{DrainPlan, Move, Stay};
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveStatus};
 use drainpipe_engine::format;
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::transfer::option::RequestedOption;
 
 use super::migrate::tell_finding;
 use crate::arguments::{DrainArguments, DrainCommand, ResumeArguments};

@@ -3,13 +3,13 @@
 use std::cell::Cell;
 
 use drainpipe_api_types::{MigrateRequest, MigrationView};
+use drainpipe_engine::estimate::convergence::Outpaced;
 use drainpipe_engine::format;
 use drainpipe_engine::migration::progress::{CompressionProgress, Progress};
 use drainpipe_engine::migration::result::MigrationResult;
 use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::storage::DiskProgress;
-use drainpipe_engine::transfer::convergence::Outpaced;
 
 use super::display::{Display, set_bar};
 use super::{Followed, Say, interrupts, until_left, until_over};

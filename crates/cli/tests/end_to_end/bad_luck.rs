@@ -7,7 +7,7 @@ use std::{fs, thread};
 use drainpipe_api_types::{VmList, VmState};
 use drainpipe_engine::migration::result::{Outcome, PathState};
 use drainpipe_engine::migration::step::Step;
-use drainpipe_engine::transfer::option::RequestedOption;
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_hypervisor::RunState;
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -2,7 +2,7 @@
 
 use drainpipe_api_types::PlanView;
 use drainpipe_engine::migration::result::{EncryptionUse, MigrationResult, Outcome};
-use drainpipe_engine::transfer::option::MigrationOption;
+use drainpipe_engine::option::MigrationOption;
 use rustix::process::Signal;
 
 use crate::Test;

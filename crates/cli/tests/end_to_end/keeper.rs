@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use drainpipe_engine::transfer::option::MigrationOption;
+use drainpipe_engine::option::MigrationOption;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;

@@ -2,7 +2,7 @@
 
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_engine::migration::step::Step;
-use drainpipe_engine::transfer::option::MigrationOption;
+use drainpipe_engine::option::MigrationOption;
 
 use crate::Test;
 use crate::program::{CANCELLED, REFUSED};

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use drainpipe_engine::migration::result::Outcome;
-use drainpipe_engine::transfer::option::MigrationOption;
+use drainpipe_engine::option::MigrationOption;
 use rustix::process::Signal;
 
 use crate::Test;

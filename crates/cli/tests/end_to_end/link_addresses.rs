@@ -9,8 +9,8 @@ use drainpipe_api_types::{DrainPlanView, PlanView};
 use drainpipe_engine::check::path_report::PathReport;
 use drainpipe_engine::finding::{Finding, Severity};
 use drainpipe_engine::migration::result::{MigrationResult, Outcome, PathState, PathUse};
+use drainpipe_engine::option::MigrationOption;
 use drainpipe_engine::plan::{Plan, Spread};
-use drainpipe_engine::transfer::option::MigrationOption;
 use rustix::process::Signal;
 
 use crate::Test;

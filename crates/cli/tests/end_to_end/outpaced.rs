@@ -3,8 +3,8 @@
 use std::cell::Cell;
 
 use drainpipe_api_types::PlanView;
+use drainpipe_engine::estimate::convergence::Outpaced;
 use drainpipe_engine::migration::progress::Progress;
-use drainpipe_engine::transfer::convergence::Outpaced;
 use drainpipe_guest::dirtier::Dirtying;
 
 use crate::Test;

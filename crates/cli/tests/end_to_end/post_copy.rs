@@ -6,7 +6,7 @@ use std::time::Duration;
 use drainpipe_api_types::VmState;
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_engine::migration::step::Step;
-use drainpipe_engine::transfer::option::MigrationOption;
+use drainpipe_engine::option::MigrationOption;
 use drainpipe_guest::dirtier::Dirtying;
 use rustix::process::{Signal, kill_process};
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use drainpipe_api_types::PlanView;
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
+use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::Spread;
-use drainpipe_engine::transfer::option::{MigrationOption, RequestedOption};
 use rustix::process::Signal;
 
 use crate::Test;

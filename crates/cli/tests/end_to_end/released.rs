@@ -6,7 +6,7 @@ use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::check::CheckReport;
 use drainpipe_engine::drain::status::{DrainState, DrainStatus};
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
-use drainpipe_engine::transfer::option::MigrationOption;
+use drainpipe_engine::option::MigrationOption;
 use rustix::process::Signal;
 use serde_json::json;
 

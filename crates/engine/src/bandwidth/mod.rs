@@ -5,7 +5,6 @@
 
 pub mod classes;
 pub mod pacing;
-pub mod queue;
 pub mod wire_rate;
 
 use std::collections::BTreeSet;

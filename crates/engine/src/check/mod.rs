@@ -28,9 +28,9 @@ use utoipa::ToSchema;
 
 use crate::finding::code::FindingCode;
 use crate::finding::{ANY_FIREWALL, Finding, Place, Severity, let_in, on};
+use crate::option::RequestedOption;
 use crate::paths::path::{Path, Reach, find_paths};
 use crate::problem::Problem;
-use crate::transfer::option::RequestedOption;
 use facts::CheckFacts;
 use path_report::PathReport;
 use trial::{ClockDifference, PathTrial};

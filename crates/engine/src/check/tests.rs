@@ -10,8 +10,7 @@ use proptest::prelude::*;
 use super::facts::{BondFacts, CheckFacts, Duplex, LinkCounters, LinkFacts, LinkState};
 use super::trial::{ClockDifference, PacketTrial, PathTrial};
 use super::vm::{
-    CpuFeatures, DeviceIdentifier, DeviceIdentifierKind, FileIdentity, FilePurpose, FileState, Obstacle,
-    VmCheck, VmFacts, VmFile, VmFit,
+    CpuFeatures, FileIdentity, FilePurpose, FileState, Obstacle, VmCheck, VmFacts, VmFile, VmFit,
 };
 use super::{NotReached, Pair, check, no_way_back, paths_to_try, refusal, unreachable};
 use crate::finding::Finding;
@@ -19,6 +18,7 @@ use crate::finding::Severity::{self, Error, Remark, Warning};
 use crate::fixtures;
 use crate::host::facts::{HostFacts, HugePages, HypervisorVersion, MigrationLink};
 use crate::protocol::Protocols;
+use crate::storage::{DeviceIdentifier, DeviceIdentifierKind};
 
 const DAY_S: i64 = 86_400;
 

@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 use super::facts::{ImplausibleFacts, LIST_MAX, WORD_BYTES_MAX, is_plain};
 use crate::host::facts::MemoryNeeds;
 use crate::host::vm_resources::NotAllowed;
+use crate::storage::DeviceIdentifier;
 
 /// A running VM of the source, and what the target says of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -182,27 +183,6 @@ pub struct FileIdentity {
     pub locked: Option<bool>,
     /// Name that a block device itself has; absent where it has none.
     pub device: Option<DeviceIdentifier>,
-}
-
-/// Name that a block device itself has.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct DeviceIdentifier {
-    /// Who gave it: one device may have names of several kinds.
-    pub kind: DeviceIdentifierKind,
-    /// The name.
-    pub value: String,
-}
-
-/// Where the name of a block device comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum DeviceIdentifierKind {
-    /// UUID of a mapping: a logical volume, or a device with several paths.
-    DeviceMapper,
-    /// WWID of an NVM Express namespace.
-    Nvme,
-    /// WWID of a SCSI device.
-    Scsi,
 }
 
 impl VmFacts {

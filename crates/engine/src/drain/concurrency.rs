@@ -10,7 +10,7 @@
 //! More pays if it carries clearly more; fewer if it carries as much, since then each VM has less time to
 //! get dirty.
 
-use super::predict::START_MS;
+use crate::estimate::sending::START_MS;
 
 /// After a change of the number the links need so long until they carry what they will.
 const RAMP_MS: f64 = 300.0;

@@ -37,5 +37,3 @@ pub mod view;
 
 #[cfg(test)]
 mod tests;
-
-pub use predict::{UNKNOWN_SPEED_MBPS, bytes_per_ms, copied_ms, keeps_pace, sending_ms, sent_ms};

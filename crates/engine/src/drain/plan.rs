@@ -14,14 +14,14 @@ use super::limited::limits_told;
 use super::order::in_turns;
 use super::placement::{Assignment, place, way_of, without_reserve};
 use super::predict::{
-    GOODPUT_SHARE, Prediction, all_mbps, bytes_per_ms, completion_ms, disk_mbps, predict, setup_ms, vm_mbps,
-    whole_bytes,
+    Prediction, all_mbps, completion_ms, disk_mbps, predict, setup_ms, vm_mbps, whole_bytes,
 };
 use super::run::DrainLimits;
 use super::schedule::{Course, Links, Places, Schedule, Transfer, schedule};
 use super::view::{DrainView, FoundTransfers, TargetView, VmView};
+use crate::estimate::cores;
+use crate::estimate::sending::{GOODPUT_SHARE, bytes_per_ms};
 use crate::format::rate;
-use crate::transfer::prediction;
 
 /// Which VM goes where, in this order, and which stay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -118,7 +118,7 @@ const NO_POST_COPY_WITH_DISKS: &str = "its disks are copied, and the two do not 
 /// Makes the plan for what is seen. The limits, if there are any, bound how many VMs are on the links at a time: as
 /// they do in the drain that carries it out, by the targets that VMs go to.
 pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
-    let (eased, busiest) = (on_busy_cores(view, prediction::eased), on_busy_cores(view, prediction::busiest));
+    let (eased, busiest) = (on_busy_cores(view, cores::eased), on_busy_cores(view, cores::busiest));
     let view = eased.as_ref().unwrap_or(view);
     let assignments = place(view);
     let (mut going, mut stays) = (vec![], vec![]);
@@ -359,7 +359,7 @@ fn schedule_of(
 
 /// The same view with other cores on the ways where they are busy, if they are on any.
 fn on_busy_cores(view: &DrainView, cores: fn(f64) -> f64) -> Option<DrainView> {
-    let of_busy = |target: &TargetView| target.free_cores.filter(|cores| prediction::are_busy(*cores));
+    let of_busy = |target: &TargetView| target.free_cores.filter(|cores| cores::are_busy(*cores));
     view.targets.iter().find_map(of_busy)?;
     let mut other = view.clone();
     for target in &mut other.targets {

@@ -5,38 +5,17 @@ use super::copy_concurrency::CopyConcurrency;
 use super::disks;
 use super::host_links::HostLinks;
 use super::schedule::{Course, Links, Places, Transfer, schedule};
-use super::view::{MemorySample, PathHistory, TargetView, VmView};
-use crate::migration::downtime_limit_ms;
-use crate::transfer::convergence::converges;
-use crate::transfer::prediction::{UNKNOWN_SHARE, carried_bytes_per_ms, slowed_ms};
+use super::view::{PathHistory, TargetView, VmView};
+use crate::estimate::cores::{UNKNOWN_SHARE, carried_bytes_per_ms, slowed_ms};
+use crate::estimate::load::Load;
+use crate::estimate::sending::{COMPLETION_MS, GOODPUT_SHARE, SETUP_MS, UNKNOWN_SPEED_MBPS, bytes_per_ms};
 use crate::transfer::relayed::Verdict;
-
-/// What arrives of a link's speed as memory: the rest is Ethernet's, IP's and TCP's headers.
-pub(super) const GOODPUT_SHARE: f64 = 0.95;
-
-/// Taken for the speed of paths that is not known, in Mb/s; the least that a server has.
-pub const UNKNOWN_SPEED_MBPS: u64 = 1_000;
 
 /// What was remembered below this, in Mb/s, was no transfer.
 const SLOWEST_MBPS: f64 = 1.0;
 
 /// What was remembered above this, in ms, was no step that went well: more than Drainpipe waits for any.
 const LONGEST_MS: f64 = 3_600_000.0;
-
-/// Rounds after which a prediction stops to add more. A VM that converges needs fewer.
-pub(super) const ROUNDS_MAX: u64 = 20;
-
-/// From its turn to the first byte, in ms: its guard takes its post, QEMU connects. As `bench/results` has it.
-pub(super) const START_MS: f64 = 100.0;
-
-/// From the last byte until the target has taken it, in ms. As `bench/results` has it.
-const END_MS: f64 = 40.0;
-
-/// Steps 1 to 5 where nothing is remembered, in ms: the median of `bench/results`.
-const SETUP_MS: f64 = 110.0;
-
-/// Steps 9 and 10 where nothing is remembered, in ms: the median of `bench/results`.
-const COMPLETION_MS: f64 = 45.0;
 
 /// What moving one VM to one target will take.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,66 +30,6 @@ pub(super) struct Prediction {
     pub(super) converges: bool,
     /// Whether it is likely to be compressed.
     pub(super) is_compressed: bool,
-}
-
-/// What a VM has to send, and what it takes besides.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Load {
-    /// What the copies of its disks carry before that.
-    pub(super) disk_bytes: f64,
-    /// In the first round: what is not zero.
-    pub(super) first_bytes: f64,
-    /// How fast clean memory gets dirty.
-    dirty_bytes_per_ms: f64,
-    /// How much of it does.
-    dirty_set_bytes: f64,
-    /// From its turn to the first byte.
-    pub(super) start_ms: f64,
-    /// From the last byte until the target has taken it.
-    pub(super) end_ms: f64,
-}
-
-impl Load {
-    /// Of which the wire carries this share when it is compressed. Without disks.
-    fn of(memory_bytes: u64, sample: Option<MemorySample>, wire_share: f64, free_cores: Option<f64>) -> Self {
-        let sample = sample.filter(|memory| memory.zero_share.is_finite()).unwrap_or(MemorySample {
-            zero_share: 0.0,
-            dirty_bytes_per_s: 0,
-            dirty_set_bytes: 0,
-            compressible: None,
-        });
-        Self {
-            disk_bytes: 0.0,
-            first_bytes: memory_bytes as f64 * (1.0 - sample.zero_share.clamp(0.0, 1.0)) * wire_share,
-            dirty_bytes_per_ms: sample.dirty_bytes_per_s as f64 / 1_000.0 * wire_share,
-            dirty_set_bytes: sample.dirty_set_bytes.min(memory_bytes) as f64 * wire_share,
-            start_ms: slowed_ms(START_MS, free_cores),
-            end_ms: slowed_ms(END_MS, free_cores),
-        }
-    }
-
-    /// Memory of which nothing gets dirty.
-    #[cfg(test)]
-    pub(super) fn resting(bytes: f64) -> Self {
-        let (start_ms, end_ms) = (START_MS, END_MS);
-        let (disk_bytes, dirty_bytes_per_ms, dirty_set_bytes) = (0.0, 0.0, 0.0);
-        Self { disk_bytes, first_bytes: bytes, dirty_bytes_per_ms, dirty_set_bytes, start_ms, end_ms }
-    }
-
-    /// How much gets dirty in so long, of memory that was clean.
-    pub(super) fn dirtied_bytes(&self, ms: f64) -> f64 {
-        if self.dirty_set_bytes <= 0.0 {
-            return 0.0;
-        }
-        let changes = self.dirty_bytes_per_ms * ms / self.dirty_set_bytes;
-        -(-changes).exp_m1() * self.dirty_set_bytes
-    }
-
-    /// Whether what gets dirty in the longest pause can be sent in it, with something to spare.
-    fn converges(&self, bytes_per_ms: f64) -> bool {
-        let longest_ms = downtime_limit_ms(ROUNDS_MAX) as f64;
-        converges(self.dirtied_bytes(longest_ms), bytes_per_ms * longest_ms)
-    }
 }
 
 impl Prediction {
@@ -168,29 +87,6 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
 fn bytes_per_ms_to_converge(target: &TargetView) -> f64 {
     let free_cores = target.free_cores.map(|cores| cores.max(UNKNOWN_SHARE));
     bytes_per_ms(links_mbps(target).min(cores_mbps(free_cores)))
-}
-
-/// Whether links of this speed, with headers, carry memory away as fast as it gets dirty, with something to spare.
-pub fn keeps_pace(memory_bytes: u64, memory: MemorySample, speed_mbps: f64) -> bool {
-    Load::of(memory_bytes, Some(memory), 1.0, None).converges(bytes_per_ms(speed_mbps * GOODPUT_SHARE))
-}
-
-/// From the request to the end of a migration that sends so much memory once, of which the wire carries this share, and
-/// for which nothing is remembered.
-pub fn sent_ms(bytes: f64, wire_share: f64, paths_mbps: f64, free_cores: Option<f64>) -> f64 {
-    let steps_ms = SETUP_MS + START_MS + END_MS + COMPLETION_MS;
-    slowed_ms(steps_ms, free_cores) + copied_ms(bytes * wire_share, paths_mbps, free_cores)
-}
-
-/// For how long so many bytes go over paths that carry this, headers included.
-pub fn copied_ms(bytes: f64, paths_mbps: f64, free_cores: Option<f64>) -> f64 {
-    let rate = bytes_per_ms(paths_mbps * GOODPUT_SHARE).min(carried_bytes_per_ms(free_cores));
-    bytes / rate.max(f64::MIN_POSITIVE)
-}
-
-/// For how long a transfer of so many ms has sent: without its start and its end.
-pub fn sending_ms(transfer_ms: f64) -> f64 {
-    (transfer_ms - START_MS - END_MS).max(transfer_ms / 2.0)
 }
 
 /// What one VM's transfer to this target carries, in Mb/s.
@@ -266,11 +162,6 @@ fn seen_ms(target: &TargetView, which: impl Fn(&PathHistory) -> f64) -> Option<f
     target.path_history.as_ref().map(which).filter(|ms| (0.0..=LONGEST_MS).contains(ms))
 }
 
-/// A speed in Mb/s, in bytes per ms.
-pub fn bytes_per_ms(mbps: f64) -> f64 {
-    mbps * 125.0
-}
-
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a sum of sizes, never negative")]
 pub(super) fn whole_bytes(bytes: f64) -> u64 {
     bytes.round() as u64
@@ -279,7 +170,9 @@ pub(super) fn whole_bytes(bytes: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drain::view::{LimitView, MemorySample, Placement};
+    use crate::drain::view::{LimitView, Placement};
+    use crate::estimate::sending::{END_MS, START_MS};
+    use crate::transfer::memory_sample::MemorySample;
     use crate::transfer::relayed::{Compressible, RelayMeans};
 
     const GIB: u64 = 1 << 30;

@@ -7,9 +7,11 @@ use super::concurrency::Concurrency;
 use super::copy_concurrency::{Busy, CopyConcurrency};
 use super::disks::DevicePair;
 use super::host_links::HostLinks;
-use super::predict::{Load, ROUNDS_MAX, whole_bytes};
+use super::predict::whole_bytes;
 use super::run::{AHEAD, FIRST_ALONE_MS};
-use crate::migration::{ENDING_MS, downtime_limit_ms};
+use crate::estimate::load::{Load, ROUNDS_MAX};
+use crate::migration::ENDING_MS;
+use crate::transfer::downtime::downtime_limit_ms;
 
 /// How often the drain under way looks what has arrived.
 const LOOK_EVERY_MS: f64 = 200.0;

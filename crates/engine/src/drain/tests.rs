@@ -12,11 +12,11 @@ use super::lint::lint;
 use super::plan::{DrainPlan, Move, Stay, plan};
 use super::run::{Drain, DrainLimits};
 use super::view::{
-    DrainView, FoundTransfers, LimitView, MemorySample, PathHistory, PathView, PlacedVm, Placement,
-    TargetView, VmView,
+    DrainView, FoundTransfers, LimitView, PathHistory, PathView, PlacedVm, Placement, TargetView, VmView,
 };
 use crate::migration::ENDING_MS;
 use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
+use crate::transfer::memory_sample::MemorySample;
 use crate::transfer::relayed::{Compressible, RelayMeans};
 
 const GIB: u64 = 1 << 30;

@@ -7,7 +7,8 @@ use utoipa::ToSchema;
 
 use super::disks::{DrainedDisk, FileSystemView};
 use crate::bandwidth::LimitChange;
-use crate::transfer::relayed::{Compressible, RelayMeans};
+use crate::transfer::memory_sample::MemorySample;
+use crate::transfer::relayed::RelayMeans;
 
 /// Everything that a plan is made from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -74,20 +75,6 @@ pub struct Placement {
     /// Groups of which all VMs must be on one host.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub together: BTreeSet<String>,
-}
-
-/// What a sample of a running VM's memory has shown.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct MemorySample {
-    /// Share of pages that hold nothing but zeros, or were never touched: 0 to 1.
-    pub zero_share: f64,
-    /// How fast clean pages get dirty.
-    pub dirty_bytes_per_s: u64,
-    /// How much gets dirty again and again; the memory's size where no end of it was seen.
-    pub dirty_set_bytes: u64,
-    /// What of it, zeros left out, shrinks; absent where that is not known.
-    #[serde(default)]
-    pub compressible: Option<Compressible>,
 }
 
 /// A host that may take VMs.

@@ -9,8 +9,8 @@ use utoipa::ToSchema;
 
 use crate::bandwidth::classes::Limits;
 use crate::host::capabilities::Capabilities;
+use crate::host::encryption_policy::EncryptionPolicy;
 use crate::known::if_known;
-use crate::transfer::encryption::EncryptionPolicy;
 
 /// QEMU's own use of memory beside the guest's: code, translation cache of TCG, buffers of 16 channels.
 const QEMU_OVERHEAD_BYTES: u64 = 128 << 20;

@@ -43,8 +43,8 @@ mod tests {
     use super::*;
     use crate::finding::{Finding, Place};
     use crate::migration::in_flight::copying;
-    use crate::migration::progress::Transferred;
     use crate::migration::{Action, Event};
+    use crate::transfer::transferred::Transferred;
 
     /// So many MiB/s arrive until the deadline, in the first round or in a round each second, and so many get dirty.
     fn undone_at_the_deadline(

@@ -276,11 +276,11 @@ impl Migration {
 mod tests {
     use super::super::in_flight::{copying_disks, starting_disk_copies, well};
     use super::*;
-    use crate::migration::progress::Transferred;
     use crate::migration::result::Outcome;
     use crate::migration::{Event, Stage};
     use crate::problem::Problem;
     use crate::storage::{DiskName, DiskState};
+    use crate::transfer::transferred::Transferred;
 
     /// Where disks are copied.
     const FROM_THE_PAUSE_ON: [Action; 6] = [

@@ -2,10 +2,10 @@
 
 use super::{Action, Event, Limits, Migration, Stage, VmCondition};
 use crate::fixtures::path;
+use crate::option::RequestedOption;
 use crate::plan::{LimitKeeper, Paths, Plan, Transfer};
 use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
 use crate::transfer::encryption::Encryption;
-use crate::transfer::option::RequestedOption;
 
 /// When one that is in flight has to be over.
 pub(super) const DEADLINE_MS: f64 = 20_000.0;

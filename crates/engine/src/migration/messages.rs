@@ -1,11 +1,12 @@
 //! What a migration and its executor say to each other.
 
 use crate::finding::Finding;
-use crate::migration::progress::{PathArrival, Transferred};
+use crate::migration::progress::PathArrival;
 use crate::paths::watch::PathNews;
 use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::storage::DiskState;
+use crate::transfer::transferred::Transferred;
 
 /// Bounds of one migration.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,12 +1,12 @@
 //! Post-copy: the VM runs on the target before its memory is there, and the rest follows.
 
 use super::{Action, Migration, Phase};
-use crate::migration::progress::Transferred;
 use crate::migration::result::Outcome;
 use crate::plan::Plan;
 use crate::problem::Problem;
+use crate::transfer::transferred::Transferred;
 
-/// The longest pause that QEMU is allowed, in later rounds ([`super::downtime_limit_ms`]): what fits it goes whole.
+/// The longest pause that QEMU is allowed, in later rounds ([`crate::transfer::downtime`]): what fits it goes whole.
 const LONGEST_PAUSE_MS: f64 = 300.0;
 
 /// How a round compares with the one before.

@@ -6,10 +6,11 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::estimate::convergence::{Outpaced, converges};
 use crate::migration::step::Step;
 use crate::paths::path::write_name;
 use crate::storage::DiskProgress;
-use crate::transfer::convergence::{Outpaced, converges};
+use crate::transfer::transferred::Transferred;
 
 /// The rate is taken over this window: long enough to smooth the sawtooth of shaped links, short
 /// enough to follow a lost path.
@@ -24,30 +25,6 @@ const PAUSE_NEAR_MS: f64 = 2_000.0;
 /// Whether the VM would be paused soon: after one round through its memory, or with so little time left of it.
 pub fn pause_is_near(rounds: u64, left_ms: Option<f64>) -> bool {
     rounds > 1 || left_ms.is_some_and(|left_ms| left_ms <= PAUSE_NEAR_MS)
-}
-
-/// What the hypervisor says of a transfer, reduced to what decisions need.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Transferred {
-    /// Bytes sent since the start, of which the target's host has confirmed that they arrived.
-    pub sent_bytes: u64,
-    /// Bytes of memory still to go through in this round.
-    pub remaining_bytes: u64,
-    /// Bytes of memory in all.
-    pub total_bytes: u64,
-    /// Rounds begun.
-    pub rounds: u64,
-    /// Bytes that the hypervisor has sent since the start, before anybody packs them.
-    pub passed_bytes: u64,
-    /// How fast the VM's memory got dirty, as the hypervisor saw of late at the end of a round.
-    pub dirty_bytes_per_s: u64,
-}
-
-impl Transferred {
-    /// In the first round all of it is dirty, and nobody has looked yet.
-    fn dirty_bytes_per_ms(&self) -> f64 {
-        if self.rounds > 1 { self.dirty_bytes_per_s as f64 / 1e3 } else { 0.0 }
-    }
 }
 
 /// What has arrived over one path.

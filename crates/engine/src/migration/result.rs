@@ -12,10 +12,10 @@ use crate::finding::Finding;
 use crate::format::{bytes, one_line};
 use crate::known::if_known;
 use crate::migration::step::Step;
+use crate::option::{MigrationOption, RequestedOption};
 use crate::paths::path::write_name;
 use crate::problem::ProblemKind;
 use crate::storage::DiskUse;
-use crate::transfer::option::{MigrationOption, RequestedOption};
 
 /// The outcome and the measurements of one migration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -1,10 +1,10 @@
 //! A VM whose memory gets dirty too fast: its CPUs are held back while memory is copied, and then only.
 
 use super::{Migration, Phase};
-use crate::migration::progress::Transferred;
+use crate::estimate::convergence::Outpaced;
 use crate::plan::Plan;
 use crate::problem::Problem;
-use crate::transfer::convergence::Outpaced;
+use crate::transfer::transferred::Transferred;
 
 impl Migration {
     /// The share of their time for which the VM's CPUs are to be held back from now on, in percent. Whoever carries the

@@ -4,5 +4,4 @@ pub(crate) mod pairing;
 pub mod path;
 pub mod path_record;
 pub mod speed;
-pub(crate) mod standby;
 pub mod watch;

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::host::facts::{HostFacts, MigrationLink};
+use crate::option::RequestedOption;
 use crate::paths::pairing::pair_up;
-use crate::transfer::option::RequestedOption;
 
 /// Two links that reach each other, seen from the source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -8,7 +8,9 @@ use utoipa::ToSchema;
 
 use crate::host::facts::{HostFacts, MigrationLink};
 use crate::paths::path::{Path, write_name};
-use crate::plan::PathTrial;
+
+/// What trying a path has shown: nothing against it, or why it cannot be used.
+pub type TrialOutcome = Result<(), String>;
 
 /// One path, as it was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -37,13 +39,13 @@ impl fmt::Display for PathRecord {
 pub fn after_trial(
     known: &[PathRecord],
     [own, peer]: [&HostFacts; 2],
-    tried: &[(Path, PathTrial)],
+    tried: &[(Path, TrialOutcome)],
     now: &str,
 ) -> Vec<PathRecord> {
     let found = tried.iter().map(|(path, trial)| (&path.link, &path.peer_link, trial.clone().err()));
     let lost = known.iter().filter_map(|record| {
         let is_tried =
-            |(path, _): &(Path, PathTrial)| path.link == record.link || path.peer_link == record.peer_link;
+            |(path, _): &(Path, TrialOutcome)| path.link == record.link || path.peer_link == record.peer_link;
         let ends = [(own, own.link(&record.link)?), (peer, peer.link(&record.peer_link)?)];
         (!tried.iter().any(is_tried)).then(|| (&record.link, &record.peer_link, Some(why_not_found(ends))))
     });
@@ -92,7 +94,7 @@ mod tests {
         HostFacts { links: links.iter().map(link).collect(), ..fixtures::host(name) }
     }
 
-    fn tried(link: &str, peer_link: &str, trial: PathTrial) -> (Path, PathTrial) {
+    fn tried(link: &str, peer_link: &str, trial: TrialOutcome) -> (Path, TrialOutcome) {
         (Path { peer_link: peer_link.into(), ..fixtures::path(link) }, trial)
     }
 

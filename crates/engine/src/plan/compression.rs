@@ -6,7 +6,8 @@ use super::incapable::Incapable;
 use super::{Reason, Request};
 use crate::format::rate;
 use crate::host::facts::{HostFacts, NoPacking};
-use crate::transfer::option::RequestedOption;
+use crate::option::RequestedOption;
+use crate::paths::path::Path;
 use crate::transfer::relayed::{Compressible, RelayMeans, Verdict};
 
 /// Why memory is not compressed, as was asked for.
@@ -55,7 +56,7 @@ pub(super) fn weigh(
     }
     match means.map(|means| (means, means.verdict(request.memory))) {
         Some((_, Verdict::Compressed { .. })) => (true, None),
-        Some((means, verdict)) => not(means.why_not(verdict)),
+        Some((means, verdict)) => not(NotCompressed::by_relay(means, verdict)),
         None if request.memory.is_some_and(|memory| !memory.shrinks()) => not(NotCompressed::NothingShrinks),
         None => (true, Some(Reason::CompressedUnweighed)),
     }
@@ -63,13 +64,41 @@ pub(super) fn weigh(
 
 impl NotCompressed {
     /// For what a hypervisor cannot do; nothing where both can.
-    pub(crate) fn by_hypervisors(source: &HostFacts, target: &HostFacts) -> Option<Self> {
+    fn by_hypervisors(source: &HostFacts, target: &HostFacts) -> Option<Self> {
         let not_relayed = Incapable::to_be_relayed(source, target).map(Self::NotRelayed);
         not_relayed.or_else(|| Incapable::to_send_in_parallel(source, target).map(Self::OneConnection))
+    }
+
+    /// For what a relay would make of it.
+    fn by_relay(means: RelayMeans, verdict: Verdict) -> Self {
+        let RelayMeans { wire_mbps, source_cores, target_cores, .. } = means;
+        match verdict {
+            Verdict::NothingShrinks => Self::NothingShrinks,
+            _ => Self::Outrun { wire_mbps, source_cores, target_cores },
+        }
     }
 }
 
 impl Request {
+    /// What a relay between two hosts has, over these paths; none where another option was asked for, a hypervisor can do
+    /// nothing with a relay, or it is not known what the paths carry.
+    pub fn relay_means<'a>(
+        &self,
+        source: &HostFacts,
+        target: &HostFacts,
+        paths: impl Iterator<Item = &'a Path>,
+        is_encrypted: bool,
+    ) -> Option<RelayMeans> {
+        let is_possible = NotCompressed::by_hypervisors(source, target).is_none();
+        if !self.option.may_compress() || !is_possible {
+            return None;
+        }
+        let is_asked_for = self.option == RequestedOption::Compression;
+        let means = RelayMeans::of(source, target, paths, is_encrypted, is_asked_for)?;
+        let Self { saved_mbps, compressed_slower, .. } = *self;
+        Some(RelayMeans { saved_mbps, compressed_slower, ..means })
+    }
+
     /// Whether memory was looked at that shrinks, and the choice is the agents'.
     fn may_be_compressed_unasked(&self) -> bool {
         self.option.may_compress() && self.memory.is_some_and(Compressible::shrinks)
@@ -92,5 +121,27 @@ impl fmt::Display for NotCompressed {
                 rate(wire_mbps / 1e3)
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures;
+
+    #[test]
+    fn it_says_what_the_paths_carry_and_which_cores_a_relay_would_have() {
+        let host = |vm_cores| HostFacts { cores: 1, vm_cores, ..fixtures::host("a") };
+        let (needed, free) = (host(0.97), host(0.0));
+        let path = Path { speed_mbps: Some(20_000), ..fixtures::path("e0") };
+        let request = Request::from(RequestedOption::Compression);
+        let means = request.relay_means(&needed, &free, [&path, &path].into_iter(), false);
+        let (is_compressed, reason) = weigh(&request, &needed, &free, means);
+        let why = reason.unwrap().to_string();
+        assert!(!is_compressed && why.contains("40.0 Gb/s"), "{why}");
+        assert!(
+            why.ends_with("the cores that the VMs leave, 0.0 of the source and 1.0 of the target"),
+            "{why}"
+        );
     }
 }

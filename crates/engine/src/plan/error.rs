@@ -5,7 +5,7 @@ use thiserror::Error;
 use super::incapable::{Incapable, NoPostCopy};
 use crate::format::rate;
 use crate::host::facts::HostFacts;
-use crate::transfer::option::RequestedOption;
+use crate::option::RequestedOption;
 
 /// Why there can be no plan.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -8,16 +8,15 @@ use super::limiting::with_limit_keeper;
 use super::rdma::NoRdma;
 use super::route::{NoRoute, no_route};
 use super::spreading::NotSpread;
+use super::standby::mark_standby;
 use super::{
     LimitKeeper, NoPostCopy, Packing, Parallel, Paths, Plan, PlanError, Reason, Request, Spread, Transfer,
     ZstdLevel,
 };
 use crate::host::facts::HostFacts;
+use crate::option::RequestedOption;
 use crate::paths::path::{Path, Reach, carries_route, find_paths};
-use crate::paths::standby::mark_standby;
 use crate::transfer::encryption;
-use crate::transfer::option::RequestedOption;
-use crate::transfer::relayed::RelayMeans;
 
 /// Connections of a multichannel migration. The kernel places each on a path by its ports; with 16
 /// on two equal paths all land on one with a chance of 2^-15. QEMU gives pages to whichever channel
@@ -142,7 +141,7 @@ fn choose(
     // Where it cannot be as it was asked for, there is no plan.
     let encryption = encryption::decide(source, target, request.encrypt, usable);
     let is_encrypted = encryption.is_ok_and(|encryption| encryption.is_encrypted);
-    let means = RelayMeans::of(source, target, spread.carrying(usable), is_encrypted, request);
+    let means = request.relay_means(source, target, spread.carrying(usable), is_encrypted);
     let (is_compressed, why_packed) = weigh(request, source, target, means);
     let by_hypervisors = NotSpread::by_hypervisors(source, target, is_compressed || is_encrypted);
     let not_spread = routed.as_ref().err().cloned().map(NotSpread::NoRoute).or(by_hypervisors);

@@ -2,15 +2,13 @@
 
 use super::reason::FailedPath;
 use super::{Paths, Plan, PlanError, Reason, Spread};
-
-/// What trying a path has shown: nothing against it, or why it cannot be used.
-pub type PathTrial = Result<(), String>;
+use crate::paths::path_record::TrialOutcome;
 
 impl Plan {
     /// What is left of the plan once each of its paths has been tried; `trials` in their order.
     pub fn narrow(
         self,
-        trials: &[PathTrial],
+        trials: &[TrialOutcome],
         source_host: &str,
         target_host: &str,
     ) -> Result<Self, PlanError> {

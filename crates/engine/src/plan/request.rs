@@ -1,6 +1,6 @@
 //! What a caller asks of a plan.
 
-use crate::transfer::option::RequestedOption;
+use crate::option::RequestedOption;
 use crate::transfer::relayed::Compressible;
 
 /// What a caller asks for.

@@ -3,12 +3,12 @@ mod wire;
 
 use super::making::CORE_ENCRYPTS_MBPS;
 use super::*;
+use crate::estimate::prediction;
 use crate::fixtures;
+use crate::host::encryption_policy::EncryptionPolicy;
 use crate::host::facts::{HostFacts, HypervisorVersion, MigrationLink, NoMigrationAddress, NoPacking};
 use crate::paths::path::Reach;
 use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
-use crate::transfer::encryption::EncryptionPolicy;
-use crate::transfer::prediction;
 use crate::transfer::relayed::Compressible;
 
 const GIB: u64 = 1 << 30;

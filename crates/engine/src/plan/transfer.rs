@@ -5,8 +5,8 @@ use std::num::NonZeroU8;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::option::MigrationOption;
 use crate::paths::path::Path;
-use crate::transfer::option::MigrationOption;
 
 /// How memory travels. RDMA (`direct`) will be the third way, once there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,10 +12,10 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::paths::NothingCarries;
 use super::{LimitKeeper, Packing, Parallel, Plan, Reason, Spread, Transfer, ZstdLevel};
+use crate::option::{MigrationOption, RequestedOption};
 use crate::paths::path::Path;
 use crate::storage::DiskCopy;
 use crate::transfer::encryption::Encryption;
-use crate::transfer::option::{MigrationOption, RequestedOption};
 
 /// How one migration will be done.
 #[derive(Serialize, Deserialize, ToSchema)]

@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use utoipa::ToSchema;
 
-use super::{CopyReason, DiskCopy, DiskImage, DiskName};
-use crate::check::vm::{DeviceIdentifier, DeviceIdentifierKind};
+use super::{CopyReason, DeviceIdentifier, DeviceIdentifierKind, DiskCopy, DiskImage, DiskName};
 
 /// How the device mapper's names of devices with several paths begin; those of logical volumes begin with `LVM-`.
 const MULTIPATH: &str = "mpath-";

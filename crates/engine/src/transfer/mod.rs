@@ -1,10 +1,11 @@
-//! How memory goes over the paths: by which option, encrypted or not, compressed or not, and how long that takes.
+//! How memory goes over the paths: encrypted or not, packed or not, how much of it may wait on its way, how long the VM stands
+//! still at the end, and how it is held back where its memory gets dirty too fast.
 
 pub mod codec;
-pub mod convergence;
+pub mod downtime;
 pub mod encryption;
-pub mod experience;
-pub mod option;
-pub mod prediction;
+pub mod memory_sample;
+pub mod queue;
 pub mod relayed;
 pub mod throttle;
+pub mod transferred;

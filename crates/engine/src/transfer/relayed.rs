@@ -20,8 +20,6 @@ use utoipa::ToSchema;
 
 use crate::host::facts::HostFacts;
 use crate::paths::path::Path;
-use crate::plan::{NotCompressed, Request};
-use crate::transfer::option::RequestedOption;
 
 /// Core-seconds that a byte takes on either host to get through QEMU and a relay that packs nothing: twice what was
 /// measured of plain reading and writing, 2 for each GiB. docs/decisions/0045, says where this and the next two
@@ -123,21 +121,16 @@ pub enum Verdict {
 }
 
 impl RelayMeans {
-    /// What two hosts have, over these paths; none where another option was asked for, a hypervisor can do nothing with
-    /// a relay, or it is not known what the paths carry. A limit of either host makes the paths as slow as it is: one that is lifted while the transfer
+    /// What two hosts have, over these paths, before anything was learnt of earlier transfers; none where it is not known
+    /// what the paths carry. A limit of either host makes the paths as slow as it is: one that is lifted while the transfer
     /// goes on leaves a relay that is no faster than it can copy.
     pub fn of<'a>(
         source: &HostFacts,
         target: &HostFacts,
         paths: impl Iterator<Item = &'a Path>,
         is_encrypted: bool,
-        request: &Request,
+        is_asked_for: bool,
     ) -> Option<Self> {
-        let is_possible = NotCompressed::by_hypervisors(source, target).is_none();
-        if !request.option.may_compress() || !is_possible {
-            return None;
-        }
-        let is_asked_for = request.option == RequestedOption::Compression;
         let speeds: Option<Vec<u64>> = paths.map(|path| path.speed_mbps).collect();
         let speed_mbps = speeds?.into_iter().fold(0, u64::saturating_add);
         let limit_mbps = source.limits_to(target).all_mbps;
@@ -153,7 +146,6 @@ impl RelayMeans {
         };
         let (source_cores, target_cores) = (cores(source), cores(target));
         let packing_cores = f64::from(source.packing_cores.unwrap_or(source.cores));
-        let Request { saved_mbps, compressed_slower, .. } = *request;
         Some(Self {
             is_asked_for,
             is_encrypted,
@@ -161,8 +153,8 @@ impl RelayMeans {
             source_cores,
             target_cores,
             packing_cores,
-            saved_mbps,
-            compressed_slower,
+            saved_mbps: None,
+            compressed_slower: None,
         })
     }
 
@@ -185,15 +177,6 @@ impl RelayMeans {
             () if !(1.0 + LEAST_GAIN..).contains(&gain) => Verdict::Outruns,
             () if !self.is_asked_for && wire_share * slower > PAYS_BELOW => Verdict::TooLittle,
             () => Verdict::Compressed { wire_share },
-        }
-    }
-
-    /// Why memory is not compressed that was to be.
-    pub(crate) fn why_not(self, verdict: Verdict) -> NotCompressed {
-        let Self { wire_mbps, source_cores, target_cores, .. } = self;
-        match verdict {
-            Verdict::NothingShrinks => NotCompressed::NothingShrinks,
-            _ => NotCompressed::Outrun { wire_mbps, source_cores, target_cores },
         }
     }
 
@@ -252,6 +235,9 @@ mod tests {
     const OS_LIKE: Compressible = Compressible { share: 0.5, left: 0.33 };
     const RANDOM: Compressible = Compressible { share: 0.0, left: 1.0 };
 
+    const ASKED_FOR: bool = true;
+    const UNASKED: bool = false;
+
     fn means(wire_mbps: f64, cores: f64) -> RelayMeans {
         RelayMeans {
             is_asked_for: true,
@@ -270,9 +256,9 @@ mod tests {
     }
 
     /// Over two paths of 1 Gb/s.
-    fn between(source: &HostFacts, target: &HostFacts, option: RequestedOption) -> RelayMeans {
+    fn between(source: &HostFacts, target: &HostFacts, is_asked_for: bool) -> RelayMeans {
         let path = Path { speed_mbps: Some(1_000), ..fixtures::path("e0") };
-        RelayMeans::of(source, target, [&path, &path].into_iter(), false, &option.into()).unwrap()
+        RelayMeans::of(source, target, [&path, &path].into_iter(), false, is_asked_for).unwrap()
     }
 
     fn unasked(means: RelayMeans) -> RelayMeans {
@@ -323,18 +309,18 @@ mod tests {
         let none = RelayMeans { packing_cores: 0.0, ..means(1_000.0, 1.0) };
         assert_eq!(none.verdict(Some(TEXT)), Verdict::Outruns);
         let source = HostFacts { packing_cores: Some(1), ..host(64, None, 0.0) };
-        assert!((between(&source, &source, RequestedOption::Compression).packing_cores - 1.0).abs() < 1e-9);
+        assert!((between(&source, &source, ASKED_FOR).packing_cores - 1.0).abs() < 1e-9);
     }
 
     #[test]
     fn few_cores_that_pack_do_not_keep_idle_ones_from_passing_the_stream_on() {
         let two_of_64 = HostFacts { packing_cores: Some(2), ..host(64, Some(64.0), 0.0) };
-        let auto = between(&two_of_64, &two_of_64, RequestedOption::Auto);
+        let auto = between(&two_of_64, &two_of_64, UNASKED);
         let over_10_gbps = RelayMeans { wire_mbps: 10_000.0, ..auto };
         // 400 MB/s are packed, of which 268 are saved, beside 1250 MB/s.
         assert!((share(over_10_gbps, TEXT) - 1_250.0 / 1_518.0).abs() < 1e-9);
         let two = HostFacts { idle_cores: Some(2.0), ..two_of_64 };
-        let two_idle = RelayMeans { wire_mbps: 10_000.0, ..between(&two, &two, RequestedOption::Auto) };
+        let two_idle = RelayMeans { wire_mbps: 10_000.0, ..between(&two, &two, UNASKED) };
         assert_eq!(two_idle.verdict(Some(TEXT)), Verdict::Outruns, "two cores could not pass all of it on");
     }
 
@@ -343,7 +329,6 @@ mod tests {
         assert_eq!(means(40_000.0, 4.0).verdict(Some(TEXT)), Verdict::Outruns);
         assert_eq!(means(1_000.0, 0.0).verdict(Some(TEXT)), Verdict::Outruns);
         assert_eq!(means(1_000.0, 4.0).verdict(Some(RANDOM)), Verdict::NothingShrinks);
-        assert!(means(40_000.0, 4.0).why_not(Verdict::Outruns).to_string().contains("40.0 Gb/s"));
     }
 
     #[test]
@@ -352,7 +337,7 @@ mod tests {
         let verdict = |source: &HostFacts, target: &HostFacts, option| {
             between(source, target, option).verdict(Some(OS_LIKE))
         };
-        let (auto, asked) = (RequestedOption::Auto, RequestedOption::Compression);
+        let (auto, asked) = (UNASKED, ASKED_FOR);
         assert!(matches!(verdict(&counted, &counted, auto), Verdict::Compressed { .. }));
         for (source, target) in [(&unknown, &counted), (&counted, &unknown)] {
             assert!(!matches!(verdict(source, target, auto), Verdict::Compressed { .. }));
@@ -380,7 +365,7 @@ mod tests {
     #[test]
     fn vms_that_need_all_cores_keep_a_relay_out_and_a_busy_host_does_not() {
         let verdict = |source: &HostFacts, target: &HostFacts| {
-            between(source, target, RequestedOption::Compression).verdict(Some(OS_LIKE))
+            between(source, target, ASKED_FOR).verdict(Some(OS_LIKE))
         };
         let (free, compiles, needed) =
             (host(1, Some(1.0), 0.0), host(1, Some(0.0), 0.1), host(1, Some(1.0), 0.97));
@@ -388,11 +373,6 @@ mod tests {
         assert!(matches!(verdict(&compiles, &compiles), Verdict::Compressed { .. }));
         assert_eq!(verdict(&needed, &free), Verdict::Outruns);
         assert_eq!(verdict(&free, &needed), Verdict::Outruns);
-        let why = between(&needed, &free, RequestedOption::Compression).why_not(Verdict::Outruns).to_string();
-        assert!(
-            why.ends_with("the cores that the VMs leave, 0.0 of the source and 1.0 of the target"),
-            "{why}"
-        );
         let beside_one_vm = host(2, Some(0.0), 1.0);
         assert!(matches!(verdict(&beside_one_vm, &beside_one_vm), Verdict::Compressed { .. }));
     }
@@ -470,7 +450,7 @@ mod tests {
                 between(&host, &host, option)
             };
             let all = f64::from(cores.max(1));
-            let (asked, auto) = (RequestedOption::Compression, RequestedOption::Auto);
+            let (asked, auto) = (ASKED_FOR, UNASKED);
             for option in [asked, auto] {
                 prop_assert!((0.0..=all).contains(&means_for(idle, vms, option).source_cores));
             }

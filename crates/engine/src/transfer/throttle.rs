@@ -4,7 +4,7 @@
 //! converges by itself: it is not touched. Of another one more is held back step by step. QEMU's `auto-converge` goes by
 //! the same rule, and cannot be used (docs/decisions/0053).
 
-use crate::migration::progress::Transferred;
+use crate::transfer::transferred::Transferred;
 
 /// The most that may be asked for, in percent: with less than nothing left, the guest would answer nobody.
 pub const THROTTLE_PERCENT_MAX: u8 = 99;

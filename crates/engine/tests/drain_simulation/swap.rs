@@ -6,10 +6,9 @@ use drainpipe_engine::drain::lint::lint;
 use drainpipe_engine::drain::plan::{DrainPlan, plan};
 use drainpipe_engine::drain::run::{Action, Drain, DrainLimits, Event, MoveEnd, Standing};
 use drainpipe_engine::drain::status::MoveState;
-use drainpipe_engine::drain::view::{
-    DrainView, LimitView, MemorySample, PlacedVm, Placement, TargetView, VmView,
-};
+use drainpipe_engine::drain::view::{DrainView, LimitView, PlacedVm, Placement, TargetView, VmView};
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::transfer::memory_sample::MemorySample;
 
 use crate::random::Random;
 

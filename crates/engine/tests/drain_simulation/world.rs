@@ -4,11 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use drainpipe_engine::drain::disks::{DrainedDisk, FileSystemView};
 use drainpipe_engine::drain::run::{Departure, Event, MoveEnd};
-use drainpipe_engine::drain::view::{
-    DrainView, LimitView, MemorySample, PlacedVm, Placement, TargetView, VmView,
-};
+use drainpipe_engine::drain::view::{DrainView, LimitView, PlacedVm, Placement, TargetView, VmView};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
+use drainpipe_engine::transfer::memory_sample::MemorySample;
 
 use crate::faults::{Faults, Sight};
 use crate::news::News;

@@ -1,8 +1,9 @@
 //! The deadline of a migration that does not come to its end, with hosts that do as they are told.
 
-use drainpipe_engine::migration::progress::{PathArrival, Transferred};
+use drainpipe_engine::migration::progress::PathArrival;
 use drainpipe_engine::migration::result::Outcome;
 use drainpipe_engine::migration::{Action, Event, Limits};
+use drainpipe_engine::transfer::transferred::Transferred;
 
 use crate::turns::{done, waiting};
 

@@ -2,13 +2,13 @@
 //! crash or fall asleep, and tells the engine what came of them.
 
 use drainpipe_engine::journal::RECORD_AGAIN_AFTER;
-use drainpipe_engine::migration::progress::Transferred;
 use drainpipe_engine::migration::result::{Outcome, SourceVm};
 use drainpipe_engine::migration::target::IncomingView as View;
 use drainpipe_engine::migration::timing;
 use drainpipe_engine::migration::{Action, Event, Migration, SourceState, Stage, TargetState, VmCondition};
 use drainpipe_engine::plan::{Plan, Transfer};
 use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_engine::transfer::transferred::Transferred;
 
 use crate::faults::Fault;
 use crate::milliseconds::ms;

@@ -1,12 +1,14 @@
 //! The two hosts as the real planner sees them, and what a plan between them must keep to (I6).
 
 use drainpipe_engine::host::capabilities::Capabilities;
+use drainpipe_engine::host::encryption_policy::EncryptionPolicy;
 use drainpipe_engine::host::facts::{HostFacts, HypervisorVersion, MigrationLink};
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::paths::path::Path;
-use drainpipe_engine::plan::{PathTrial, Plan, Request, plan};
+use drainpipe_engine::paths::path_record::TrialOutcome;
+use drainpipe_engine::plan::{Plan, Request, plan};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::transfer::encryption::{EncryptionPolicy, refuses_clear};
-use drainpipe_engine::transfer::option::RequestedOption;
+use drainpipe_engine::transfer::encryption::refuses_clear;
 
 use crate::fixtures;
 use crate::random::Random;
@@ -48,7 +50,7 @@ impl Hosts {
     /// What is left of the plan once its paths were tried, of which some let nothing through.
     pub(crate) fn try_paths(&self, plan: Plan, dead: impl FnMut(&Path) -> bool) -> Result<Plan, Problem> {
         let dead: Vec<bool> = plan.paths.iter().map(dead).collect();
-        let trials: Vec<PathTrial> =
+        let trials: Vec<TrialOutcome> =
             dead.iter().map(|dead| if *dead { Err("it is silent".into()) } else { Ok(()) }).collect();
         plan.narrow(&trials, &self.source.name, &self.target.name).map_err(Problem::failed)
     }

@@ -39,7 +39,7 @@ use std::thread;
 
 use drainpipe_engine::migration::result::Outcome;
 // By these names the crate's own fixtures call its modules.
-use drainpipe_engine::{host, paths, transfer};
+use drainpipe_engine::{host, paths};
 
 use crate::faults::Faults;
 use crate::planted::Planted;

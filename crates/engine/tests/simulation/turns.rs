@@ -2,10 +2,10 @@
 
 use drainpipe_engine::migration::result::Outcome;
 use drainpipe_engine::migration::{Action, Event, Limits, Migration, Stage, VmCondition};
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::{LimitKeeper, Paths, Plan, Transfer};
 use drainpipe_engine::transfer::encryption::Encryption;
-use drainpipe_engine::transfer::option::RequestedOption;
 
 fn a_plan() -> Plan {
     let path = Path {

@@ -1,5 +1,5 @@
 use drainpipe_engine::migration::result::Verified;
-use drainpipe_engine::transfer::option::RequestedOption;
+use drainpipe_engine::option::RequestedOption;
 
 use super::*;
 use crate::bench::Conditions;

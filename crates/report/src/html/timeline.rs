@@ -223,7 +223,7 @@ pub(super) fn layer_class(layer: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use drainpipe_engine::transfer::option::RequestedOption;
+    use drainpipe_engine::option::RequestedOption;
     use proptest::prelude::*;
 
     use super::*;

@@ -1,7 +1,7 @@
 //! The host's hooks: a VM's is told before the pause, and another one should the VM stay.
 
-use drainpipe_engine::migration::downtime_limit_ms;
 use drainpipe_engine::migration::progress::pause_is_near;
+use drainpipe_engine::transfer::downtime::downtime_limit_ms;
 use drainpipe_hypervisor::TransferStatus;
 use tokio::task::JoinHandle;
 use tracing::warn;

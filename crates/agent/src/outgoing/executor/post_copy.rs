@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::migration::Event;
+use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::{Plan, Request};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::transfer::option::RequestedOption;
 use drainpipe_hypervisor::{MigrationStatus, Parcel, RunState};
 use tokio::time::sleep;
 use tracing::warn;

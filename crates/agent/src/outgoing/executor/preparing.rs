@@ -4,14 +4,15 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use drainpipe_engine::check::refusal;
+use drainpipe_engine::estimate::prediction;
 use drainpipe_engine::host::facts::HostFacts;
 use drainpipe_engine::migration::Event;
 use drainpipe_engine::migration::timing::ASK_FOR_PLACE_EVERY;
 use drainpipe_engine::paths::path::Path;
-use drainpipe_engine::plan::{PathTrial, Plan, Request, Spread};
+use drainpipe_engine::paths::path_record::TrialOutcome;
+use drainpipe_engine::plan::{Plan, Request, Spread};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
-use drainpipe_engine::transfer::prediction;
 use drainpipe_hypervisor::RunState;
 use tokio::sync::mpsc;
 use tracing::info;
@@ -124,7 +125,7 @@ impl Executor {
         let ports: ProbePorts = self.peer()?.post(&self.incoming("probe"), &request).await?;
         let trials = probe::try_paths(&self.outgoing.host.network, &plan.paths, &ports, Load::Large).await;
         let round_trip_us = self.round_trip_us(&trials);
-        let trials: Vec<PathTrial> = trials.into_iter().map(|trial| trial.map(drop)).collect();
+        let trials: Vec<TrialOutcome> = trials.into_iter().map(|trial| trial.map(drop)).collect();
         let plan = plan.narrow(&trials, &source.name, &target.name).map_err(Problem::failed)?;
         let endpoint = match (plan.spread(), target.migration_address) {
             (Spread::Routed, Some(address)) => self.connect_routed(&plan, address, round_trip_us).await?,

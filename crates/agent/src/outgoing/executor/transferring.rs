@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use drainpipe_engine::bandwidth::queue::unsent_limit_bytes;
 use drainpipe_engine::host::facts::HostFacts;
-use drainpipe_engine::migration::progress::Transferred;
-use drainpipe_engine::migration::{Event, Stage, downtime_limit_ms};
+use drainpipe_engine::migration::{Event, Stage};
 use drainpipe_engine::plan::{LimitKeeper, Plan};
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::transfer::downtime::downtime_limit_ms;
+use drainpipe_engine::transfer::queue::unsent_limit_bytes;
+use drainpipe_engine::transfer::transferred::Transferred;
 use drainpipe_hypervisor::{
     Address, Event as VmEvent, Happening, Machine, MigrationStatus, SourceSettings, TlsKey, TransferStatus,
     ZeroPages,

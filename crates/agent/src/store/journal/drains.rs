@@ -3,7 +3,7 @@
 
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveStatus};
 use drainpipe_engine::drain::view::FoundTransfers;
-use drainpipe_engine::transfer::option::RequestedOption;
+use drainpipe_engine::option::RequestedOption;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 

@@ -2,7 +2,7 @@
 
 use drainpipe_engine::migration::guard::HandOver;
 use drainpipe_engine::migration::result::MigrationResult;
-use drainpipe_engine::transfer::option::RequestedOption;
+use drainpipe_engine::option::RequestedOption;
 use jiff::Timestamp;
 use rusqlite::{OptionalExtension, params};
 

@@ -4,7 +4,8 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use drainpipe_engine::check::vm::{DeviceIdentifier, DeviceIdentifierKind, FileIdentity};
+use drainpipe_engine::check::vm::FileIdentity;
+use drainpipe_engine::storage::{DeviceIdentifier, DeviceIdentifierKind};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc::{F_UNLCK, F_WRLCK, SEEK_SET, flock};
 use rustix::fs::{FileType, OFlags, fstatfs};

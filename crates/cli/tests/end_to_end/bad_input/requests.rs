@@ -1,7 +1,7 @@
 //! Migrations that cannot be.
 
 use drainpipe_api_types::{MigrationView, VmList};
-use drainpipe_engine::transfer::option::RequestedOption;
+use drainpipe_engine::option::RequestedOption;
 
 use crate::drain::restart_agent_with_memory;
 use crate::guest::Guest;

@@ -11,7 +11,7 @@ use crate::finding::fix::{Fix, TCP_BUFFER_BYTES_MAX};
 use crate::finding::{Finding, Place, on};
 use crate::host::facts::MigrationLink;
 use crate::paths::path::Path;
-use crate::paths::standby::mark_standby;
+use crate::plan::standby::mark_standby;
 
 /// What a NIC falls back to where a pair of the cable is broken.
 const FALLBACK_MBPS: u64 = 100;

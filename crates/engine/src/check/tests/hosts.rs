@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::check::facts::ForeignRoute;
-use crate::transfer::encryption::EncryptionPolicy;
+use crate::host::encryption_policy::EncryptionPolicy;
 
 pub(super) const OF_HOSTS: &[Case] = &[
     (|s| s.b.peers.clear(), Error, "not-a-peer", &["b"], "add [[peer]] with name = \"a\""),

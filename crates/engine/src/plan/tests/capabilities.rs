@@ -5,11 +5,11 @@ use proptest::prelude::*;
 use super::wire::{any_capabilities, any_host, any_request};
 use super::{GIB, host};
 use crate::host::capabilities::{Capabilities, Committer, PostCopy};
+use crate::host::encryption_policy::EncryptionPolicy;
 use crate::host::facts::HostFacts;
+use crate::option::{MigrationOption, RequestedOption};
 use crate::paths::path::Reach;
 use crate::plan::{LimitKeeper, Packing, Plan, Request, Spread, Transfer, plan};
-use crate::transfer::encryption::EncryptionPolicy;
-use crate::transfer::option::{MigrationOption, RequestedOption};
 use crate::transfer::relayed::Compressible;
 
 const TEXT: Option<Compressible> = Some(Compressible { share: 0.9, left: 0.3 });

@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 
 use super::{GIB, host};
 use crate::host::capabilities::{Capabilities, Committer, PostCopy};
+use crate::host::encryption_policy::EncryptionPolicy;
 use crate::host::facts::{HostFacts, NoPacking};
+use crate::option::RequestedOption;
 use crate::paths::path::Reach;
 use crate::plan::{LimitKeeper, Plan, Reason, Request, plan};
-use crate::transfer::encryption::EncryptionPolicy;
-use crate::transfer::option::RequestedOption;
 use crate::transfer::relayed::Compressible;
 
 /// As 0.1.0 tells it.

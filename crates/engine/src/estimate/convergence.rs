@@ -5,12 +5,14 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::drain::keeps_pace;
-use crate::drain::view::MemorySample;
+use super::load::{Load, ROUNDS_MAX};
+use super::sending::{GOODPUT_SHARE, bytes_per_ms};
 use crate::finding::code::FindingCode;
 use crate::finding::{Finding, Place};
 use crate::format::rate;
 use crate::plan::Plan;
+use crate::transfer::downtime::downtime_limit_ms;
+use crate::transfer::memory_sample::MemorySample;
 use crate::transfer::relayed::Compressible;
 use crate::transfer::throttle::THROTTLE_PERCENT_MAX;
 
@@ -25,6 +27,19 @@ const CONVERGES_BELOW: f64 = 0.8;
 /// Whether rounds get shorter, if so much gets dirty in the time in which so much is sent.
 pub(crate) fn converges(dirty_bytes: f64, sent_bytes: f64) -> bool {
     dirty_bytes <= CONVERGES_BELOW * sent_bytes
+}
+
+impl Load {
+    /// Whether what gets dirty in the longest pause can be sent in it, with something to spare.
+    pub(crate) fn converges(&self, bytes_per_ms: f64) -> bool {
+        let longest_ms = downtime_limit_ms(ROUNDS_MAX) as f64;
+        converges(self.dirtied_bytes(longest_ms), bytes_per_ms * longest_ms)
+    }
+}
+
+/// Whether links of this speed, with headers, carry memory away as fast as it gets dirty, with something to spare.
+fn keeps_pace(memory_bytes: u64, memory: MemorySample, speed_mbps: f64) -> bool {
+    Load::of(memory_bytes, Some(memory), 1.0, None).converges(bytes_per_ms(speed_mbps * GOODPUT_SHARE))
 }
 
 /// Why the rounds of a transfer do not end.

@@ -1,9 +1,6 @@
-//! What a migration will take, by its plan, by what its memory holds, and by the cores that are there for it.
+//! What a migration has of two hosts' cores, and what comes of few.
 
-use crate::drain::{copied_ms, sent_ms};
 use crate::host::facts::HostFacts;
-use crate::plan::{Plan, Request};
-use crate::transfer::relayed::{RelayMeans, Verdict};
 
 /// Core-seconds that a byte takes in QEMU on either host: 1.2 for each GiB, half of it on each.
 const MOVING_S: f64 = 0.6 / (1_u64 << 30) as f64;
@@ -76,65 +73,10 @@ pub fn busy_told(host: &HostFacts) -> Option<String> {
     ))
 }
 
-/// From the request to the end of a migration by this plan, of a VM that rests and waits for no turn, the copies of its
-/// disks included; none where it is not known what its memory holds, or what the paths carry.
-pub fn total_ms(
-    source: &HostFacts,
-    target: &HostFacts,
-    plan: &Plan,
-    request: &Request,
-    memory_bytes: u64,
-) -> Option<f64> {
-    let limits = source.limits_to(target);
-    let paths_mbps =
-        limits.all_mbps.into_iter().chain([plan.carried_mbps()?]).min().filter(|mbps| *mbps > 0)?;
-    let zero_share = request.zero_share.filter(|share| (0.0..=1.0).contains(share))?;
-    let relay = || RelayMeans::of(source, target, plan.carrying(), plan.encryption.is_encrypted, request);
-    let wire_share =
-        match plan.is_compressed().then(relay).flatten().map(|relay| relay.verdict(request.memory)) {
-            Some(Verdict::Compressed { wire_share }) => wire_share,
-            _ => 1.0,
-        };
-    let bytes = memory_bytes as f64 * (1.0 - zero_share);
-    let free_cores = cores_had(source, target);
-    let disk_bytes: f64 = plan.disks.iter().map(|disk| disk.allocated_bytes as f64).sum();
-    let disks_mbps = paths_mbps.min(limits.storage_mbps.unwrap_or(u64::MAX)).max(1);
-    let disks_ms = copied_ms(disk_bytes, disks_mbps as f64, free_cores);
-    Some(sent_ms(bytes, wire_share, paths_mbps as f64, free_cores) + disks_ms)
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
     use crate::fixtures;
-
-    proptest! {
-        #[test]
-        fn fewer_cores_never_make_it_faster(
-            bytes in 0.0_f64..1e13,
-            paths_mbps in 1.0_f64..1e6,
-            cores in -1.0_f64..512.0,
-            more in 0.0_f64..512.0,
-        ) {
-            let of = |cores| sent_ms(bytes, 1.0, paths_mbps, cores);
-            prop_assert!(of(Some(cores)) >= of(Some(cores + more)) - 1e-6);
-            prop_assert!(of(Some(cores)).is_finite() && of(Some(cores)) >= of(None) - 1e-6);
-        }
-    }
-
-    #[test]
-    fn few_cores_are_the_limit_of_fast_links_only() {
-        const GIB: f64 = (1_u64 << 30) as f64;
-        let of = |paths_mbps, cores| sent_ms(GIB, 1.0, paths_mbps, Some(cores));
-        assert!((of(2_000.0, 8.0) - of(2_000.0, 1.0)).abs() < 1.0);
-        let (idle, busy) = (of(100_000.0, 8.0), of(100_000.0, 0.5));
-        assert!(busy > idle + 1_000.0, "half a core takes 1.2 s for a GiB: {busy} ms, not {idle}");
-        for (cores, slowed) in [(0.25, 400.0), (0.0, 10_000.0), (f64::NAN, 100.0), (3.0, 100.0)] {
-            assert!((slowed_ms(100.0, Some(cores)) - slowed).abs() < 1e-9, "{cores} cores");
-        }
-    }
 
     #[test]
     fn a_migration_has_what_is_free_or_its_share_on_the_host_where_that_is_less() {

@@ -1,7 +1,7 @@
 //! Which paths would cost more than they bring, and so are kept for the day when the others are gone.
 
+use super::Reason;
 use crate::paths::path::Path;
-use crate::plan::Reason;
 
 /// What QEMU may have given to a path's connections and the path not carried yet, in bytes: 4 MiB
 /// (`net.ipv4.tcp_wmem`) in each of two, of the three that a path has at least. At the end of a round all

@@ -1,0 +1,34 @@
+//! What a migration will take, by its plan, by what its memory holds, and by the cores that are there for it.
+
+use super::cores::cores_had;
+use super::sending::{copied_ms, sent_ms};
+use crate::host::facts::HostFacts;
+use crate::plan::{Plan, Request};
+use crate::transfer::relayed::Verdict;
+
+/// From the request to the end of a migration by this plan, of a VM that rests and waits for no turn, the copies of its
+/// disks included; none where it is not known what its memory holds, or what the paths carry.
+pub fn total_ms(
+    source: &HostFacts,
+    target: &HostFacts,
+    plan: &Plan,
+    request: &Request,
+    memory_bytes: u64,
+) -> Option<f64> {
+    let limits = source.limits_to(target);
+    let paths_mbps =
+        limits.all_mbps.into_iter().chain([plan.carried_mbps()?]).min().filter(|mbps| *mbps > 0)?;
+    let zero_share = request.zero_share.filter(|share| (0.0..=1.0).contains(share))?;
+    let relay = || request.relay_means(source, target, plan.carrying(), plan.encryption.is_encrypted);
+    let wire_share =
+        match plan.is_compressed().then(relay).flatten().map(|relay| relay.verdict(request.memory)) {
+            Some(Verdict::Compressed { wire_share }) => wire_share,
+            _ => 1.0,
+        };
+    let bytes = memory_bytes as f64 * (1.0 - zero_share);
+    let free_cores = cores_had(source, target);
+    let disk_bytes: f64 = plan.disks.iter().map(|disk| disk.allocated_bytes as f64).sum();
+    let disks_mbps = paths_mbps.min(limits.storage_mbps.unwrap_or(u64::MAX)).max(1);
+    let disks_ms = copied_ms(disk_bytes, disks_mbps as f64, free_cores);
+    Some(sent_ms(bytes, wire_share, paths_mbps as f64, free_cores) + disks_ms)
+}
