@@ -2,7 +2,7 @@
 //!
 //! Read [`migration`] first: the ten steps as one state machine.
 //!
-//! Its modules, the top first: none imports one that stands above it.
+//! Its modules, the top first: none imports one that stands above it (`crates/engine/layers`; docs/decisions/0065).
 //!
 //! ```text
 //! journal     whether a host's journal may be believed, and a VM be started
