@@ -676,6 +676,10 @@ pub struct TrackedRequest {
 pub struct TrackedTaken {
     /// So many.
     pub taken: u64,
+    /// Those that it does not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    pub left_out: Vec<TrackedConnection>,
     /// Why not all.
     #[serde(default)]
     pub why: Option<String>,

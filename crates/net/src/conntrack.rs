@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use tokio::task::spawn_blocking;
 
-pub use self::connection::{TcpEnd, TcpState, TrackedConnection, Transport};
+pub use self::connection::{ConnectionKey, TcpEnd, TcpState, TrackedConnection, Transport};
 use self::message::Listed;
 use self::socket::Socket;
 use crate::{Error, sysctl};
@@ -47,9 +47,7 @@ pub struct Loaded {
     /// It tracks these now, and did not before.
     pub loaded: Vec<TrackedConnection>,
     /// It did before.
-    pub were_there: usize,
-    /// It did not take them, or there was no time.
-    pub left: usize,
+    pub were_there: Vec<TrackedConnection>,
 }
 
 /// How many connections this host tracks; none where its kernel does not.

@@ -38,8 +38,8 @@ mod weights;
 pub use announcement::Announced;
 pub use change::{Before, Change, NextHop, RouteAttributes, Undo};
 pub use conntrack::{
-    LISTED_MAX, Loaded, TcpEnd, TcpState, Tracked, TrackedConnection, Transport, forget_tracked, track,
-    tracked_connections, tracked_count, tracked_room,
+    ConnectionKey, LISTED_MAX, Loaded, TcpEnd, TcpState, Tracked, TrackedConnection, Transport,
+    forget_tracked, track, tracked_connections, tracked_count, tracked_room,
 };
 pub use ended_flows::EndedFlows;
 pub use error::Error;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::MacAddress;
-use drainpipe_net::{Neighbour, TrackedConnection, forget_tracked, track, tracked_room};
+use drainpipe_net::{ConnectionKey, Neighbour, TrackedConnection, forget_tracked, track, tracked_room};
 use tracing::warn;
 
 use super::vm::IncomingVm;
@@ -25,7 +25,7 @@ const LOAD_WITHIN: Duration = Duration::from_secs(1);
 /// How long it may take to forget them again.
 const FORGET_WITHIN: Duration = Duration::from_secs(5);
 
-/// Of what the kernel could still track, others may need this part.
+/// Of what the kernel could track without those of this VM, others may need this part.
 const ROOM_LEFT: u64 = 2;
 
 /// What this host knows that tells which addresses may be the VM's.
@@ -61,22 +61,32 @@ async fn take(
         return Err(not_on_its_way(&entry.id));
     }
     must_wait(incoming, entry)?;
-    let asked = request.connections.len();
     let own = incoming.host.name();
     if !incoming.host.config.vms.conntrack {
-        return Ok(none_taken(asked, format!("{own} takes none (`conntrack` in its [vms])")));
+        return Ok(none_taken(request, format!("{own} takes none (`conntrack` in its [vms])")));
     }
     let Some(room) = tracked_room().map_err(Problem::failed)? else {
-        return Ok(none_taken(asked, format!("the kernel of {own} tracks no connections")));
+        return Ok(none_taken(request, format!("the kernel of {own} tracks no connections")));
     };
-    let mut admitted = known_addresses(incoming, entry).await?.admit(request);
-    let refused = asked - admitted.len();
     forget_ended(&mut loaded_before, &request.ended).await?;
-    admitted.truncate(usize::try_from(room / ROOM_LEFT).unwrap_or(usize::MAX));
+    let mut admitted = known_addresses(incoming, entry).await?.admit(request);
+    let refused = request.connections.len() - admitted.len();
+    admitted.truncate(most_more(room, loaded_before.len()));
     let loaded = track(admitted, Instant::now() + LOAD_WITHIN).await.map_err(Problem::failed)?;
-    let taken = loaded.loaded.len() + loaded.were_there;
+    let taken = loaded.loaded.iter().chain(&loaded.were_there).map(TrackedConnection::key);
+    let taken: HashSet<ConnectionKey> = taken.collect();
     loaded_before.extend(loaded.loaded);
-    Ok(TrackedTaken { taken: taken as u64, why: why_left(own, refused, asked - taken - refused) })
+    let is_taken = |connection: &TrackedConnection| taken.contains(&connection.key());
+    let left_out: Vec<TrackedConnection> =
+        request.connections.iter().copied().filter(|connection| !is_taken(connection)).collect();
+    let why = why_left(own, refused, left_out.len().saturating_sub(refused));
+    Ok(TrackedTaken { taken: taken.len() as u64, left_out, why })
+}
+
+/// How many more may be loaded of a VM of which so many are: others need as much room as there is for it.
+fn most_more(room: u64, loaded: usize) -> usize {
+    let most = (room + loaded as u64) / ROOM_LEFT;
+    usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(loaded)
 }
 
 /// Of what was loaded for it, this has ended. What was there before stays.
@@ -84,9 +94,9 @@ async fn forget_ended(
     loaded: &mut Vec<TrackedConnection>,
     ended: &[TrackedConnection],
 ) -> Result<(), Problem> {
-    let ended: HashSet<TrackedConnection> =
-        ended.iter().filter_map(|connection| connection.believable()).collect();
-    let has_ended = |connection: &TrackedConnection| ended.contains(connection);
+    // Its source may not know as what it was loaded, where an answer was lost.
+    let ended: HashSet<ConnectionKey> = ended.iter().map(TrackedConnection::key).collect();
+    let has_ended = |connection: &TrackedConnection| ended.contains(&connection.key());
     let to_forget: Vec<TrackedConnection> = loaded.iter().copied().filter(has_ended).collect();
     if to_forget.is_empty() {
         return Ok(());
@@ -113,8 +123,9 @@ async fn known_addresses(incoming: &Incoming, entry: &IncomingVm) -> Result<Know
     Ok(KnownAddresses { macs, own: network.addresses().await?, neighbours: network.neighbours().await? })
 }
 
-fn none_taken(asked: usize, why: String) -> TrackedTaken {
-    TrackedTaken { taken: 0, why: (asked > 0).then_some(why) }
+fn none_taken(request: &TrackedRequest, why: String) -> TrackedTaken {
+    let left_out = request.connections.clone();
+    TrackedTaken { taken: 0, why: (!left_out.is_empty()).then_some(why), left_out }
 }
 
 fn why_left(own: &str, refused: usize, failed: usize) -> Option<String> {
@@ -228,6 +239,13 @@ mod tests {
         assert_eq!(why_left("b", 0, 0), None);
         let said = why_left("b", 2, 3).unwrap();
         assert!(said.contains("refused 2") && said.contains("did not take 3"), "{said}");
-        assert_eq!(none_taken(0, "of no use".into()).why, None);
+        let nothing = TrackedRequest { addresses: vec![], ended: vec![], connections: vec![] };
+        assert_eq!(none_taken(&nothing, "of no use".into()).why, None);
+    }
+
+    #[test]
+    fn requests_by_and_by_leave_others_as_much_room_as_one() {
+        assert_eq!((most_more(100, 0), most_more(60, 40), most_more(50, 50)), (50, 10, 0));
+        assert_eq!(most_more(10, 90), 0, "others have come meanwhile");
     }
 }

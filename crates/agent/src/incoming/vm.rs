@@ -52,7 +52,7 @@ pub(super) struct IncomingVm {
     pub(super) stepping: AsyncMutex<()>,
     /// One at a time takes hold of a QEMU that stood before the agent did: it listens to one client only.
     pub(super) taking_hold: AsyncMutex<()>,
-    // The last lock of all to be taken, and given back before anything is waited for: only what is below takes it.
+    // Given back before anything is waited for: only what is below takes it, and within it no other lock but the relay's.
     resources: Mutex<Resources>,
     // By a clock that begins with this.
     memory: Mutex<Memory>,

@@ -40,14 +40,15 @@ const FORGET_WITHIN: Duration = Duration::from_secs(5);
 /// So many make a request that is well below what an agent reads.
 const REQUEST_CONNECTIONS: usize = 2_000;
 
+/// So many make one while the VM runs here: what it has sent last, the pause may have to wait for.
+const AHEAD_CONNECTIONS: usize = 200;
+
 /// What is known of a VM's connections on their way.
 #[derive(Debug, Default)]
 struct Known {
     // None where nothing is tracked.
     listed: Option<Tracked>,
     there: There,
-    // Of those of which the target did not take all.
-    part: u64,
     // Why none or not all were taken, where somebody says so.
     why: Vec<String>,
     took: Option<Duration>,
@@ -58,6 +59,15 @@ struct Known {
 pub(super) struct OnWay {
     sender: Arc<Sender>,
     task: JoinHandle<()>,
+}
+
+/// When they are sent.
+#[derive(Debug, Clone, Copy)]
+enum Moment {
+    /// While the VM runs here: those that stand.
+    Ahead,
+    /// While it is paused: all that are left.
+    Paused,
 }
 
 /// Who sends them.
@@ -133,28 +143,20 @@ impl OnWay {
 }
 
 impl Known {
-    /// What was said of those that were sent the last time.
-    fn forget_last(&mut self) {
-        (self.part, self.why) = (0, vec![]);
-    }
-
     /// What is to be told now that this is tracked.
-    fn begin(&mut self, tracked: Tracked, only_standing: bool) -> Changes {
-        let changes = self.there.changes(&tracked, only_standing, Instant::now());
+    fn begin(&mut self, tracked: Tracked, moment: Moment) -> Vec<Changes> {
+        let now = Instant::now();
+        let parts = match moment {
+            Moment::Ahead => self.there.changes_ahead(&tracked, now).in_parts(AHEAD_CONNECTIONS),
+            Moment::Paused => in_order(self.there.changes(&tracked, now)).in_parts(REQUEST_CONNECTIONS),
+        };
         self.listed = Some(tracked);
-        changes
+        parts
     }
 
-    fn is_answered(&mut self, request: &TrackedRequest, answer: TrackedTaken) {
-        let TrackedRequest { ended, connections, .. } = request;
-        self.there.has_forgotten(ended);
+    fn is_answered(&mut self, changes: &Changes, answer: TrackedTaken) {
+        self.there.is_done(changes, &answer.left_out, Instant::now());
         self.why.extend(answer.why);
-        // It is not told which were not taken. Those that were are found to be there the next time.
-        if answer.taken >= connections.len() as u64 {
-            self.there.has_taken(connections, Instant::now());
-        } else {
-            self.part += answer.taken;
-        }
     }
 
     fn tracked_use(&self, is_late: bool, waited: Duration) -> Option<TrackedUse> {
@@ -163,7 +165,7 @@ impl Known {
         let now = Instant::now();
         let is_there = |connection: &&TrackedConnection| self.there.has(connection, now);
         let there = listed.map_or(0, |listed| listed.connections.iter().filter(is_there).count());
-        let along = (there as u64 + self.part).min(all as u64);
+        let along = there as u64;
         let mut why = self.why.clone();
         if let Some(listed) = listed {
             why.extend(of_listed(listed));
@@ -204,7 +206,7 @@ impl Sender {
     /// Those that stand, again and again.
     async fn send_ahead(self: Arc<Self>) {
         loop {
-            if let Err(problem) = self.send(true, Instant::now() + WITHIN).await {
+            if let Err(problem) = self.send(Moment::Ahead, Instant::now() + WITHIN).await {
                 // The rest is sent in the pause, where that is told.
                 debug!(%problem, "connections that stand do not go ahead");
             }
@@ -214,14 +216,15 @@ impl Sender {
 
     async fn send_rest(self: Arc<Self>) {
         let began = Instant::now();
-        let sent = self.send(false, began + WITHIN).await;
+        let sent = self.send(Moment::Paused, began + WITHIN).await;
         let mut known = lock(&self.known);
         known.why.extend(sent.err().map(|problem| problem.message));
         known.took = Some(began.elapsed());
     }
 
-    async fn send(&self, only_standing: bool, until: Instant) -> Result<(), Problem> {
-        lock(&self.known).forget_last();
+    async fn send(&self, moment: Moment, until: Instant) -> Result<(), Problem> {
+        // Of those that were sent the last time.
+        lock(&self.known).why.clear();
         let host = &self.outgoing.host;
         let (addresses, tracked) = match tracking::look(&host.network, &self.macs, until).await? {
             TrackingState::NoTracking => {
@@ -237,11 +240,14 @@ impl Sender {
             }
             TrackingState::Found(addresses, tracked) => (addresses, tracked),
         };
-        let changes = lock(&self.known).begin(tracked, only_standing);
-        for Changes { ended, connections } in requests(changes) {
+        let parts = lock(&self.known).begin(tracked, moment);
+        for changes in parts {
+            lock(&self.known).there.is_told(&changes);
+            let Changes { ended, connections } = &changes;
+            let (ended, connections) = (ended.clone(), connections.clone());
             let request = TrackedRequest { addresses: addresses.clone(), ended, connections };
             let answer = self.give(&request, until).await?;
-            lock(&self.known).is_answered(&request, answer);
+            lock(&self.known).is_answered(&changes, answer);
         }
         Ok(())
     }
@@ -256,26 +262,10 @@ impl Sender {
     }
 }
 
-/// What goes in one request each. What is forgotten is so before anything of the same ends is tracked anew.
-fn requests(Changes { ended, connections }: Changes) -> Vec<Changes> {
-    if ended.is_empty() && connections.is_empty() {
-        return vec![];
-    }
-    let connections = in_order(connections);
-    if ended.len() + connections.len() <= REQUEST_CONNECTIONS {
-        return vec![Changes { ended, connections }];
-    }
-    let ended = ended.chunks(REQUEST_CONNECTIONS);
-    let ended = ended.map(|ended| Changes { ended: ended.to_vec(), connections: vec![] });
-    let connections = connections.chunks(REQUEST_CONNECTIONS);
-    let connections = connections.map(|some| Changes { ended: vec![], connections: some.to_vec() });
-    ended.chain(connections).collect()
-}
-
 /// Those first that are worth most: that both ends use.
-fn in_order(mut connections: Vec<TrackedConnection>) -> Vec<TrackedConnection> {
-    connections.sort_by_key(|connection| (!connection.is_assured, !connection.is_answered));
-    connections
+fn in_order(mut changes: Changes) -> Changes {
+    changes.connections.sort_by_key(|connection| (!connection.is_assured, !connection.is_answered));
+    changes
 }
 
 /// The VM is another host's: has this one's firewall forget its connections, but for those that this host itself has with
@@ -334,33 +324,37 @@ mod tests {
         }
     }
 
-    fn known(translated: usize, is_whole: bool, part: u64) -> Known {
+    /// Of two connections, the target has those of these numbers.
+    fn known(translated: usize, is_whole: bool, there: &[usize]) -> Known {
         let connections = vec![udp("10.0.9.9", true), udp("10.0.9.8", true)];
+        let told = there.iter().map(|number| connections[*number]).collect();
         let listed = Tracked { connections, translated, others: 0, is_whole };
-        Known { listed: Some(listed), part, ..Known::default() }
+        let mut known = Known { listed: Some(listed), ..Known::default() };
+        known.is_answered(&Changes { ended: vec![], connections: told }, TrackedTaken::default());
+        known
     }
 
     #[test]
     fn what_went_along_and_what_did_not_is_told() {
         assert_eq!(Known::default().tracked_use(false, Duration::ZERO), None, "nothing is tracked");
-        let all = known(0, true, 2).tracked_use(false, Duration::from_millis(3)).unwrap();
+        let all = known(0, true, &[0, 1]).tracked_use(false, Duration::from_millis(3)).unwrap();
         assert_eq!((all.along, all.left, all.why, all.waited_ms), (2, 0, None, 3.0));
-        let part = known(1, false, 1).tracked_use(true, Duration::from_millis(20)).unwrap();
+        let part = known(1, false, &[1]).tracked_use(true, Duration::from_millis(20)).unwrap();
         let why = part.why.unwrap();
         assert_eq!((part.along, part.left), (1, 2));
         for words in ["translates", "more than could be listed", "no time for more"] {
             assert!(why.contains(words), "{why}");
         }
-        let lied = known(0, true, 99).tracked_use(false, Duration::ZERO).unwrap();
-        assert_eq!((lied.along, lied.left), (2, 0), "no more than there are");
         let unlisted = Known { why: vec!["as it is".into()], ..Known::default() };
-        assert_eq!(unlisted.tracked_use(false, Duration::ZERO).unwrap().why.as_deref(), Some("as it is"));
+        let tracked_use = unlisted.tracked_use(false, Duration::ZERO).unwrap();
+        assert_eq!(tracked_use.why.as_deref(), Some("as it is"));
     }
 
     #[test]
     fn those_in_use_go_first() {
-        let ordered = in_order(vec![udp("10.0.9.9", false), udp("10.0.9.8", true)]);
-        assert_eq!(ordered, [udp("10.0.9.8", true), udp("10.0.9.9", false)]);
+        let connections = vec![udp("10.0.9.9", false), udp("10.0.9.8", true)];
+        let ordered = in_order(Changes { ended: vec![], connections });
+        assert_eq!(ordered.connections, [udp("10.0.9.8", true), udp("10.0.9.9", false)]);
     }
 
     #[test]

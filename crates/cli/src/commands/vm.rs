@@ -56,11 +56,12 @@ pub(crate) async fn list(connection: &ConnectionArguments, json: bool) -> Result
 /// Who owns each is told where somebody else than Drainpipe owns some.
 fn tabulate(vms: &[VmView]) -> Result<(), Problem> {
     let tells_owners = vms.iter().any(|vm| vm.manager.is_some());
-    let owner = |vm: &VmView| if vm.manager.is_some() { "libvirt" } else { "drainpipe" };
+    let owner =
+        |vm: &VmView| vm.manager.map_or_else(|| "drainpipe".to_owned(), |manager| manager.to_string());
     let rows = vms.iter().map(|vm| {
         let memory = mib(vm.memory_mib);
         let row = [vm.name.clone(), vm.host.clone(), describe_state(vm), memory, vm.vcpus.to_string()];
-        row.into_iter().chain(tells_owners.then(|| owner(vm).to_owned())).collect()
+        row.into_iter().chain(tells_owners.then(|| owner(vm))).collect()
     });
     let titles = ["vm", "host", "state", "memory", "vcpus", "of"];
     let columns = if tells_owners { titles.len() } else { titles.len() - 1 };

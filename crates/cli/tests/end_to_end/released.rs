@@ -142,6 +142,14 @@ fn a_host_is_emptied_filled_and_upgraded_in_place() {
     assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
     assert_nowhere_but(&lab, &names, &["a"]);
 
+    for name in names {
+        lab.drainpipe(&["migrate", name, "b"]).done();
+    }
+    drain(&lab, "b", json!({}));
+    assert_state(&ended(&lab, "b"), DrainState::Drained, 2);
+    assert_nowhere_but(&lab, &names, &["a"]);
+    resume(&lab, "b", false);
+
     lab.drainpipe(&["limit", "a", "900"]).done();
     let recorded = read_back(&lab);
     upgrade(&lab, "a");

@@ -70,6 +70,8 @@ pub(super) enum Contradiction {
     NotCompressed(MigrationOption),
     #[error("a plan by {0} with post-copy, which goes over one connection and is not compressed")]
     PostCopy(MigrationOption),
+    #[error("a plan by {0} through the agents, whose limit somebody else keeps")]
+    LimitOfRelay(MigrationOption),
 }
 
 impl WirePlan {
@@ -112,7 +114,11 @@ impl TryFrom<WirePlan> for Plan {
         let WirePlan { requested_option, encryption, paths, limit_keeper, disks, reason, .. } = wire;
         let reasons = reason.into_iter().filter(|reason| !reason.is_empty()).map(Reason::Stated).collect();
         let paths = paths.try_into()?;
-        Ok(Self { requested_option, transfer, encryption, paths, limit_keeper, disks, reasons })
+        let plan = Self { requested_option, transfer, encryption, paths, limit_keeper, disks, reasons };
+        if plan.relay().is_some() && limit_keeper != LimitKeeper::Agents {
+            return Err(Contradiction::LimitOfRelay(plan.option()));
+        }
+        Ok(plan)
     }
 }
 

@@ -76,7 +76,15 @@ pub struct TcpEnd {
     pub flags: u8,
 }
 
+/// What tells connections apart that a kernel tracks: the ends, whether it is TCP, and the zone.
+pub type ConnectionKey = (SocketAddr, SocketAddr, bool, u16);
+
 impl TrackedConnection {
+    /// What no other one has.
+    pub fn key(&self) -> ConnectionKey {
+        (self.source, self.destination, matches!(self.transport, Transport::Tcp(_)), self.zone)
+    }
+
     /// Whether it is likely to be the same for a while: both ends use it, and none has begun to end it.
     pub fn stands(&self) -> bool {
         let is_open = match self.transport {

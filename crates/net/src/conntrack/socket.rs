@@ -68,11 +68,14 @@ impl Socket {
     pub(super) fn load(&self, connections: &[TrackedConnection], until: Instant) -> Result<Loaded, Error> {
         let mut loaded = Loaded::default();
         self.in_batches("track connections", connections, put_new, until, |batch, refusals| {
-            loaded.were_there += refusals.values().filter(|error| **error == Errno::EXIST).count();
-            let is_loaded = |(number, _): &(u32, _)| !refusals.contains_key(number);
-            loaded.loaded.extend((0..).zip(batch).filter(is_loaded).map(|(_, connection)| *connection));
+            for (number, connection) in (0..).zip(batch) {
+                match refusals.get(&number) {
+                    None => loaded.loaded.push(*connection),
+                    Some(&Errno::EXIST) => loaded.were_there.push(*connection),
+                    Some(_) => {}
+                }
+            }
         })?;
-        loaded.left = connections.len() - loaded.loaded.len() - loaded.were_there;
         Ok(loaded)
     }
 

@@ -237,6 +237,7 @@ impl Executor {
 
     pub(super) async fn stop_transfer(&mut self) -> Result<(), Problem> {
         (self.settings.bandwidth, self.target_watch) = (None, TargetWatch::default());
+        self.tracked_on_way = None;
         self.settings.downtime_limit.hook = BeforePause::Over;
         if self.vmm().is_err() {
             return Ok(());

@@ -1,68 +1,101 @@
 //! What the target's firewall tracks of a VM already, and what it has to be told yet.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use drainpipe_net::{Tracked, TrackedConnection, Transport};
+use drainpipe_net::{ConnectionKey, Tracked, TrackedConnection};
 
 /// By then before a kernel forgets a connection that it hears nothing of, it is told anew.
 const EXPIRY_MARGIN: Duration = Duration::from_secs(10);
 
-/// What tells connections apart: its ends, whether it is TCP, and its zone.
-type Key = (SocketAddr, SocketAddr, bool, u16);
-
-/// What the target's kernel tracks, as it was told, and when.
+/// What was told to the target, and when that has said that its kernel tracks it. Without that it may be there or not.
 #[derive(Debug, Default)]
-pub(super) struct There(HashMap<Key, (TrackedConnection, Instant)>);
+pub(super) struct There(HashMap<ConnectionKey, (TrackedConnection, Option<Instant>)>);
 
 /// What is to be told to the target.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Changes {
-    /// It forgets these first: they have ended, or are told anew.
+    /// It forgets these first, where it has them by this VM's source: they have ended, or are told anew.
     pub(super) ended: Vec<TrackedConnection>,
     pub(super) connections: Vec<TrackedConnection>,
 }
 
 impl There {
-    /// What has to be told, so that the target tracks what is listed: all of it, or only those that stand.
-    pub(super) fn changes(&self, listed: &Tracked, only_standing: bool, now: Instant) -> Changes {
-        let wanted = |connection: &&TrackedConnection| !only_standing || connection.stands();
-        let is_missing = |connection: &&TrackedConnection| !self.has(connection, now);
+    /// What has to be told, so that the target tracks all that is listed.
+    pub(super) fn changes(&self, listed: &Tracked, now: Instant) -> Changes {
+        self.changes_to(listed, listed.connections.iter().copied(), now)
+    }
+
+    /// The same of those that stand. None where not all are listed: what has ended would stay there unseen.
+    pub(super) fn changes_ahead(&self, listed: &Tracked, now: Instant) -> Changes {
+        if !listed.is_whole {
+            return Changes::default();
+        }
+        let standing = listed.connections.iter().copied().filter(TrackedConnection::stands);
+        self.changes_to(listed, standing, now)
+    }
+
+    fn changes_to(
+        &self,
+        listed: &Tracked,
+        wanted: impl Iterator<Item = TrackedConnection>,
+        now: Instant,
+    ) -> Changes {
+        let soon = now + EXPIRY_MARGIN;
         let connections: Vec<TrackedConnection> =
-            listed.connections.iter().filter(wanted).filter(is_missing).copied().collect();
+            wanted.filter(|connection| !self.has(connection, soon)).collect();
         // What is not listed may be there all the same where not all is.
         let mut gone = if listed.is_whole { self.0.clone() } else { HashMap::new() };
         for connection in &listed.connections {
-            gone.remove(&key(connection));
+            gone.remove(&connection.key());
         }
-        let told_anew = connections.iter().filter_map(|connection| self.0.get(&key(connection)));
+        let told_anew = connections.iter().filter_map(|connection| self.0.get(&connection.key()));
         let ended = told_anew.chain(gone.values()).map(|(told, _)| *told).collect();
         Changes { ended, connections }
     }
 
-    /// Whether the target's kernel tracks it as it is now.
-    pub(super) fn has(&self, connection: &TrackedConnection, now: Instant) -> bool {
-        self.0.get(&key(connection)).is_some_and(|(told, at)| {
-            let expires = *at + Duration::from_secs(told.timeout_s.into());
-            is_same(told, connection) && expires > now + EXPIRY_MARGIN
-        })
+    /// Whether the target's kernel tracks it then as it is now.
+    pub(super) fn has(&self, connection: &TrackedConnection, then: Instant) -> bool {
+        let Some((told, Some(at))) = self.0.get(&connection.key()) else { return false };
+        is_same(told, connection) && *at + Duration::from_secs(told.timeout_s.into()) > then
     }
 
-    pub(super) fn has_forgotten(&mut self, ended: &[TrackedConnection]) {
-        for connection in ended {
-            self.0.remove(&key(connection));
+    /// From now until that is answered.
+    pub(super) fn is_told(&mut self, Changes { ended, connections }: &Changes) {
+        let told_anew: HashSet<ConnectionKey> = connections.iter().map(TrackedConnection::key).collect();
+        // What has ended may be there until the target has said that it heard it.
+        for connection in ended.iter().filter(|connection| !told_anew.contains(&connection.key())) {
+            self.0.insert(connection.key(), (*connection, None));
         }
+        self.0.extend(connections.iter().map(|connection| (connection.key(), (*connection, None))));
     }
 
-    pub(super) fn has_taken(&mut self, connections: &[TrackedConnection], at: Instant) {
-        self.0.extend(connections.iter().map(|connection| (key(connection), (*connection, at))));
+    /// The target tracks these connections now, but for those left out.
+    pub(super) fn is_done(&mut self, changes: &Changes, left_out: &[TrackedConnection], at: Instant) {
+        for connection in changes.ended.iter().chain(&changes.connections).chain(left_out) {
+            self.0.remove(&connection.key());
+        }
+        let left_out: HashSet<ConnectionKey> = left_out.iter().map(TrackedConnection::key).collect();
+        let taken = changes.connections.iter().filter(|connection| !left_out.contains(&connection.key()));
+        self.0.extend(taken.map(|connection| (connection.key(), (*connection, Some(at)))));
     }
 }
 
-fn key(connection: &TrackedConnection) -> Key {
-    let is_tcp = matches!(connection.transport, Transport::Tcp(_));
-    (connection.source, connection.destination, is_tcp, connection.zone)
+impl Changes {
+    /// In parts of so many connections at most, those first that come first. What is told anew is forgotten in the same
+    /// part, so that none is missing for long where there is no time for all.
+    pub(super) fn in_parts(self, most: usize) -> Vec<Self> {
+        let mut ended: HashMap<ConnectionKey, TrackedConnection> =
+            self.ended.into_iter().map(|connection| (connection.key(), connection)).collect();
+        let mut parts = vec![];
+        for connections in self.connections.chunks(most) {
+            let told_anew = connections.iter().filter_map(|connection| ended.remove(&connection.key()));
+            parts.push(Self { ended: told_anew.collect(), connections: connections.to_vec() });
+        }
+        let gone: Vec<TrackedConnection> = ended.into_values().collect();
+        parts.extend(gone.chunks(most).map(|gone| Self { ended: gone.to_vec(), connections: vec![] }));
+        parts
+    }
 }
 
 /// Whether a firewall takes both alike. When it would be forgotten changes with each packet, and so does what only this
@@ -75,7 +108,9 @@ fn is_same(one: &TrackedConnection, other: &TrackedConnection) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use drainpipe_net::{TcpEnd, TcpState};
+    use std::net::SocketAddr;
+
+    use drainpipe_net::{TcpEnd, TcpState, Transport};
     use proptest::prelude::*;
 
     use super::*;
@@ -100,61 +135,125 @@ mod tests {
         Tracked { connections, is_whole: true, ..Tracked::default() }
     }
 
+    fn tell(there: &mut There, changes: &Changes, now: Instant) {
+        there.is_told(changes);
+        there.is_done(changes, &[], now);
+    }
+
     #[test]
     fn only_what_has_changed_is_told_again() {
         let now = Instant::now();
         let (open, opening) = (connection(1, Some(3)), connection(2, Some(1)));
         let mut there = There::default();
-        let first = there.changes(&whole(vec![open, opening]), true, now);
+        let first = there.changes_ahead(&whole(vec![open, opening]), now);
         assert_eq!(first, Changes { ended: vec![], connections: vec![open] }, "those that stand go ahead");
-        there.has_taken(&first.connections, now);
+        tell(&mut there, &first, now);
 
         let later = TrackedConnection { timeout_s: 70, ..open };
-        let second = there.changes(&whole(vec![later, opening]), false, now);
+        let second = there.changes(&whole(vec![later, opening]), now);
         assert_eq!(second, Changes { ended: vec![], connections: vec![opening] });
 
         let closing = connection(1, Some(4));
-        let third = there.changes(&whole(vec![closing]), false, now);
+        let third = there.changes(&whole(vec![closing]), now);
         assert_eq!(third, Changes { ended: vec![open], connections: vec![closing] }, "as it is now");
-        let fourth = there.changes(&whole(vec![]), false, now);
+        let fourth = there.changes(&whole(vec![]), now);
         assert_eq!(fourth, Changes { ended: vec![open], connections: vec![] });
-        let cut = Tracked { is_whole: false, ..whole(vec![]) };
-        assert_eq!(there.changes(&cut, false, now), Changes::default(), "it may be among those not listed");
+        let cut = Tracked { is_whole: false, ..whole(vec![opening]) };
+        let of_cut = Changes { ended: vec![], connections: vec![opening] };
+        assert_eq!(there.changes(&cut, now), of_cut, "the other may be among those not listed");
+        assert_eq!(there.changes_ahead(&cut, now), Changes::default());
     }
 
     #[test]
     fn what_the_targets_kernel_forgets_by_itself_is_told_anew() {
         let (now, silent) = (Instant::now(), connection(1, None));
         let mut there = There::default();
-        there.has_taken(&[silent], now);
-        assert!(there.has(&silent, now + Duration::from_secs(80)));
-        let late = there.changes(&whole(vec![silent]), false, now + Duration::from_secs(95));
-        assert_eq!(late, Changes { ended: vec![silent], connections: vec![silent] });
+        tell(&mut there, &Changes { ended: vec![], connections: vec![silent] }, now);
+        let since = |seconds| there.changes(&whole(vec![silent]), now + Duration::from_secs(seconds));
+        assert_eq!(since(80), Changes::default());
+        assert_eq!(since(95), Changes { ended: vec![silent], connections: vec![silent] });
+        assert!(there.has(&silent, now + Duration::from_secs(95)), "it is there still");
+    }
+
+    #[test]
+    fn what_was_not_answered_may_be_there_and_what_was_refused_is_not() {
+        let (now, one, other) = (Instant::now(), connection(1, None), connection(2, None));
+        let mut there = There::default();
+        let both = there.changes(&whole(vec![one, other]), now);
+        there.is_told(&both);
+        let again = there.changes(&whole(vec![one]), now);
+        assert_eq!(again.connections, [one]);
+        assert!(again.ended.contains(&one) && again.ended.contains(&other), "{again:#?}");
+
+        there.is_done(&both, &[other], now);
+        assert_eq!(there.changes(&whole(vec![one]), now), Changes::default());
+        assert_eq!(there.changes(&whole(vec![one, other]), now).connections, [other]);
+    }
+
+    #[test]
+    fn what_is_told_anew_is_forgotten_in_the_same_part() {
+        let ended = vec![connection(9, None), connection(3, None), connection(1, None)];
+        let connections = vec![connection(1, Some(3)), connection(2, None), connection(3, None)];
+        let parts = Changes { ended, connections: connections.clone() }.in_parts(2);
+        let first = Changes { ended: vec![], connections: connections[..2].to_vec() };
+        let second = Changes { ended: vec![connection(3, None)], connections: connections[2..].to_vec() };
+        assert_eq!(parts[..2], [first, second], "one by TCP is another one");
+        let gone: Vec<TrackedConnection> = parts[2..].iter().flat_map(|part| part.ended.clone()).collect();
+        assert_eq!(gone.len(), 2);
+    }
+
+    /// What is sent, and whether it comes to the target, and the answer to the source.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Fate {
+        Answered,
+        AnswerLost,
+        Lost,
     }
 
     proptest! {
         #[test]
         fn the_target_has_in_the_end_what_was_listed_last(
-            lists in prop::collection::vec(prop::collection::btree_map(0_u16..8, prop::option::of(1_u8..=9), 0..8), 1..6),
+            lists in prop::collection::vec(
+                (
+                    prop::collection::btree_map(0_u16..8, prop::option::of(1_u8..=9), 0..8),
+                    prop::sample::select(vec![Fate::Answered, Fate::AnswerLost, Fate::Lost]),
+                ),
+                1..6,
+            ),
         ) {
             let now = Instant::now();
             let (mut there, mut kernel) = (There::default(), HashMap::new());
             let last = lists.len() - 1;
-            for (number, list) in lists.into_iter().enumerate() {
-                let listed: Vec<_> = list.into_iter().map(|(port, state)| connection(port + 1, state)).collect();
-                let changes = there.changes(&whole(listed.clone()), number < last, now);
-                for ended in &changes.ended {
-                    prop_assert_eq!(kernel.remove(&key(ended)), Some(*ended), "it was told");
+            for (number, (list, fate)) in lists.into_iter().enumerate() {
+                let fate = if number == last { Fate::Answered } else { fate };
+                let listed: Vec<_> =
+                    list.into_iter().map(|(port, state)| connection(port + 1, state)).collect();
+                let tracked = whole(listed.clone());
+                let changes = if number == last {
+                    there.changes(&tracked, now)
+                } else {
+                    there.changes_ahead(&tracked, now)
+                };
+                for part in changes.in_parts(3) {
+                    there.is_told(&part);
+                    if fate != Fate::Lost {
+                        for ended in &part.ended {
+                            kernel.remove(&ended.key());
+                        }
+                        for told in &part.connections {
+                            // A kernel keeps what it has.
+                            kernel.entry(told.key()).or_insert(*told);
+                        }
+                    }
+                    if fate == Fate::Answered {
+                        there.is_done(&part, &[], now);
+                    }
                 }
-                there.has_forgotten(&changes.ended);
-                for told in &changes.connections {
-                    prop_assert_eq!(kernel.insert(key(told), *told), None, "a kernel keeps what it has");
-                }
-                there.has_taken(&changes.connections, now);
                 if number == last {
                     prop_assert_eq!(kernel.len(), listed.len());
                     for connection in &listed {
-                        prop_assert_eq!(kernel.get(&key(connection)), Some(connection));
+                        prop_assert_eq!(kernel.get(&connection.key()), Some(connection));
+                        prop_assert!(there.has(connection, now));
                     }
                 }
             }

@@ -374,7 +374,7 @@ async fn complete(
     Ok(Json(incoming::complete(&incoming, &id, parcel).await?))
 }
 
-/// Step 8: the connections that the source's firewall tracks of the VM
+/// Steps 7 and 8: the connections that the source's firewall tracks of the VM
 ///
 /// This host's firewall tracks them from then on. Those of addresses that cannot be the VM's here are left out. Since
 /// protocol 2.
