@@ -10,10 +10,10 @@ use crate::program::Running;
 use crate::scene::result_of;
 use crate::support::TestLab;
 
-const MEMORY_MIB: u64 = 400;
+const MEMORY_MIB: u64 = 256;
 
 /// Slow enough for it to be in flight for long.
-const SLOW_LINKS: [&str; 5] = ["--libvirt", "--link", "200", "--link", "200"];
+const SLOW_LINKS: [&str; 5] = ["--libvirt", "--link", "100", "--link", "100"];
 
 /// When all of them are in flight.
 const PULLED_AFTER: Duration = Duration::from_secs(2);
@@ -26,7 +26,7 @@ const BACK_WITHIN: Duration = Duration::from_mins(3);
 
 pub(super) fn run(_repeats: usize) -> Vec<Promise> {
     println!(
-        "| a cable pulled 2 s after the command began, 400 MiB, 2 × 200 Mb/s | over after, s | how |\n|---|---|---|"
+        "| a cable pulled 2 s after the command began, 256 MiB, 2 × 100 Mb/s | over after, s | how |\n|---|---|---|"
     );
     let (ended_s, how) = by_drainpipe();
     println!("| Drainpipe, `multichannel` | {ended_s:.1} | {how} |");
