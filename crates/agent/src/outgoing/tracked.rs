@@ -123,22 +123,12 @@ impl OnWay {
         let is_late = timeout(PAUSE_LONGER_MAX, &mut self.task).await.is_err();
         let waited = began.elapsed();
         let known = std::mem::take(&mut *lock(&self.sender.known));
-        let tracked_use = known.tracked_use(is_late, waited);
-        if let Some(tracked_use) = tracked_use
-            .as_ref()
-            .filter(|tracked_use| tracked_use.along + tracked_use.left > 0 || tracked_use.why.is_some())
-        {
-            let TrackedUse { along, left, why, .. } = tracked_use;
-            info!(
-                vm,
-                along,
-                left,
-                why,
-                waited_ms = tracked_use.waited_ms,
-                "connections that are tracked of it"
-            );
+        let used = known.tracked_use(is_late, waited);
+        if let Some(used) = used.as_ref().filter(|used| used.along + used.left > 0 || used.why.is_some()) {
+            let TrackedUse { along, left, why, waited_ms, .. } = used;
+            info!(vm, along, left, why, waited_ms, "connections that are tracked of it");
         }
-        Gone { listed: known.listed.map(|listed| listed.connections), tracked_use }
+        Gone { listed: known.listed.map(|listed| listed.connections), tracked_use: used }
     }
 }
 
@@ -243,8 +233,7 @@ impl Sender {
         let parts = lock(&self.known).begin(tracked, moment);
         for changes in parts {
             lock(&self.known).there.is_told(&changes);
-            let Changes { ended, connections } = &changes;
-            let (ended, connections) = (ended.clone(), connections.clone());
+            let Changes { ended, connections } = changes.clone();
             let request = TrackedRequest { addresses: addresses.clone(), ended, connections };
             let answer = self.give(&request, until).await?;
             lock(&self.known).is_answered(&changes, answer);

@@ -76,13 +76,8 @@ fn a_live_connection_passes_the_targets_firewall() {
 }
 
 fn what_is_loaded_goes_where_the_vm_does_not_come() {
-    let lab = slow_lab();
-    if !put_up_firewalls(&lab) {
-        return;
-    }
-    let scene = Scene::in_lab(lab);
+    let Some(scene) = slow_scene_behind_firewalls() else { return };
     let Scene { lab, guest, .. } = &scene;
-    get_to_know(lab, "a", guest);
     let mut connection = guest.control().expect("the firewall lets new connections in");
     let migrating = scene.migrate(&[]);
     // All is there by then, and the agent cannot record that it is the target's.
@@ -98,13 +93,8 @@ fn what_is_loaded_goes_where_the_vm_does_not_come() {
 }
 
 fn what_stands_goes_ahead_and_goes_when_that_is_cancelled() {
-    let lab = slow_lab();
-    if !put_up_firewalls(&lab) {
-        return;
-    }
-    let scene = Scene::in_lab(lab);
+    let Some(scene) = slow_scene_behind_firewalls() else { return };
     let Scene { lab, guest, .. } = &scene;
-    get_to_know(lab, "a", guest);
     let mut connection = guest.control().expect("the firewall lets new connections in");
     connection.status(ANSWERS_WITHIN).expect("the guest answers");
     let migrating = scene.migrate(&[]);
@@ -163,6 +153,16 @@ fn a_vm_that_stays_is_told_though_its_agent_was_killed() {
     let expected = "before_pause web a b \nafter web a b stayed\n";
     eventually("a hook is told that it stays", || read(&log) == expected);
     scene.assert_settled("a");
+}
+
+/// With a guest that is in flight for some seconds and that its host knows; none where the kernel cannot.
+fn slow_scene_behind_firewalls() -> Option<Scene> {
+    let lab = slow_lab();
+    put_up_firewalls(&lab).then(|| {
+        let scene = Scene::in_lab(lab);
+        get_to_know(&scene.lab, "a", &scene.guest);
+        scene
+    })
 }
 
 /// Whether the kernel can; says so loudly if not.

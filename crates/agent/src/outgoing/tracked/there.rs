@@ -13,7 +13,7 @@ const EXPIRY_MARGIN: Duration = Duration::from_secs(10);
 pub(super) struct There(HashMap<ConnectionKey, (TrackedConnection, Option<Instant>)>);
 
 /// What is to be told to the target.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Changes {
     /// It forgets these first, where it has them by this VM's source: they have ended, or are told anew.
     pub(super) ended: Vec<TrackedConnection>,
@@ -60,19 +60,15 @@ impl There {
         is_same(told, connection) && *at + Duration::from_secs(told.timeout_s.into()) > then
     }
 
-    /// From now until that is answered.
+    /// From now until that is answered: what has ended may be there until the target has said that it heard it.
     pub(super) fn is_told(&mut self, Changes { ended, connections }: &Changes) {
-        let told_anew: HashSet<ConnectionKey> = connections.iter().map(TrackedConnection::key).collect();
-        // What has ended may be there until the target has said that it heard it.
-        for connection in ended.iter().filter(|connection| !told_anew.contains(&connection.key())) {
-            self.0.insert(connection.key(), (*connection, None));
-        }
-        self.0.extend(connections.iter().map(|connection| (connection.key(), (*connection, None))));
+        let told = ended.iter().chain(connections);
+        self.0.extend(told.map(|connection| (connection.key(), (*connection, None))));
     }
 
     /// The target tracks these connections now, but for those left out.
     pub(super) fn is_done(&mut self, changes: &Changes, left_out: &[TrackedConnection], at: Instant) {
-        for connection in changes.ended.iter().chain(&changes.connections).chain(left_out) {
+        for connection in changes.ended.iter().chain(&changes.connections) {
             self.0.remove(&connection.key());
         }
         let left_out: HashSet<ConnectionKey> = left_out.iter().map(TrackedConnection::key).collect();
