@@ -236,7 +236,12 @@ impl Sender {
             let Changes { ended, connections } = changes.clone();
             let request = TrackedRequest { addresses: addresses.clone(), ended, connections };
             let answer = self.give(&request, until).await?;
+            let is_refused = answer.taken == 0 && !changes.connections.is_empty();
             lock(&self.known).is_answered(&changes, answer);
+            if is_refused && matches!(moment, Moment::Ahead) {
+                // As by a host that takes none at all: the pause tells it, once.
+                break;
+            }
         }
         Ok(())
     }
