@@ -33,8 +33,9 @@ impl Found {
     /// As what it is shown while Drainpipe has a VM of the same name here, which commands mean then; `None` where it is
     /// Drainpipe's own.
     pub fn as_namesake(&self) -> Option<Unmanaged> {
-        let Self { definition: VmSpec { name, memory_mib, vcpus, manager, .. }, is_active, .. } = self;
-        let manager = (*manager)?;
+        let Self { definition, is_active, .. } = self;
+        let VmSpec { name, memory_mib, vcpus, .. } = definition;
+        let (manager, renaming) = definition.renamed_by_owner()?;
         Some(Unmanaged {
             // It must not be taken for the other one.
             name: format!("{name} ({manager})"),
@@ -43,8 +44,7 @@ impl Found {
             vcpus: *vcpus,
             manager,
             why: format!(
-                "Drainpipe has a VM of the same name on this host: give one of the two another name, as by {}",
-                manager.renaming(name)
+                "Drainpipe has a VM of the same name on this host: give one of the two another name, as by {renaming}"
             ),
         })
     }

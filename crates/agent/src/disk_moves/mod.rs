@@ -11,6 +11,7 @@
 //! kept         the old one, under another name
 //! ```
 
+mod course;
 mod mover;
 mod settling;
 #[cfg(test)]
@@ -31,7 +32,8 @@ use tokio::time::timeout;
 use tracing::{error, warn};
 use uuid::Uuid;
 
-use self::mover::{Begin, Mover};
+use self::course::Begin;
+use self::mover::Mover;
 use crate::incoming::{Incoming, promised_disk_bytes};
 use crate::outgoing::disks_of;
 use crate::outgoing::supervised;
@@ -164,7 +166,7 @@ pub(crate) async fn begin(
     check_own(&incoming.vms.definition(vm)?, OwnersAct::MoveDisk)?;
     let id = Uuid::new_v4().to_string();
     let claimed = incoming.vms.claim(vm, Claim::MovingDisk(request.disk, id.clone()))?;
-    let vmm = claimed.vmm.clone().ok_or_else(|| does_not_run(vm))?;
+    let vmm = claimed.vmm.clone().ok_or_else(|| does_not_run(&claimed.definition))?;
     let copy = to_copy(moves, vm, request, &*vmm).await?;
     let old = incoming.files.identify(&copy.from).await?;
     let new = DiskFile { path: copy.to.clone(), file: None };

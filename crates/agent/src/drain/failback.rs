@@ -29,7 +29,7 @@ use super::{Course, Drains, crashed, migration_deadline_s};
 use crate::peers::client::ApiClient;
 use crate::store::journal::DrainRecord;
 use crate::store::lock::lock;
-use crate::vms::does_not_run;
+use crate::vms::is_off;
 use drainpipe_api_types::{
     DEADLINE_S_MAX, DrainRequest, MigrateRequest, MigrationView, ResumeRequest, VmState, VmView,
 };
@@ -300,7 +300,7 @@ impl WayBack {
         };
         lock(&self.silent).remove(&one.target);
         if there.state == VmState::Stopped {
-            return Fetched::Failed(Problem::refused(does_not_run(&one.vm)));
+            return Fetched::Failed(Problem::refused(is_off(there.manager, &one.vm)));
         }
         let begun = match self.on_its_way(&peer, &there).await {
             Some(id) => Ok(id),

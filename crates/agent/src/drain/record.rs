@@ -188,8 +188,8 @@ fn settle_return(drains: &Drains, one: &mut MoveStatus) {
         || drains.vms.why_unresponsive(&one.vm).is_some()
     {
         // It is as it was.
-    } else if drains.vms.contains(&one.vm) {
-        (one.state, one.error) = (MoveState::Failed, Some(does_not_run(&one.vm)));
+    } else if let Ok(definition) = drains.vms.definition(&one.vm) {
+        (one.state, one.error) = (MoveState::Failed, Some(does_not_run(&definition)));
     } else {
         let error = format!(
             "it has not come to {host}, and is not on its way as far as {host} knows: {} had it last, and the same command \

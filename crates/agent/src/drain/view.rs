@@ -19,7 +19,7 @@ use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::{NoPostCopy, Plan, Request};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::{self, GroupName, VmSpec};
-use drainpipe_hypervisor::{Machine, Manager, RunState, Unmanaged};
+use drainpipe_hypervisor::{Machine, RunState, Unmanaged};
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -31,6 +31,7 @@ use crate::check;
 use crate::outgoing::memory_look;
 use crate::outgoing::{Meeting, meet};
 use crate::paths::path_history::{self, Learnt};
+use crate::vms::hypervisors::manager_of_all;
 use crate::vms::{PresentVm, QMP_DEADLINE};
 use drainpipe_api_types::{BandwidthView, DrainKind, DrainRequest, VmList, VmState};
 
@@ -308,8 +309,10 @@ async fn ask(
     let RunningVms { running, disks } = leaving;
     let peer = drains.peers.target(name)?;
     let largest = running.iter().map(|vmm| vmm.spec().memory_kib() << 10).max();
+    let definitions = running.iter().map(|vmm| vmm.spec().spec());
     let meeting =
-        meet(&drains.outgoing, &peer, name, manager_of_all(running), request, largest.unwrap_or(0)).await?;
+        meet(&drains.outgoing, &peer, name, manager_of_all(definitions), request, largest.unwrap_or(0))
+            .await?;
     let list = peer.get::<VmList>("/v1/vms");
     let limit = peer.get::<BandwidthView>("/v1/bandwidth");
     let checked = check::ask_of_vms(&drains.checks, &peer, name, running);
@@ -355,13 +358,6 @@ async fn ask(
         path_history: None,
     };
     Ok(LookedAt { view, refusals, copies: copies.of_vms })
-}
-
-/// Who owns all of them; none where some are Drainpipe's own. What is said of the way is of those then.
-fn manager_of_all(running: &[Arc<dyn Machine>]) -> Option<Manager> {
-    let mut managers = running.iter().map(|vmm| vmm.spec().spec().manager);
-    let first = managers.next()??;
-    managers.all(|manager| manager == Some(first)).then_some(first)
 }
 
 fn placed(vm: &drainpipe_api_types::VmView) -> PlacedVm {

@@ -1,7 +1,6 @@
 //! Step 5 on the target: ports on which the source tries the paths, the network, and QEMU listening.
 
 use std::fmt::Display;
-use std::future::ready;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +16,9 @@ use ring::rand::{SecureRandom, SystemRandom};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use tracing::warn;
 
+use super::free_port::bind_free_port;
 use super::vm::IncomingVm;
 use super::{Incoming, allowed_sources, disks, must_wait};
-use crate::host::ports;
 use crate::paths::link_socket::on_link;
 use crate::paths::path_watch::Joining;
 use crate::paths::probe::{self, ProbePorts};
@@ -279,21 +278,6 @@ fn new_tls_key() -> Result<TlsKey, Problem> {
     let filled = SystemRandom::new().fill(&mut bytes);
     filled.map_err(|_| Problem::failed("the kernel gives no random bytes for a key"))?;
     Ok(TlsKey::new(bytes))
-}
-
-pub(super) async fn bind_free_port(
-    incoming: &Incoming,
-    request: &ConnectionRequest,
-    address: IpAddr,
-) -> Result<(TcpListener, u16), Problem> {
-    let link = &request.plan.paths.first().link;
-    let own = incoming.host.name();
-    let bind = |port| {
-        let bound = on_link(link, address, port).and_then(TcpListener::bind);
-        let bound = ports::unless_in_use(bound).map(|listener| Some((listener?, port)));
-        ready(bound.map_err(|error| Problem::failed(format!("{own} cannot listen on {address}: {error}"))))
-    };
-    incoming.host.ports.take(bind).await
 }
 
 async fn listen_on_free_port(

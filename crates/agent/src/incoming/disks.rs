@@ -21,7 +21,7 @@ use uuid::Uuid;
 pub(crate) use self::kept::keep_expiring;
 #[cfg(test)]
 pub(super) use self::kept::{bytes as kept_bytes, expire};
-use super::connect::bind_free_port;
+use super::free_port::bind_free_port;
 use super::vm::IncomingVm;
 use super::{Incoming, must_wait, refused_here};
 use crate::store::journal::{DiskFile, FileId, LeftFile, MadeDisk, UnfinishedIncoming};

@@ -11,6 +11,7 @@ mod connect;
 mod disks;
 mod ending;
 mod facts;
+mod free_port;
 mod holding;
 mod hooks;
 mod listing;

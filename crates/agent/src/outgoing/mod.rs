@@ -134,7 +134,7 @@ pub(crate) fn begin(
     let id = Uuid::new_v4().to_string();
     let claimed = outgoing.vms.claim(&request.vm, Claim::Migrating(id.clone()))?;
     if claimed.vmm.is_none() {
-        return Err(does_not_run(&request.vm));
+        return Err(does_not_run(&claimed.definition));
     }
     let started_at = Timestamp::now();
     outgoing.vms.note_managed(&claimed.definition)?;

@@ -60,6 +60,13 @@ impl Vms {
     }
 }
 
+/// Who owns all of these; none where some are Drainpipe's own. What is said of the way to a host is said of those then.
+pub(crate) fn manager_of_all<'a>(definitions: impl Iterator<Item = &'a VmSpec>) -> Option<Manager> {
+    let mut managers = definitions.map(|definition| definition.manager);
+    let first = managers.next()??;
+    managers.all(|manager| manager == Some(first)).then_some(first)
+}
+
 /// What a host is to VMs of this manager.
 pub(crate) fn facts_for(manager: Option<Manager>, facts: HostFacts) -> Result<HostFacts, Problem> {
     match manager {

@@ -192,7 +192,7 @@ pub(crate) async fn keep_looking(vms: Arc<Vms>) {
             Ok(()) => was_told = false,
             Err(problem) if !was_told => {
                 was_told = true;
-                warn!(%problem, "libvirt does not answer: its domains stay where they are until it does");
+                warn!(%problem, "the manager beside Drainpipe does not answer: its VMs stay where they are until it does");
             }
             Err(_) => {}
         }

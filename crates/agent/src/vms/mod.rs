@@ -28,7 +28,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::DiskName;
 use drainpipe_hypervisor::spec::{VmName, VmSpec};
 use drainpipe_hypervisor::{
-    Exit, Hypervisor, HypervisorFacts, Machine, OwnersAct, ResolvedSpec, Role, RunState, Unmanaged,
+    Exit, Hypervisor, HypervisorFacts, Machine, Manager, OwnersAct, ResolvedSpec, Role, RunState, Unmanaged,
     VmDirectory, VmError, VmErrorKind,
 };
 use futures_util::future::join_all;
@@ -456,10 +456,8 @@ impl Vms {
 
     /// The QEMU of a VM that must run here.
     pub(crate) fn get_running(&self, name: &str) -> Result<Arc<dyn Machine>, Problem> {
-        if !self.lock().contains_key(name) {
-            return Err(self.unknown(name));
-        }
-        self.running(name).filter(|vmm| vmm.alive()).ok_or_else(|| does_not_run(name))
+        let definition = self.definition(name)?;
+        self.running(name).filter(|vmm| vmm.alive()).ok_or_else(|| does_not_run(&definition))
     }
 
     /// Whether a VM of that name is here.
@@ -646,11 +644,14 @@ pub(crate) fn qemu_has_ended(host: &str, exit: Option<&Exit>) -> String {
 }
 
 /// A VM that was to be moved.
-pub(crate) fn does_not_run(name: &str) -> Problem {
-    Problem::conflict(format!(
-        "VM {name} does not run: start it first, by `drainpipe vm start {name}`, or by `virsh start {name}` if it is \
-         libvirt's"
-    ))
+pub(crate) fn does_not_run(definition: &VmSpec) -> Problem {
+    is_off(definition.manager, definition.name.as_str())
+}
+
+/// The same of a VM of this owner's.
+pub(crate) fn is_off(owner: Option<Manager>, vm: &str) -> Problem {
+    let start = Manager::start_command(owner, vm);
+    Problem::conflict(format!("VM {vm} does not run: start it first, by `{start}`"))
 }
 
 /// What a VM needs of a host's memory.

@@ -8,6 +8,7 @@ use drainpipe_api_types::{CreateVm, MigrationView, MoveDiskRequest, ReclaimReque
 use drainpipe_engine::format::mib;
 use drainpipe_engine::migration::result::MigrationResult;
 use drainpipe_engine::problem::Problem;
+use drainpipe_hypervisor::Manager;
 use drainpipe_hypervisor::spec::{DiskFormat, GroupName, Placement, VmSpec};
 use serde::Serialize;
 
@@ -53,11 +54,10 @@ pub(crate) async fn list(connection: &ConnectionArguments, json: bool) -> Result
     Ok(Exit::of_list(list.errors.len()))
 }
 
-/// Who owns each is told where somebody else than Drainpipe owns some.
+/// The owners are a column of their own where they are not all Drainpipe.
 fn tabulate(vms: &[VmView]) -> Result<(), Problem> {
-    let tells_owners = vms.iter().any(|vm| vm.manager.is_some());
-    let owner =
-        |vm: &VmView| vm.manager.map_or_else(|| "drainpipe".to_owned(), |manager| manager.to_string());
+    let owner = |vm: &VmView| Manager::owner_name(vm.manager);
+    let tells_owners = vms.iter().any(|vm| owner(vm) != Manager::owner_name(None));
     let rows = vms.iter().map(|vm| {
         let memory = mib(vm.memory_mib);
         let row = [vm.name.clone(), vm.host.clone(), describe_state(vm), memory, vm.vcpus.to_string()];

@@ -80,7 +80,7 @@ fn wait_without_guard(scene: &Scene) {
 #[track_caller]
 fn start_libvirt(scene: &Scene, host: &str) {
     const ANSWERS: &str = "its VMs can be moved";
-    const SILENT: &str = "libvirt does not answer";
+    const SILENT: &str = "does not answer: its VMs stay";
     let answers = || scene.lab.agent_log(host).matches(ANSWERS).count();
     let before = answers();
     scene.lab.fault(&format!("libvirt-start {host}"));

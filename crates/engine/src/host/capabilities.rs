@@ -123,38 +123,4 @@ impl Capabilities {
             ..Self::of_qemu(qemu_major)
         }
     }
-
-    /// Of a host that does not say: its agent is 0.1.0, which has QEMU only.
-    pub(crate) fn of_0_1_0(hypervisor: &str, version: &str) -> Self {
-        match hypervisor {
-            "QEMU" => Self::of_qemu(version.split('.').next().and_then(|major| major.parse().ok())),
-            _ => Self::NONE,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_older_qemu_tells_no_connections_apart_and_has_zero_pages_in_the_main_one() {
-        for (version, tells, zero) in [
-            ("7.2.22", false, false),
-            ("8.0.0", true, false),
-            ("9.0.0", true, true),
-            ("10.0.2", true, true),
-            ("11", true, true),
-            ("", false, false),
-            ("new", false, false),
-        ] {
-            let expected = Capabilities {
-                tells_connections_apart: tells,
-                zero_pages_in_parallel: zero,
-                ..Capabilities::of_qemu(None)
-            };
-            assert_eq!(Capabilities::of_0_1_0("QEMU", version), expected, "{version}");
-        }
-        assert_eq!(Capabilities::of_0_1_0("libvirt", "9.0.0"), Capabilities::NONE);
-    }
 }

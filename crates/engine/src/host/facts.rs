@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use crate::bandwidth::classes::Limits;
 use crate::host::capabilities::Capabilities;
 use crate::host::encryption_policy::EncryptionPolicy;
+use crate::host::facts_0_1_0;
 use crate::known::if_known;
 
 /// QEMU's own use of memory beside the guest's: code, translation cache of TCG, buffers of 16 channels.
@@ -225,7 +226,7 @@ struct WireHypervisor {
 impl From<WireHypervisor> for HypervisorVersion {
     fn from(wire: WireHypervisor) -> Self {
         let WireHypervisor { name, version, rdma, capabilities } = wire;
-        let capabilities = capabilities.unwrap_or_else(|| Capabilities::of_0_1_0(&name, &version));
+        let capabilities = capabilities.unwrap_or_else(|| facts_0_1_0::capabilities(&name, &version));
         Self { name, version, rdma, capabilities }
     }
 }

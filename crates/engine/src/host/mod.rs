@@ -3,6 +3,7 @@
 pub mod capabilities;
 pub mod encryption_policy;
 pub mod facts;
+mod facts_0_1_0;
 pub mod free_cores;
 pub mod idle_cores;
 pub mod vm_resources;

@@ -7,6 +7,9 @@ use utoipa::ToSchema;
 
 use super::{VmName, VmSpec};
 
+/// The owner of VMs that no other manager owns, and its program.
+const DRAINPIPE: &str = "drainpipe";
+
 /// Who owns a VM that Drainpipe has not defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -49,19 +52,33 @@ impl VmSpec {
         self.manager.map(|manager| manager.keeps(act, &self.name))
     }
 
+    /// Who owns it, if not Drainpipe, and how it is given another name.
+    pub(crate) fn renamed_by_owner(&self) -> Option<(Manager, String)> {
+        self.manager.map(|manager| (manager, manager.renaming(&self.name)))
+    }
+
     /// The command that boots it.
     pub fn start_command(&self) -> String {
-        let name = &self.name;
-        match self.manager {
-            None => format!("drainpipe vm start {name}"),
-            Some(manager) => manager.command(OwnersAct::Start, name),
-        }
+        Manager::start_command(self.manager, self.name.as_str())
     }
 }
 
 impl Manager {
+    /// The name of a VM's owner, which is Drainpipe where there is no other.
+    pub fn owner_name(owner: Option<Self>) -> String {
+        owner.map_or_else(|| DRAINPIPE.into(), |manager| manager.to_string())
+    }
+
+    /// The command that boots a VM of this owner.
+    pub fn start_command(owner: Option<Self>, vm: &str) -> String {
+        match owner {
+            None => format!("{DRAINPIPE} vm start {vm}"),
+            Some(manager) => manager.command(OwnersAct::Start, vm),
+        }
+    }
+
     /// What gives one of its VMs another name.
-    pub(crate) fn renaming(self, vm: &VmName) -> String {
+    fn renaming(self, vm: &VmName) -> String {
         match self {
             Self::Libvirt => format!("`virsh domrename {vm} NEW` while the domain is off"),
         }
@@ -73,10 +90,10 @@ impl Manager {
             OwnersAct::MoveDisk => "which moves its disks itself",
             _ => "which alone defines, starts and ends it",
         };
-        format!("{vm} is a domain of libvirt, {which}: `{}`", self.command(act, vm))
+        format!("{vm} is a domain of libvirt, {which}: `{}`", self.command(act, vm.as_str()))
     }
 
-    fn command(self, act: OwnersAct, vm: &VmName) -> String {
+    fn command(self, act: OwnersAct, vm: &str) -> String {
         let Self::Libvirt = self;
         match act {
             OwnersAct::Define => format!("virsh define {vm}"),
@@ -121,6 +138,7 @@ mod tests {
             "{moved}"
         );
         assert_eq!(domain.start_command(), "virsh start web");
+        assert_eq!(Manager::owner_name(domain.manager), "libvirt");
     }
 
     #[test]
@@ -128,6 +146,7 @@ mod tests {
         let own = owned_by(None);
         assert_eq!(own.left_to_owner(OwnersAct::Destroy), None);
         assert_eq!(own.start_command(), "drainpipe vm start web");
+        assert_eq!(Manager::owner_name(own.manager), "drainpipe");
         assert!(!own.is_defined_elsewhere() && !own.is_built_elsewhere());
     }
 }

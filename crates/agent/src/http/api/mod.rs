@@ -22,6 +22,7 @@ mod forward;
 pub(crate) mod fuzzing;
 pub(crate) mod handlers;
 mod openapi;
+mod tags;
 #[cfg(test)]
 mod tests;
 pub(crate) mod unbelieved;
@@ -109,6 +110,7 @@ pub(crate) fn router_to_join(joining: Arc<Joining>) -> Router {
 
 fn routes_for_all() -> Routes {
     hosts::routes()
+        .merge(openapi::routes())
         .merge(checks::routes())
         .merge(fixes::routes())
         .merge(vms::routes())

@@ -4,6 +4,7 @@
 
 use std::sync::LazyLock;
 
+use axum::Json;
 use drainpipe_engine::problem::Problem;
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::security::{SecurityRequirement, SecurityScheme};
@@ -11,22 +12,11 @@ use utoipa::openapi::{
     ContentBuilder, ObjectBuilder, OpenApi, Ref, RefOr, Required, Response, ResponseBuilder, Type,
 };
 use utoipa::{OpenApi as _, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::handlers::fleet::routes_to_join;
-use super::{routes_for_agents, routes_for_all};
-
-/// Tag of hosts.
-pub(super) const HOSTS: &str = "hosts";
-/// Tag of VMs.
-pub(super) const VMS: &str = "vms";
-/// Tag of migrations.
-pub(super) const MIGRATIONS: &str = "migrations";
-/// Tag of emptying a host.
-pub(super) const DRAIN: &str = "drain";
-/// Tag of who is in the fleet.
-pub(super) const FLEET: &str = "fleet";
-/// Tag of what only agents say to each other.
-pub(super) const BETWEEN_AGENTS: &str = "between-agents";
+use super::{Routes, routes_for_agents, routes_for_all, tags};
 
 /// What an agent answers whose journal is not believed, too.
 const JOURNAL: &str = "/v1/journal";
@@ -69,16 +59,28 @@ use them.",
         ),
     )),
     tags(
-        (name = HOSTS, description = "Hosts, and this document."),
-        (name = VMS, description = "VMs that Drainpipe runs itself."),
-        (name = MIGRATIONS, description = "Migrations from a host: under way and past."),
-        (name = DRAIN, description = "Emptying a host, and bringing back what left it."),
-        (name = FLEET, description = "Hosts that come to the fleet and leave it."),
-        (name = BETWEEN_AGENTS, description = "Steps of a migration and of a check, from the source's agent to the target's."),
+        (name = tags::HOSTS, description = "Hosts, and this document."),
+        (name = tags::VMS, description = "VMs that Drainpipe runs itself."),
+        (name = tags::MIGRATIONS, description = "Migrations from a host: under way and past."),
+        (name = tags::DRAIN, description = "Emptying a host, and bringing back what left it."),
+        (name = tags::FLEET, description = "Hosts that come to the fleet and leave it."),
+        (name = tags::BETWEEN_AGENTS, description = "Steps of a migration and of a check, from the source's agent to the target's."),
     ),
     components(schemas(Problem)),
 )]
 struct Base;
+
+pub(super) fn routes() -> Routes {
+    OpenApiRouter::new().routes(routes!(openapi_document))
+}
+
+/// This document
+#[utoipa::path(get, path = "/v1/openapi.json", tag = tags::HOSTS, responses(
+    (status = 200, description = "OpenAPI.", body = Object),
+))]
+async fn openapi_document() -> Json<&'static OpenApi> {
+    Json(document())
+}
 
 /// The document.
 pub(super) fn document() -> &'static OpenApi {
@@ -127,7 +129,7 @@ fn add_what_holds_for_all(operation: &mut Operation) {
         add_problem(operation, "413", "The body is longer than 1 MiB.");
         add_problem(operation, "415", "The body is not announced as `application/json`.");
     }
-    let is_between_agents = operation.tags.iter().flatten().any(|tag| tag == BETWEEN_AGENTS);
+    let is_between_agents = operation.tags.iter().flatten().any(|tag| tag == tags::BETWEEN_AGENTS);
     // Who has no certificate is not passed on.
     if is_between_agents || operation.security.is_some() {
         return;
@@ -192,12 +194,13 @@ mod tests {
 
     #[test]
     fn every_operation_is_summed_up_tagged_and_says_how_it_fails() {
-        let tags = [HOSTS, VMS, MIGRATIONS, DRAIN, FLEET, BETWEEN_AGENTS];
+        let known =
+            [tags::HOSTS, tags::VMS, tags::MIGRATIONS, tags::DRAIN, tags::FLEET, tags::BETWEEN_AGENTS];
         for (path, item) in &document().paths.paths {
             for operation in [&item.get, &item.post, &item.delete].into_iter().flatten() {
                 assert!(operation.summary.is_some(), "{path}");
                 let of_operation = operation.tags.as_deref().unwrap_or_default();
-                assert!(of_operation.len() == 1 && tags.contains(&of_operation[0].as_str()), "{path}");
+                assert!(of_operation.len() == 1 && known.contains(&of_operation[0].as_str()), "{path}");
                 let answers = &operation.responses.responses;
                 for status in ["200", "400", "403", "500"] {
                     assert!(answers.contains_key(status), "{path} {status}");

@@ -62,7 +62,7 @@ impl Executor {
         let asked = Request { zero_share, ..asked };
         self.agreed.predicted_total_ms =
             prediction::total_ms(&source, &target.facts, &plan, &asked, self.memory_bytes());
-        let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.running.vm))?;
+        let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.claimed.definition))?;
         let vms = std::slice::from_ref(vmm);
         self.findings =
             check::before_migration(&self.outgoing.checks, &peer, &self.running.target, vms, &plan).await?;

@@ -11,7 +11,7 @@ use utoipa_axum::routes;
 use super::Answer;
 use crate::http::api::authorization::{Caller, Operation, authorise};
 use crate::http::api::extract::Body;
-use crate::http::api::{Routes, openapi};
+use crate::http::api::{Routes, tags};
 use crate::transfer::Transfer;
 use drainpipe_api_types::{BandwidthRequest, BandwidthView};
 
@@ -20,7 +20,7 @@ pub(in crate::http::api) fn routes() -> Routes {
 }
 
 /// How much of this host's links migrations may take
-#[utoipa::path(get, path = "/v1/bandwidth", tag = openapi::HOSTS, responses(
+#[utoipa::path(get, path = "/v1/bandwidth", tag = tags::HOSTS, responses(
     (status = 200, description = "What holds now.", body = BandwidthView),
 ))]
 async fn limit(State(transfer): State<Arc<Transfer>>) -> Answer<BandwidthView> {
@@ -32,7 +32,7 @@ async fn limit(State(transfer): State<Arc<Transfer>>) -> Answer<BandwidthView> {
 /// Holds within a second, for migrations in flight too, and until it is set anew, also when the agent is
 /// started anew. What leaves the host and what comes to it are limited each by itself; migrations in flight
 /// share the limit fairly. Disks may have a lower limit beside the one for all.
-#[utoipa::path(post, path = "/v1/bandwidth", tag = openapi::HOSTS, request_body = BandwidthRequest, responses(
+#[utoipa::path(post, path = "/v1/bandwidth", tag = tags::HOSTS, request_body = BandwidthRequest, responses(
     (status = 200, description = "What holds now.", body = BandwidthView),
     (status = 400, description = "A limit of 0.", body = Problem),
 ))]

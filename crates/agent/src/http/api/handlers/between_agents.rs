@@ -24,7 +24,7 @@ use crate::http::api::authorization::{Caller, Operation, authorise};
 use crate::http::api::error::ApiError;
 use crate::http::api::extract::{Body, MigrationId, Query};
 use crate::http::api::forward::refuse_host;
-use crate::http::api::{Routes, openapi};
+use crate::http::api::{Routes, tags};
 use crate::incoming::{self, Incoming};
 use crate::outgoing::{self, Outgoing};
 use crate::paths::discovery::{self, DiscoveryPorts, DiscoveryRequest};
@@ -137,7 +137,7 @@ struct WaitQuery {
 }
 
 /// Step 1: open ports on which the source finds out which links of its reach which of this host
-#[utoipa::path(post, path = "/v1/discovery", tag = openapi::BETWEEN_AGENTS, request_body = DiscoveryRequest, responses(
+#[utoipa::path(post, path = "/v1/discovery", tag = tags::BETWEEN_AGENTS, request_body = DiscoveryRequest, responses(
     (status = 200, description = "The ports, open for half a second.", body = DiscoveryPorts),
     (status = 409, description = "Too many trials are under way.", body = Problem),
 ))]
@@ -152,7 +152,7 @@ async fn try_links(
 }
 
 /// Step 2: may this VM come?
-#[utoipa::path(post, path = "/v1/incoming", tag = openapi::BETWEEN_AGENTS, request_body = IncomingRequest, responses(
+#[utoipa::path(post, path = "/v1/incoming", tag = tags::BETWEEN_AGENTS, request_body = IncomingRequest, responses(
     (status = 200, description = "It may, or has to wait.", body = IncomingPermit),
     (status = 409, description = "A VM of that name is here, or the identifier was used before.", body = Problem),
     (status = 422, description = "This host is cordoned, cannot run it, does not know the source, or does not let VMs use what it names.", body = Problem),
@@ -166,7 +166,7 @@ async fn permit(
 }
 
 /// What was decided of a VM on its way
-#[utoipa::path(get, path = "/v1/incoming/{id}", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(get, path = "/v1/incoming/{id}", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses((status = 200, description = "What was decided.", body = IncomingView)))]
 async fn view(
@@ -184,7 +184,7 @@ async fn view(
 /// The VM shall not run here
 ///
 /// Idempotent. Nothing is recorded for an identifier that is not known.
-#[utoipa::path(delete, path = "/v1/incoming/{id}", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(delete, path = "/v1/incoming/{id}", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses(
     (status = 200, description = "It never ran here and never will.", body = ()),
@@ -201,7 +201,7 @@ async fn discard(
 }
 
 /// Step 3: reserve the memory, and make the disks that are copied
-#[utoipa::path(post, path = "/v1/incoming/{id}/memory", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(post, path = "/v1/incoming/{id}/memory", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses(
     (status = 200, description = "Reserved.", body = ()),
@@ -219,7 +219,7 @@ async fn reserve_memory(
 }
 
 /// Step 4: build the incoming VM
-#[utoipa::path(post, path = "/v1/incoming/{id}/skeleton", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(post, path = "/v1/incoming/{id}/skeleton", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses(
     (status = 200, description = "Its QEMU waits for the state.", body = ()),
@@ -237,7 +237,7 @@ async fn build_incoming_vm(
 }
 
 /// Step 5: open ports on which the source tries each path
-#[utoipa::path(post, path = "/v1/incoming/{id}/probe", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(post, path = "/v1/incoming/{id}/probe", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), request_body = ProbeRequest, responses(
     (status = 200, description = "The ports, open for a few seconds.", body = ProbePorts),
@@ -256,7 +256,7 @@ async fn open_probes(
 }
 
 /// Step 5: prepare the paths and listen
-#[utoipa::path(post, path = "/v1/incoming/{id}/connection", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(post, path = "/v1/incoming/{id}/connection", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), request_body = ConnectionRequest, responses(
     (status = 200, description = "It listens there.", body = Endpoint),
@@ -280,7 +280,7 @@ async fn connect(
 ///
 /// For a source that hears nothing of the target's watch any more: its agent may have been started anew.
 /// Idempotent. A path whose link is down here has no port in the answer, and the source asks again.
-#[utoipa::path(post, path = "/v1/incoming/{id}/watch", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(post, path = "/v1/incoming/{id}/watch", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), request_body = WatchRequest, responses(
     (status = 200, description = "Where this host watches the paths.", body = WatchEnd),
@@ -317,7 +317,7 @@ struct WantedQuery {
 /// From the copies of its disks to step 7: how much of this host's links may it take?
 ///
 /// Asked again and again; a source that has not asked for 4 s has no share.
-#[utoipa::path(get, path = "/v1/incoming/{id}/bandwidth", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(get, path = "/v1/incoming/{id}/bandwidth", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid"), WantedQuery
 ), responses(
     (status = 200, description = "Its share.", body = BandwidthShare),
@@ -338,7 +338,7 @@ async fn bandwidth_share(
 /// Step 8: nobody writes to the disks any more that were copied
 ///
 /// Idempotent. Before the hand-over is recorded, and again before the VM runs.
-#[utoipa::path(post, path = "/v1/incoming/{id}/close-disks", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(post, path = "/v1/incoming/{id}/close-disks", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses(
     (status = 200, description = "Nobody does.", body = ()),
@@ -357,7 +357,7 @@ async fn close_disks(
 /// Step 8: the last that the source's hypervisor hands over
 ///
 /// Where the hypervisors need more than what they send to each other. The guest does not run here by it.
-#[utoipa::path(post, path = "/v1/incoming/{id}/complete", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(post, path = "/v1/incoming/{id}/complete", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), request_body = Parcel, responses(
     (status = 200, description = "All is here."),
@@ -378,7 +378,7 @@ async fn complete(
 ///
 /// This host's firewall tracks them from then on. Those of addresses that cannot be the VM's here are left out. Since
 /// protocol 2.
-#[utoipa::path(post, path = "/v1/incoming/{id}/tracked", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(post, path = "/v1/incoming/{id}/tracked", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), request_body = TrackedRequest, responses(
     (status = 200, description = "How many are tracked here.", body = TrackedTaken),
@@ -396,7 +396,7 @@ async fn take_tracked(
 }
 
 /// Step 8: is all state here?
-#[utoipa::path(get, path = "/v1/incoming/{id}/received", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(get, path = "/v1/incoming/{id}/received", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid"), WaitQuery
 ), responses(
     (status = 200, description = "`ready`, with post-copy `ready_in_part`, or still `waiting` when the time is over.", body = IncomingView),
@@ -418,7 +418,7 @@ async fn received(
 /// Step 9: let it run
 ///
 /// The source has recorded the hand-over. Idempotent.
-#[utoipa::path(post, path = "/v1/incoming/{id}/run", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(post, path = "/v1/incoming/{id}/run", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses(
     (status = 200, description = "It runs here.", body = ()),
@@ -437,7 +437,7 @@ async fn run(
 /// Post-copy: listen for the rest of the memory
 ///
 /// Of a VM that runs here, and whose connection to its source is broken, or stands still.
-#[utoipa::path(post, path = "/v1/incoming/{id}/reconnection", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(post, path = "/v1/incoming/{id}/reconnection", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), request_body = ConnectionRequest, responses(
     (status = 200, description = "It listens there.", body = Endpoint),
@@ -459,7 +459,7 @@ async fn connect_again(
 /// Post-copy: the rest of the memory is lost
 ///
 /// Ends the VM, which waits for it. Idempotent.
-#[utoipa::path(post, path = "/v1/incoming/{id}/end", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(post, path = "/v1/incoming/{id}/end", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses(
     (status = 200, description = "It does not run here.", body = ()),
@@ -478,7 +478,7 @@ async fn end_part(
 /// Step 10: nothing more to come
 ///
 /// Puts the network back, and says what the migration used here.
-#[utoipa::path(post, path = "/v1/incoming/{id}/finish", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(post, path = "/v1/incoming/{id}/finish", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses(
     (status = 200, description = "CPU used here.", body = TargetUse),
@@ -499,7 +499,7 @@ async fn finish(
 /// What the source's journal says, for a target that has not heard from it; `pending` while the VM is recorded to be
 /// handed over and its QEMU at the source does not say that it let go. Only the target may ask. `unknown`, for an
 /// identifier of which there is no record here, promises nothing.
-#[utoipa::path(get, path = "/v1/handovers/{id}", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(get, path = "/v1/handovers/{id}", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses((status = 200, description = "What the journal says.", body = HandOverView)))]
 async fn hand_over(

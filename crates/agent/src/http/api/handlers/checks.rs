@@ -18,7 +18,7 @@ use super::between_agents::{check_paths, own_links};
 use crate::check::{self, Checks, Round, RoundResult, SessionRequest, SessionView, VmsRequest, WayBack};
 use crate::http::api::authorization::{Caller, Operation, authorise};
 use crate::http::api::extract::{Body, Segment};
-use crate::http::api::{Routes, openapi};
+use crate::http::api::{Routes, tags};
 use drainpipe_api_types::CheckRequest;
 
 pub(in crate::http::api) fn routes() -> Routes {
@@ -38,7 +38,7 @@ pub(in crate::http::api) fn routes_for_agents() -> Routes {
 ///
 /// Sends some hundred packets over each path, from both ends, and changes nothing. `findings` is empty
 /// when all is well.
-#[utoipa::path(post, path = "/v1/check", tag = openapi::HOSTS, request_body = CheckRequest, responses(
+#[utoipa::path(post, path = "/v1/check", tag = tags::HOSTS, request_body = CheckRequest, responses(
     (status = 200, description = "What was found, the worst first.", body = CheckReport),
     (status = 404, description = "No host of that name.", body = Problem),
     (status = 409, description = "Too many checks are under way.", body = Problem),
@@ -52,7 +52,7 @@ async fn check_hosts(
 }
 
 /// What this host says of itself to a check
-#[utoipa::path(get, path = "/v1/check/facts", tag = openapi::HOSTS, responses(
+#[utoipa::path(get, path = "/v1/check/facts", tag = tags::HOSTS, responses(
     (status = 200, description = "The facts.", body = CheckFacts),
 ))]
 async fn check_facts(State(checks): State<Arc<Checks>>) -> Answer<CheckFacts> {
@@ -60,7 +60,7 @@ async fn check_facts(State(checks): State<Arc<Checks>>) -> Answer<CheckFacts> {
 }
 
 /// How could these VMs come here?
-#[utoipa::path(post, path = "/v1/check/vms", tag = openapi::BETWEEN_AGENTS, request_body = VmsRequest, responses(
+#[utoipa::path(post, path = "/v1/check/vms", tag = tags::BETWEEN_AGENTS, request_body = VmsRequest, responses(
     (status = 200, description = "An answer for each, in the same order.", body = [VmFit]),
     (status = 400, description = "Too many at once.", body = Problem),
 ))]
@@ -69,7 +69,7 @@ async fn check_vms(State(checks): State<Arc<Checks>>, Body(request): Body<VmsReq
 }
 
 /// Does your agent reach mine?
-#[utoipa::path(get, path = "/v1/check/way-back", tag = openapi::BETWEEN_AGENTS, responses(
+#[utoipa::path(get, path = "/v1/check/way-back", tag = tags::BETWEEN_AGENTS, responses(
     (status = 200, description = "What came of trying, within three seconds.", body = WayBack),
 ))]
 async fn check_way_back(
@@ -82,7 +82,7 @@ async fn check_way_back(
 /// Take part in a check
 ///
 /// Opens a TCP and a UDP port on each path for some seconds.
-#[utoipa::path(post, path = "/v1/check/sessions", tag = openapi::BETWEEN_AGENTS, request_body = SessionRequest, responses(
+#[utoipa::path(post, path = "/v1/check/sessions", tag = tags::BETWEEN_AGENTS, request_body = SessionRequest, responses(
     (status = 200, description = "The ports.", body = SessionView),
     (status = 409, description = "Too many checks are under way.", body = Problem),
 ))]
@@ -97,7 +97,7 @@ async fn begin_check(
 }
 
 /// Send packets of these sizes, and say what has arrived
-#[utoipa::path(post, path = "/v1/check/sessions/{id}/rounds", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(post, path = "/v1/check/sessions/{id}/rounds", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), request_body = Round, responses(
     (status = 200, description = "What has arrived so far.", body = RoundResult),
@@ -115,7 +115,7 @@ async fn play_check_round(
 }
 
 /// End a check
-#[utoipa::path(delete, path = "/v1/check/sessions/{id}", tag = openapi::BETWEEN_AGENTS, params(
+#[utoipa::path(delete, path = "/v1/check/sessions/{id}", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), responses(
     (status = 200, description = "Its ports are closed.", body = ()),

@@ -13,7 +13,7 @@ use super::Answer;
 use crate::disk_moves::{self, DiskMoves};
 use crate::http::api::authorization::{Caller, Operation, authorise};
 use crate::http::api::extract::{Body, Segment};
-use crate::http::api::{Routes, openapi};
+use crate::http::api::{Routes, tags};
 use drainpipe_api_types::{DiskMoveView, MoveDiskRequest};
 
 pub(in crate::http::api) fn routes() -> Routes {
@@ -23,7 +23,7 @@ pub(in crate::http::api) fn routes() -> Routes {
 /// Move a disk of a VM to another place on this host
 ///
 /// The VM runs on. Answers as soon as the copy is about to begin.
-#[utoipa::path(post, path = "/v1/vms/{name}/disk-move", tag = openapi::VMS, request_body = MoveDiskRequest, params(
+#[utoipa::path(post, path = "/v1/vms/{name}/disk-move", tag = tags::VMS, request_body = MoveDiskRequest, params(
     ("name" = VmName, Path)
 ), responses(
     (status = 200, description = "It has begun.", body = DiskMoveView),
@@ -42,7 +42,7 @@ async fn move_disk(
 }
 
 /// The last move of a VM's disk on this host
-#[utoipa::path(get, path = "/v1/vms/{name}/disk-move", tag = openapi::VMS, params(("name" = VmName, Path)), responses(
+#[utoipa::path(get, path = "/v1/vms/{name}/disk-move", tag = tags::VMS, params(("name" = VmName, Path)), responses(
     (status = 200, description = "How far it is, or how it has ended.", body = DiskMoveView),
     (status = 404, description = "None since the agent has started, or no host of that name.", body = Problem),
 ))]
@@ -56,7 +56,7 @@ async fn disk_move(
 /// Cancel it
 ///
 /// If it is not too late; the VM keeps the disk that it has then, and nothing is left of the new one.
-#[utoipa::path(post, path = "/v1/vms/{name}/disk-move/cancel", tag = openapi::VMS, params(("name" = VmName, Path)), responses(
+#[utoipa::path(post, path = "/v1/vms/{name}/disk-move/cancel", tag = tags::VMS, params(("name" = VmName, Path)), responses(
     (status = 200, description = "The agent has heard.", body = DiskMoveView),
     (status = 404, description = "None since the agent has started, or no host of that name.", body = Problem),
     (status = 409, description = "It is over.", body = Problem),

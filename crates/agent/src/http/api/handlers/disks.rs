@@ -9,7 +9,7 @@ use utoipa_axum::routes;
 
 use super::Answer;
 use crate::http::api::authorization::{Caller, Operation, authorise};
-use crate::http::api::{Routes, openapi};
+use crate::http::api::{Routes, tags};
 use crate::incoming::{self, Incoming};
 use drainpipe_api_types::LeftDisk;
 
@@ -18,7 +18,7 @@ pub(in crate::http::api) fn routes() -> Routes {
 }
 
 /// The disks that stayed here when their VMs left with copies of them, and what is kept of interrupted copies
-#[utoipa::path(get, path = "/v1/disks/left", tag = openapi::HOSTS, responses(
+#[utoipa::path(get, path = "/v1/disks/left", tag = tags::HOSTS, responses(
     (status = 200, description = "The oldest first.", body = Vec<LeftDisk>),
 ))]
 async fn left(State(incoming): State<Arc<Incoming>>) -> Answer<Vec<LeftDisk>> {
@@ -26,7 +26,7 @@ async fn left(State(incoming): State<Arc<Incoming>>) -> Answer<Vec<LeftDisk>> {
 }
 
 /// Remove them
-#[utoipa::path(post, path = "/v1/disks/left/remove", tag = openapi::HOSTS, responses(
+#[utoipa::path(post, path = "/v1/disks/left/remove", tag = tags::HOSTS, responses(
     (status = 200, description = "Those that are gone.", body = Vec<LeftDisk>),
 ))]
 async fn remove_left(

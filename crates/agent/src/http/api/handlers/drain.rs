@@ -12,7 +12,7 @@ use super::{Answer, FollowQuery};
 use crate::drain::{self, Drains};
 use crate::http::api::authorization::{Caller, Operation, authorise};
 use crate::http::api::extract::{Body, Query};
-use crate::http::api::{Routes, openapi};
+use crate::http::api::{Routes, tags};
 use drainpipe_api_types::{DrainPlanView, DrainRequest, DrainView, ResumeRequest};
 
 pub(in crate::http::api) fn routes() -> Routes {
@@ -27,7 +27,7 @@ pub(in crate::http::api) fn routes() -> Routes {
 ///
 /// What is under way, or else what was last: a drain, or the way back of what it moved. With `wait_ms` the answer comes as
 /// soon as nothing is under way any more, and at the latest then.
-#[utoipa::path(get, path = "/v1/drain", tag = openapi::DRAIN, params(FollowQuery), responses(
+#[utoipa::path(get, path = "/v1/drain", tag = tags::DRAIN, params(FollowQuery), responses(
     (status = 200, description = "How it stands.", body = DrainView),
 ))]
 async fn view(State(drains): State<Arc<Drains>>, Query(query): Query<FollowQuery>) -> Answer<DrainView> {
@@ -43,7 +43,7 @@ async fn view(State(drains): State<Arc<Drains>>, Query(query): Query<FollowQuery
 /// left something is carried on.
 ///
 /// The host stays cordoned until `POST /v1/resume`.
-#[utoipa::path(post, path = "/v1/drain", tag = openapi::DRAIN, request_body = DrainRequest, responses(
+#[utoipa::path(post, path = "/v1/drain", tag = tags::DRAIN, request_body = DrainRequest, responses(
     (status = 200, description = "Begun.", body = DrainView),
     (status = 404, description = "A host of that name is not known.", body = Problem),
     (status = 409, description = "A drain, or the way back, is under way.", body = Problem),
@@ -62,7 +62,7 @@ async fn begin(
 ///
 /// What `drainpipe drain --dry-run` shows: which VM would go where, in which order, how long it would take,
 /// and which would stay. The answer may take a minute.
-#[utoipa::path(post, path = "/v1/drain/plan", tag = openapi::DRAIN, request_body = DrainRequest, responses(
+#[utoipa::path(post, path = "/v1/drain/plan", tag = tags::DRAIN, request_body = DrainRequest, responses(
     (status = 200, description = "The plan.", body = DrainPlanView),
     (status = 404, description = "A host of that name is not known.", body = Problem),
     (status = 422, description = "There is no host to drain to.", body = Problem),
@@ -76,7 +76,7 @@ async fn plan(State(drains): State<Arc<Drains>>, Body(request): Body<DrainReques
 /// Answers at once. Nothing new begins; what is under way is undone, or finishes where the hand-over is
 /// recorded by then. What has moved stays where it is, and the host stays cordoned until
 /// `POST /v1/resume`.
-#[utoipa::path(post, path = "/v1/drain/cancel", tag = openapi::DRAIN, responses(
+#[utoipa::path(post, path = "/v1/drain/cancel", tag = tags::DRAIN, responses(
     (status = 200, description = "Asked for.", body = DrainView),
     (status = 409, description = "None is under way.", body = Problem),
 ))]
@@ -93,7 +93,7 @@ async fn cancel(
 /// With `failback`, begins to bring back what the last drain has moved, if it still is where it went: as it went,
 /// unless the request says otherwise. What is on its way here already is waited for.
 /// Follow that with `GET /v1/drain` until there is an `ended_at`; what did not come can be asked for again.
-#[utoipa::path(post, path = "/v1/resume", tag = openapi::DRAIN, request_body = ResumeRequest, responses(
+#[utoipa::path(post, path = "/v1/resume", tag = tags::DRAIN, request_body = ResumeRequest, responses(
     (status = 200, description = "VMs may come; what is to be brought back is on its way.", body = DrainView),
     (status = 409, description = "A drain, or the way back, is under way.", body = Problem),
     (status = 422, description = "There is nothing to bring back: it was never drained.", body = Problem),

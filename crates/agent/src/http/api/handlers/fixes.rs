@@ -12,7 +12,7 @@ use super::Answer;
 use crate::check::fixes::Fixes;
 use crate::http::api::authorization::{Caller, Operation, authorise};
 use crate::http::api::extract::Body;
-use crate::http::api::{Routes, openapi};
+use crate::http::api::{Routes, tags};
 use drainpipe_api_types::{FixRequest, StandingFix};
 
 pub(in crate::http::api) fn routes() -> Routes {
@@ -20,7 +20,7 @@ pub(in crate::http::api) fn routes() -> Routes {
 }
 
 /// Settings that were mended on this host
-#[utoipa::path(get, path = "/v1/fixes", tag = openapi::HOSTS, responses(
+#[utoipa::path(get, path = "/v1/fixes", tag = tags::HOSTS, responses(
     (status = 200, description = "Those that have not been undone.", body = [StandingFix]),
 ))]
 async fn standing(State(fixes): State<Arc<Fixes>>) -> Answer<Vec<StandingFix>> {
@@ -31,7 +31,7 @@ async fn standing(State(fixes): State<Arc<Fixes>>) -> Answer<Vec<StandingFix>> {
 ///
 /// Those that a check's findings name as `fix`. Each stands until it is undone, or until the host is
 /// booted; what is as it should be is left alone.
-#[utoipa::path(post, path = "/v1/fixes", tag = openapi::HOSTS, request_body = FixRequest, responses(
+#[utoipa::path(post, path = "/v1/fixes", tag = tags::HOSTS, request_body = FixRequest, responses(
     (status = 200, description = "All that stand now.", body = [StandingFix]),
     (status = 422, description = "The kernel refuses.", body = Problem),
 ))]
@@ -47,7 +47,7 @@ async fn make(
 /// Put back what was mended on this host
 ///
 /// What somebody else has changed since is left alone.
-#[utoipa::path(delete, path = "/v1/fixes", tag = openapi::HOSTS, responses(
+#[utoipa::path(delete, path = "/v1/fixes", tag = tags::HOSTS, responses(
     (status = 200, description = "What was put back, with its value now.", body = [StandingFix]),
 ))]
 async fn undo(

@@ -12,7 +12,7 @@ use utoipa_axum::routes;
 use super::Answer;
 use crate::http::api::authorization::{Caller, Operation, authorise};
 use crate::http::api::extract::Body;
-use crate::http::api::{Routes, openapi};
+use crate::http::api::{Routes, tags};
 use crate::joining::Joining;
 use drainpipe_api_types::{
     DepartureRequest, FleetNews, FleetView, JoinAnswer, JoinRequest, RenewalAnswer, RenewalRequest,
@@ -43,7 +43,7 @@ pub(crate) struct ComesFrom(pub(crate) IpAddr);
 /// The fleet
 ///
 /// The hosts that have joined, and whose certificates were revoked. Hosts of the configuration's `[[peer]]` are not in it.
-#[utoipa::path(get, path = "/v1/fleet", tag = openapi::FLEET, responses(
+#[utoipa::path(get, path = "/v1/fleet", tag = tags::FLEET, responses(
     (status = 200, description = "The fleet.", body = FleetView),
     (status = 422, description = "This host has joined none.", body = Problem),
 ))]
@@ -54,7 +54,7 @@ async fn fleet(State(joining): State<Arc<Joining>>) -> Answer<FleetView> {
 /// Let a host join
 ///
 /// A token for one host, at the host that has the authority's key.
-#[utoipa::path(post, path = "/v1/fleet/tokens", tag = openapi::FLEET, request_body = TokenRequest, responses(
+#[utoipa::path(post, path = "/v1/fleet/tokens", tag = tags::FLEET, request_body = TokenRequest, responses(
     (status = 200, description = "The token. It is told once.", body = TokenView),
     (status = 422, description = "Another host has the authority's key.", body = Problem),
 ))]
@@ -71,7 +71,7 @@ async fn open_token(
 ///
 /// Those of a host or an operator that were made until now: all hosts refuse them as soon as they hear of it. A host
 /// leaves the fleet by it.
-#[utoipa::path(post, path = "/v1/fleet/revocations", tag = openapi::FLEET, request_body = RevocationRequest, responses(
+#[utoipa::path(post, path = "/v1/fleet/revocations", tag = tags::FLEET, request_body = RevocationRequest, responses(
     (status = 200, description = "The fleet now.", body = FleetView),
     (status = 422, description = "Another host has the authority's key, or this one would be revoked.", body = Problem),
 ))]
@@ -87,7 +87,7 @@ async fn revoke(
 /// Leave the fleet
 ///
 /// This host does. Its certificate is revoked; VMs that it has run on.
-#[utoipa::path(post, path = "/v1/fleet/departure", tag = openapi::FLEET, request_body = DepartureRequest, responses(
+#[utoipa::path(post, path = "/v1/fleet/departure", tag = tags::FLEET, request_body = DepartureRequest, responses(
     (status = 200, description = "It has left.", body = ()),
     (status = 409, description = "VMs are on their way from here or to here.", body = Problem),
     (status = 422, description = "It has VMs, or the authority's key.", body = Problem),
@@ -105,7 +105,7 @@ async fn depart(
 /// Which list of hosts have you?
 ///
 /// The caller tells its version, and the list itself to who has an older one. Only what the authority signed is taken.
-#[utoipa::path(post, path = "/v1/fleet/list", tag = openapi::BETWEEN_AGENTS, request_body = FleetNews, responses(
+#[utoipa::path(post, path = "/v1/fleet/list", tag = tags::BETWEEN_AGENTS, request_body = FleetNews, responses(
     (status = 200, description = "The version here, and the list if it is newer than the caller's.", body = FleetNews),
 ))]
 async fn exchange(State(joining): State<Arc<Joining>>, Body(news): Body<FleetNews>) -> Answer<FleetNews> {
@@ -115,7 +115,7 @@ async fn exchange(State(joining): State<Arc<Joining>>, Body(news): Body<FleetNew
 /// A new certificate, for the host that asks
 ///
 /// At the host that has the authority's key.
-#[utoipa::path(post, path = "/v1/fleet/certificate", tag = openapi::BETWEEN_AGENTS, request_body = RenewalRequest, responses(
+#[utoipa::path(post, path = "/v1/fleet/certificate", tag = tags::BETWEEN_AGENTS, request_body = RenewalRequest, responses(
     (status = 200, description = "The certificate.", body = RenewalAnswer),
     (status = 422, description = "Another host has the authority's key, or the caller has not joined.", body = Problem),
 ))]
@@ -131,7 +131,7 @@ async fn certificate(
 /// The host that asks leaves the fleet
 ///
 /// At the host that has the authority's key.
-#[utoipa::path(post, path = "/v1/fleet/departures", tag = openapi::BETWEEN_AGENTS, responses(
+#[utoipa::path(post, path = "/v1/fleet/departures", tag = tags::BETWEEN_AGENTS, responses(
     (status = 200, description = "It has left, and its certificates are revoked.", body = ()),
     (status = 422, description = "Another host has the authority's key.", body = Problem),
 ))]
@@ -144,7 +144,7 @@ async fn departure(State(joining): State<Arc<Joining>>, Extension(caller): Exten
 ///
 /// By a token, at the host that has the authority's key, and without a certificate: on a TLS connection of the protocol
 /// `drainpipe-join/1` (ALPN), on which nothing else is answered, and which is accepted while a token is open only.
-#[utoipa::path(post, path = "/v1/join", tag = openapi::FLEET, request_body = JoinRequest, security(()), responses(
+#[utoipa::path(post, path = "/v1/join", tag = tags::FLEET, request_body = JoinRequest, security(()), responses(
     (status = 200, description = "The host's certificate, and the fleet.", body = JoinAnswer),
     (status = 404, description = "On every other connection, and while no token is open.", body = Problem),
     (status = 409, description = "There is a host of this name, or too many want to join at once.", body = Problem),

@@ -13,7 +13,7 @@ use super::Answer;
 use crate::host::Host;
 use crate::http::api::authorization::{Caller, Operation, authorise};
 use crate::http::api::extract::{Body, Segment};
-use crate::http::api::{Routes, openapi};
+use crate::http::api::{Routes, tags};
 use crate::incoming::{self, Incoming};
 use crate::peers::proof::{Heard, nothing_to_adopt};
 use crate::store::journal::{Journal, file_of};
@@ -31,7 +31,7 @@ pub(in crate::http::api) fn routes_for_agents() -> Routes {
 ///
 /// Whether it is believed. While it is not, the agent answers this, `/v1/journal/adoption` and `/v1/journal/marks`;
 /// all else it refuses with the reason.
-#[utoipa::path(get, path = "/v1/journal", tag = openapi::HOSTS, responses(
+#[utoipa::path(get, path = "/v1/journal", tag = tags::HOSTS, responses(
     (status = 200, description = "The journal, and what was found beside it.", body = JournalView),
 ))]
 async fn journal(State(host): State<Arc<Host>>, State(journal): State<Arc<Journal>>) -> Answer<JournalView> {
@@ -50,7 +50,7 @@ async fn journal(State(host): State<Arc<Host>>, State(journal): State<Arc<Journa
 ///
 /// Of a journal that is not believed: VMs that live on the host are recorded anew, by what stands beside their QEMUs, and
 /// what other hosts know of the journal that was there holds for this one.
-#[utoipa::path(post, path = "/v1/journal/adoption", tag = openapi::HOSTS, responses(
+#[utoipa::path(post, path = "/v1/journal/adoption", tag = tags::HOSTS, responses(
     (status = 200, description = "The agent goes on; what has become of the VMs.", body = JournalView),
     (status = 409, description = "The journal is believed.", body = Problem),
 ))]
@@ -62,7 +62,7 @@ async fn adopt(State(host): State<Arc<Host>>, Extension(caller): Extension<Calle
 /// How far is your journal, and what have I told you of mine?
 ///
 /// Answers what the caller has told before, which the caller's journal must not lack.
-#[utoipa::path(post, path = "/v1/journal/marks", tag = openapi::BETWEEN_AGENTS, request_body = Hearing, responses(
+#[utoipa::path(post, path = "/v1/journal/marks", tag = tags::BETWEEN_AGENTS, request_body = Hearing, responses(
     (status = 200, description = "What it has told before.", body = HeardMark),
 ))]
 async fn marks(
@@ -76,7 +76,7 @@ async fn marks(
 /// Has this host a VM?
 ///
 /// For a host that is to start it.
-#[utoipa::path(get, path = "/v1/holdings/{name}", tag = openapi::BETWEEN_AGENTS, params(("name" = VmName, Path)), responses(
+#[utoipa::path(get, path = "/v1/holdings/{name}", tag = tags::BETWEEN_AGENTS, params(("name" = VmName, Path)), responses(
     (status = 200, description = "Whether it has, and how.", body = VmHolding),
 ))]
 async fn held(

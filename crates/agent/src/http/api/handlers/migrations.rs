@@ -15,7 +15,7 @@ use utoipa_axum::routes;
 use super::{Answer, FollowQuery};
 use crate::http::api::authorization::{Caller, Operation, authorise};
 use crate::http::api::extract::{Body, Query, Segment};
-use crate::http::api::{Routes, openapi};
+use crate::http::api::{Routes, tags};
 use crate::outgoing::{self, Outgoing, SendStart};
 use drainpipe_api_types::{MigrateRequest, MigrationView, PlanView};
 
@@ -53,7 +53,7 @@ fn default_history_limit() -> u32 {
 /// Migrations from this host
 ///
 /// Those under way, then the last that ended, newest first.
-#[utoipa::path(get, path = "/v1/migrations", tag = openapi::MIGRATIONS, params(HistoryQuery), responses(
+#[utoipa::path(get, path = "/v1/migrations", tag = tags::MIGRATIONS, params(HistoryQuery), responses(
     (status = 200, description = "The migrations.", body = [MigrationView]),
 ))]
 async fn migrations(
@@ -91,7 +91,7 @@ fn ended(result: MigrationResult) -> MigrationView {
 /// `GET /v1/migrations/{id}` until there is a `result`.
 ///
 /// A host may move VMs to itself only; root on the source and operators may move them anywhere.
-#[utoipa::path(post, path = "/v1/migrations", tag = openapi::MIGRATIONS, request_body = MigrateRequest, responses(
+#[utoipa::path(post, path = "/v1/migrations", tag = tags::MIGRATIONS, request_body = MigrateRequest, responses(
     (status = 200, description = "Begun.", body = MigrationView),
     (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
     (status = 409, description = "The VM does not run, is there already, or is being changed or moved.", body = Problem),
@@ -110,7 +110,7 @@ async fn migrate(
 ///
 /// What `drainpipe migrate --dry-run` shows: the option that would be used and why, and over which
 /// paths.
-#[utoipa::path(post, path = "/v1/migrations/plan", tag = openapi::MIGRATIONS, request_body = MigrateRequest, responses(
+#[utoipa::path(post, path = "/v1/migrations/plan", tag = tags::MIGRATIONS, request_body = MigrateRequest, responses(
     (status = 200, description = "The plan.", body = PlanView),
     (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
     (status = 409, description = "The VM is there already.", body = Problem),
@@ -131,7 +131,7 @@ async fn plan(
 /// cannot go on yet; `waits_for` says why.
 ///
 /// With `wait_ms` the answer comes as soon as it is over, and at the latest then.
-#[utoipa::path(get, path = "/v1/migrations/{id}", tag = openapi::MIGRATIONS, params(
+#[utoipa::path(get, path = "/v1/migrations/{id}", tag = tags::MIGRATIONS, params(
     ("id" = String, Path, max_length = 36, description = "Its identifier, or a beginning that no other one has."),
     FollowQuery
 ), responses(
@@ -193,7 +193,7 @@ fn unknown_migration(outgoing: &Outgoing, id: &str) -> Problem {
 ///
 /// Answers at once. The migration is undone unless the hand-over is recorded by then; its `result`
 /// tells.
-#[utoipa::path(post, path = "/v1/migrations/{id}/cancel", tag = openapi::MIGRATIONS, params(
+#[utoipa::path(post, path = "/v1/migrations/{id}/cancel", tag = tags::MIGRATIONS, params(
     ("id" = String, Path, max_length = 36, description = "Its identifier, or a beginning that no other one has.")
 ), responses(
     (status = 200, description = "Asked for.", body = ()),

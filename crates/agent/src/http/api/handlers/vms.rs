@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 use super::Answer;
 use crate::http::api::authorization::{Caller, Operation, authorise};
 use crate::http::api::extract::{Body, Query, Segment};
-use crate::http::api::{Routes, openapi};
+use crate::http::api::{Routes, tags};
 use crate::incoming::{self, Incoming, check_nowhere_else};
 use crate::outgoing::{self, Outgoing};
 use crate::peers::proof::Proof;
@@ -67,7 +67,7 @@ struct StartQuery {
 /// VMs
 ///
 /// Those on this host and on their way to it; with `scope=all`, those of its peers too.
-#[utoipa::path(get, path = "/v1/vms", tag = openapi::VMS, params(VmsQuery), responses(
+#[utoipa::path(get, path = "/v1/vms", tag = tags::VMS, params(VmsQuery), responses(
     (status = 200, description = "The VMs, and what kept others out of the list.", body = VmList),
 ))]
 async fn vms(State(incoming): State<Arc<Incoming>>, Query(query): Query<VmsQuery>) -> Answer<VmList> {
@@ -75,7 +75,7 @@ async fn vms(State(incoming): State<Arc<Incoming>>, Query(query): Query<VmsQuery
 }
 
 /// One VM
-#[utoipa::path(get, path = "/v1/vms/{name}", tag = openapi::VMS, params(("name" = VmName, Path)), responses(
+#[utoipa::path(get, path = "/v1/vms/{name}", tag = tags::VMS, params(("name" = VmName, Path)), responses(
     (status = 200, description = "The VM.", body = VmView),
     (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
 ))]
@@ -86,7 +86,7 @@ async fn vm(State(vms): State<Arc<Vms>>, Segment(name): Segment<VmName>) -> Answ
 /// A VM's specification
 ///
 /// As its owner wrote it.
-#[utoipa::path(get, path = "/v1/vms/{name}/definition", tag = openapi::VMS, params(("name" = VmName, Path)), responses(
+#[utoipa::path(get, path = "/v1/vms/{name}/definition", tag = tags::VMS, params(("name" = VmName, Path)), responses(
     (status = 200, description = "The specification.", body = VmSpec),
     (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
 ))]
@@ -97,7 +97,7 @@ async fn vm_definition(State(vms): State<Arc<Vms>>, Segment(name): Segment<VmNam
 /// Make a VM
 ///
 /// It is defined, not started.
-#[utoipa::path(post, path = "/v1/vms", tag = openapi::VMS, request_body = CreateVm, responses(
+#[utoipa::path(post, path = "/v1/vms", tag = tags::VMS, request_body = CreateVm, responses(
     (status = 200, description = "Defined.", body = ()),
     (status = 409, description = "A VM of that name is here, or on its way.", body = Problem),
     (status = 422, description = "This host is cordoned, or does not let VMs use what it names.", body = Problem),
@@ -121,7 +121,7 @@ async fn create_vm(
 /// Remove a VM
 ///
 /// It must not run. Its disks stay.
-#[utoipa::path(delete, path = "/v1/vms/{name}", tag = openapi::VMS, params(("name" = VmName, Path)), responses(
+#[utoipa::path(delete, path = "/v1/vms/{name}", tag = tags::VMS, params(("name" = VmName, Path)), responses(
     (status = 200, description = "Removed.", body = ()),
     (status = 404, description = "No VM of that name here, or no host of that name.", body = Problem),
     (status = 409, description = "It runs, or is being changed or moved.", body = Problem),
@@ -140,7 +140,7 @@ async fn remove_vm(
 /// Start a VM
 ///
 /// The other hosts are asked whether they have it. One that cannot be asked, and may have it, is a reason to refuse.
-#[utoipa::path(post, path = "/v1/vms/{name}/start", tag = openapi::VMS, params(
+#[utoipa::path(post, path = "/v1/vms/{name}/start", tag = tags::VMS, params(
     ("name" = VmName, Path), StartQuery
 ), responses(
     (status = 200, description = "Its QEMU runs, and the guest boots.", body = ()),
@@ -170,7 +170,7 @@ async fn start_vm(
 /// Stop a VM
 ///
 /// Asks the guest to power off and waits up to a minute for it.
-#[utoipa::path(post, path = "/v1/vms/{name}/stop", tag = openapi::VMS, params(
+#[utoipa::path(post, path = "/v1/vms/{name}/stop", tag = tags::VMS, params(
     ("name" = VmName, Path), StopQuery
 ), responses(
     (status = 200, description = "It does not run any more.", body = ()),
@@ -197,7 +197,7 @@ async fn stop_vm(
 /// Its hand-over is recorded, and the target does not answer. The caller says that the target is lost,
 /// with all that ran there; as long as it answers, that is not believed. Then the VM is powered off here, to
 /// be booted anew. Answers with how the migration has ended.
-#[utoipa::path(post, path = "/v1/vms/{name}/reclaim", tag = openapi::VMS, request_body = ReclaimRequest, params(
+#[utoipa::path(post, path = "/v1/vms/{name}/reclaim", tag = tags::VMS, request_body = ReclaimRequest, params(
     ("name" = VmName, Path)
 ), responses(
     (status = 200, description = "It is settled where the VM is.", body = MigrationResult),

@@ -1,0 +1,42 @@
+//! What 0.1.0 says of its host, read as what is said now. Only here does a hypervisor's name mean something:
+//! `scripts/layers` knows this file. Goes with the support of 0.1.0.
+
+use super::capabilities::Capabilities;
+
+/// What a hypervisor of this name and version can do, whose agent does not say: it is 0.1.0, which has QEMU only.
+pub(super) fn capabilities(hypervisor: &str, version: &str) -> Capabilities {
+    match hypervisor {
+        "QEMU" => Capabilities::of_qemu(version.split('.').next().and_then(|major| major.parse().ok())),
+        _ => Capabilities::NONE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_older_qemu_tells_no_connections_apart_and_has_zero_pages_in_the_main_one() {
+        for (version, tells, zero) in [
+            ("7.2.22", false, false),
+            ("8.0.0", true, false),
+            ("9.0.0", true, true),
+            ("10.0.2", true, true),
+            ("11", true, true),
+            ("", false, false),
+            ("new", false, false),
+        ] {
+            let expected = Capabilities {
+                tells_connections_apart: tells,
+                zero_pages_in_parallel: zero,
+                ..Capabilities::of_qemu(None)
+            };
+            assert_eq!(capabilities("QEMU", version), expected, "{version}");
+        }
+    }
+
+    #[test]
+    fn of_another_hypervisor_nothing_is_taken_for_granted() {
+        assert_eq!(capabilities("libvirt", "9.0.0"), Capabilities::NONE);
+    }
+}
