@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::drain::eta::{Eta, Load, LoadStage};
 use drainpipe_engine::drain::pace::Pace;
-use drainpipe_engine::drain::plan::Stay;
 use drainpipe_engine::drain::status::{
     DisksProgress, DrainState, DrainStatus, LinkRate, MoveState, MoveStatus,
 };
+use drainpipe_engine::drain::stay::{Stay, StayReason};
 use drainpipe_engine::estimate::sending::{self, UNKNOWN_SPEED_MBPS};
 use drainpipe_engine::journal::RECORD_AGAIN_AFTER;
 use drainpipe_engine::migration::progress::{PathRate, Progress};
@@ -445,7 +445,7 @@ impl WayBack {
 
     /// A VM that is where its owner has put it since counts among those that stay.
     fn leave(&self, one: &MoveStatus) {
-        let why = format!("it is not on {} any more; `drainpipe vms` shows where it is", one.target);
+        let why = StayReason::MovedOn { from: one.target.clone() };
         self.course.status.send_modify(|status| {
             status.moves.retain(|other| other.vm != one.vm);
             status.stays.push(Stay { vm: one.vm.clone(), why });

@@ -354,7 +354,7 @@ async fn ask(
         limit: limit_of(limit),
         free_cores: cores_had(&source, &target.facts),
         relay: request.relay_means(&source, &target.facts, plan.carrying(), plan.encryption.is_encrypted),
-        no_post_copy: no_post_copy.map(|why| why.to_string()),
+        no_post_copy,
         path_history: None,
     };
     Ok(LookedAt { view, refusals, copies: copies.of_vms })

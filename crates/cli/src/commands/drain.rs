@@ -5,8 +5,9 @@ use std::fmt::Write;
 use drainpipe_api_types::{
     DrainKind, DrainPlanView, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest, plan_warnings,
 };
-use drainpipe_engine::drain::plan::{DrainPlan, Move, Stay};
+use drainpipe_engine::drain::plan::{DrainPlan, Move};
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveStatus};
+use drainpipe_engine::drain::stay::Stay;
 use drainpipe_engine::format;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
@@ -417,7 +418,7 @@ mod tests {
     }
 
     fn a_view(state: DrainState, moves: Vec<MoveStatus>) -> DrainView {
-        let stays = vec![Stay { vm: "db1".into(), why: "licence bound to this host".into() }];
+        let stays = vec![Stay { vm: "db1".into(), why: "licence bound to this host".to_owned().into() }];
         let status = DrainStatus {
             state,
             moves,
@@ -462,7 +463,7 @@ mod tests {
                 warning: Some("changes its memory fast".into()),
                 disks: vec![a_disk()],
             }],
-            stays: vec![Stay { vm: "db1".into(), why: "licence".into() }],
+            stays: vec![Stay { vm: "db1".into(), why: "licence".to_owned().into() }],
             await_room: vec![],
             room_is_coming: false,
             transfers: 1,

@@ -381,6 +381,8 @@ pub(crate) async fn cancel(connection: &ConnectionArguments, id: &str) -> Result
 mod tests {
     use drainpipe_engine::finding::Severity;
 
+    use drainpipe_engine::transfer::encryption::EncryptionReason;
+
     use super::*;
 
     #[test]
@@ -407,7 +409,7 @@ mod tests {
         let described = |is_encrypted, used: Option<(&str, Option<&str>)>| {
             let (protocol, cipher_suite): (Option<String>, Option<Option<String>>) =
                 used.map(|(one, other)| (one.into(), other.map(str::to_owned))).unzip();
-            let (why, cipher_suite) = ("asked for".into(), cipher_suite.flatten());
+            let (why, cipher_suite) = (EncryptionReason::AskedFor, cipher_suite.flatten());
             encrypted_by(&EncryptionUse { is_encrypted, why, protocol, cipher_suite })
         };
         assert_eq!(

@@ -212,7 +212,10 @@ fn a_cordoned_host_takes_no_vm_and_starts_none() {
         lab.drainpipe(arguments).refused(3, &["a is cordoned", "drainpipe resume a"]);
     }
     let elsewhere = ask::<DrainPlanView>(&lab, "c", "/v1/drain/plan", Some(json!({ "to": ["a"] }))).unwrap();
-    assert!(elsewhere.plan.stays.iter().any(|stay| stay.why.contains("cordoned")), "{elsewhere:#?}");
+    assert!(
+        elsewhere.plan.stays.iter().any(|stay| stay.why.to_string().contains("cordoned")),
+        "{elsewhere:#?}"
+    );
     assert_eq!(host_of(&lab, "web"), "c");
     assert!(!resume(&lab, "a", false).cordoned);
     lab.drainpipe(&["vm", "start", "off"]).done();
@@ -229,7 +232,7 @@ fn what_must_stay_stays_and_what_must_be_apart_is() {
     let left = ended(&lab, "a");
     assert_state(&left, DrainState::Incomplete, 2);
     let stays = &status(&left).stays;
-    let why = |vm: &str| stays.iter().find(|stay| stay.vm == vm).map(|stay| stay.why.clone());
+    let why = |vm: &str| stays.iter().find(|stay| stay.vm == vm).map(|stay| stay.why.to_string());
     assert!(why("bound").is_some_and(|why| why.contains("licence bound to this host")), "{stays:#?}");
     assert_eq!(stays.len(), 2, "{stays:#?}");
     let mut hosts: Vec<String> = ["one", "two", "three"].iter().map(|vm| host_of(&lab, vm)).collect();
@@ -409,7 +412,7 @@ fn the_way_back_leaves_alone_what_has_moved_on() {
     let back = ended(&lab, "a");
     assert_state(&back, DrainState::Incomplete, 1);
     assert!(
-        status(&back).stays.iter().any(|stay| stay.vm == "web" && stay.why.contains("not on b")),
+        status(&back).stays.iter().any(|stay| stay.vm == "web" && stay.why.to_string().contains("not on b")),
         "{back:#?}"
     );
     lab.assert_runs_on("web", "c");

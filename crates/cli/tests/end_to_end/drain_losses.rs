@@ -50,7 +50,7 @@ fn move_of<'a>(view: &'a DrainView, vm: &str) -> &'a MoveStatus {
 /// Why a VM has not moved: one that was not begun is told as staying.
 #[track_caller]
 fn why_left(view: &DrainView, vm: &str) -> String {
-    let stay = status(view).stays.iter().find(|stay| stay.vm == vm).map(|stay| stay.why.clone());
+    let stay = status(view).stays.iter().find(|stay| stay.vm == vm).map(|stay| stay.why.to_string());
     stay.unwrap_or_else(|| {
         let one = move_of(view, vm);
         assert!(matches!(one.state, MoveState::Failed | MoveState::Lost), "{view:#?}");

@@ -275,5 +275,5 @@ fn what_must_be_together_goes_together_or_stays() {
     assert_nowhere_but(&lab, &["bound", "mate"], &["a"]);
     let stays = &status(&drained).stays;
     let mate = stays.iter().find(|stay| stay.vm == "mate").unwrap();
-    assert!(mate.why.contains("must be together with bound"), "{stays:#?}");
+    assert!(mate.why.to_string().contains("must be together with bound"), "{stays:#?}");
 }

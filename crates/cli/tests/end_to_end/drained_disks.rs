@@ -137,7 +137,7 @@ fn disks_leave_with_their_vms_and_come_back() {
 
     let without = site.plan(json!({})).plan;
     assert_eq!((without.moves.len(), without.stays.len()), (1, 3), "{without:#?}");
-    assert!(without.stays.iter().all(|stay| stay.why.contains("--copy-storage")), "{without:#?}");
+    assert!(without.stays.iter().all(|stay| stay.why.to_string().contains("--copy-storage")), "{without:#?}");
     let DrainPlanView { plan, findings } = site.plan(json!({ "copy_storage": true }));
     assert_eq!((plan.moves.len(), findings.len()), (4, 0), "{plan:#?}");
     assert_eq!(plan.moves[0].vm, "shared", "it goes first: {plan:#?}");
@@ -187,7 +187,7 @@ fn room_for_disks_is_promised_once() {
     }
     let plan = site.plan(json!({ "copy_storage": true, "to": ["b"] })).plan;
     assert_eq!((plan.moves.len(), plan.stays.len()), (1, 1), "{plan:#?}");
-    assert!(plan.stays[0].why.contains("are free there"), "{plan:#?}");
+    assert!(plan.stays[0].why.to_string().contains("are free there"), "{plan:#?}");
     drain(lab, "a", json!({ "copy_storage": true, "to": ["b"] }));
     let left = ended(lab, "a");
     assert_state(&left, DrainState::Incomplete, 1);

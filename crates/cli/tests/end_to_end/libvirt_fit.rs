@@ -184,7 +184,7 @@ fn a_domain_with_the_name_of_an_own_vm_is_told_and_stays() {
     let drained: DrainView = lab.json(&["drain", "status", "a"]);
     let status = drained.status.unwrap();
     assert_eq!(status.state, DrainState::Incomplete);
-    let why = status.stays.iter().find(|stay| stay.vm == "web (libvirt)").map(|stay| stay.why.as_str());
+    let why = status.stays.iter().find(|stay| stay.vm == "web (libvirt)").map(|stay| stay.why.to_string());
     assert!(why.is_some_and(|why| why.contains("virsh domrename web")), "{status:#?}");
     own.assert_intact();
     assert_eq!(lab.domain_state("a", "web").as_deref(), Some("running"));

@@ -88,7 +88,7 @@ impl<'a> Lint<'a> {
             };
             Some(self.finding(code, Some(vm), format!("VM {vm} {what}")))
         };
-        let unexplained = self.plan.stays.iter().filter(|stay| stay.why.trim().is_empty());
+        let unexplained = self.plan.stays.iter().filter(|stay| stay.why.is_empty());
         let unexplained = unexplained.map(|stay| {
             self.finding(
                 FindingCode::DrainNoReason,

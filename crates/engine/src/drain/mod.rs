@@ -14,6 +14,7 @@
 //! concurrency       how many VMs are on the links at a time
 //! copy_concurrency  how many copy disks at a time
 //! eta               when it will be over
+//! stay              which VMs stay, and why
 //! run               the drain under way: events in, actions out
 //! ```
 
@@ -33,6 +34,7 @@ mod predict;
 pub mod run;
 mod schedule;
 pub mod status;
+pub mod stay;
 pub mod view;
 
 #[cfg(test)]

@@ -5,11 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::disks;
 use super::predict::paths_mbps;
+use super::stay::{Obstacle, StayReason, TargetObstacle};
 use super::view::{DrainView, Placement, TargetView, VmView};
-use crate::format::{bytes, mib_free, mib_needed};
-
-/// Targets that the reason of a VM that stays names one by one.
-const NAMED_TARGETS: usize = 5;
+use crate::format::bytes;
 
 /// What became of each VM of the view, in its order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,7 +15,7 @@ pub(super) enum Assignment {
     /// It goes to the target with this index in the view.
     Target(usize),
     /// It stays, for this reason.
-    Stays(String),
+    Stays(StayReason),
 }
 
 /// Places every VM of the view.
@@ -79,8 +77,7 @@ fn place_in<'a>(
     order: Order,
     fit: Fit,
 ) -> Vec<Assignment> {
-    let mut assignments: Vec<Assignment> =
-        view.vms.iter().map(|_| Assignment::Stays(String::new())).collect();
+    let mut assignments = vec![Assignment::Stays(StayReason::NoTarget); view.vms.len()];
     let mut sorted: Vec<(&Unit, Vec<&VmView>)> =
         units.iter().map(|unit| (unit, unit.iter().map(|vm| &view.vms[*vm]).collect())).collect();
     sorted.sort_by_cached_key(|(_, vms)| {
@@ -93,7 +90,7 @@ fn place_in<'a>(
         for vm in unit {
             assignments[*vm] = match &chosen {
                 Ok(target) => Assignment::Target(*target),
-                Err(why) => Assignment::Stays(why_of(view, &vms, *vm, why)),
+                Err(why) => Assignment::Stays(why_of(view, &vms, *vm, why.clone())),
             };
         }
     }
@@ -126,17 +123,15 @@ fn choose<'a>(
     vms: &[&'a VmView],
     rooms: &mut [Room<'a>],
     fit: Fit,
-) -> Result<usize, String> {
-    if let Some(why) = vms.iter().find_map(|vm| Some(format!("{} {}", vm.name, why_immovable(view, vm)?))) {
-        return Err(why);
+) -> Result<usize, StayReason> {
+    let immovable = vms.iter().find_map(|vm| Some((vm, why_immovable(view, vm)?)));
+    if let Some((mate, why)) = immovable {
+        return Err(StayReason::MateStays { mate: mate.name.clone(), why: Box::new(why) });
     }
     if let Some(group) = shared_apart_group(vms) {
-        return Err(format!(
-            "VMs of one `together` group are of the `apart` group {group} too, so no host can hold them; take one \
-             of the two out of their specifications"
-        ));
+        return Err(StayReason::TogetherAndApart { apart: group.to_owned() });
     }
-    let obstacles: Vec<Option<String>> = rooms.iter().map(|room| room.obstacle(view, vms)).collect();
+    let obstacles: Vec<Option<Obstacle>> = rooms.iter().map(|room| room.obstacle(view, vms)).collect();
     let fitting = rooms.iter_mut().zip(&obstacles).filter(|(_, obstacle)| obstacle.is_none());
     let best = fitting.map(|(room, _)| room).min_by_key(|room| match fit {
         Fit::Fast => (
@@ -149,40 +144,30 @@ fn choose<'a>(
         }
         Fit::Tight => (0, Reverse(0), Reverse(u64::MAX - room.free_bytes)),
     });
-    let Some(best) = best else { return Err(no_target(rooms, &obstacles)) };
+    let Some(best) = best else { return Err(no_target(rooms, obstacles)) };
     best.take(vms);
     Ok(best.index)
 }
 
-fn no_target(rooms: &[Room<'_>], obstacles: &[Option<String>]) -> String {
+fn no_target(rooms: &[Room<'_>], obstacles: Vec<Option<Obstacle>>) -> StayReason {
     if rooms.is_empty() {
-        return "there is no other host to take it; name one with --to".into();
+        return StayReason::NoTarget;
     }
-    let each = rooms
-        .iter()
-        .zip(obstacles)
-        .filter_map(|(room, obstacle)| Some(format!("{}: {}", room.target.name, obstacle.as_ref()?)));
-    let mut each: Vec<String> = each.collect();
-    let more = each.len().saturating_sub(NAMED_TARGETS);
-    each.truncate(NAMED_TARGETS);
-    let more = if more > 0 { format!("; and {more} more hosts cannot either") } else { String::new() };
-    format!(
-        "no host can take it: {}{more}; mend one of these, or name another host with --to",
-        each.join("; ")
-    )
+    let each = rooms.iter().zip(obstacles);
+    let each = each
+        .filter_map(|(room, what)| Some(TargetObstacle { target: room.target.name.clone(), what: what? }));
+    StayReason::NoneTakesIt(each.collect())
 }
 
 /// Why this VM cannot go wherever to.
-fn why_immovable(view: &DrainView, vm: &VmView) -> Option<String> {
+fn why_immovable(view: &DrainView, vm: &VmView) -> Option<StayReason> {
     if let Some(why) = &vm.placement.stays {
-        return Some(format!(
-            "it must stay, by its specification: {why}; take `stays` out of its [placement] to let it go"
-        ));
+        return Some(StayReason::MustStay { why: why.clone() });
     }
-    let why = vm.immovable.as_ref()?;
+    let why = vm.immovable.clone()?;
     Some(match way_of(view, vm) {
-        Some(target) => format!("it is on its way to {} already: {why}", target.name),
-        None => format!("it cannot be moved now: {why}; mend that and drain again"),
+        Some(target) => StayReason::OnItsWay { target: target.name.clone(), why },
+        None => StayReason::Immovable { why },
     })
 }
 
@@ -193,18 +178,14 @@ pub(super) fn way_of<'a>(view: &'a DrainView, vm: &VmView) -> Option<&'a TargetV
 }
 
 /// Why one VM of a unit stays that stays as a whole.
-fn why_of(view: &DrainView, unit: &[&VmView], vm: usize, why: &str) -> String {
+fn why_of(view: &DrainView, unit: &[&VmView], vm: usize, why: StayReason) -> StayReason {
     let vm = &view.vms[vm];
     if let Some(own) = why_immovable(view, vm) {
         return own;
     }
-    let others: Vec<&str> =
-        unit.iter().map(|other| other.name.as_str()).filter(|name| *name != vm.name).collect();
-    if others.is_empty() {
-        why.into()
-    } else {
-        format!("it must be together with {}: {why}", others.join(", "))
-    }
+    let mates: Vec<String> =
+        unit.iter().map(|other| &other.name).filter(|name| **name != vm.name).cloned().collect();
+    if mates.is_empty() { why } else { StayReason::TogetherWith { mates, why: Box::new(why) } }
 }
 
 fn shared_apart_group<'a>(vms: &[&'a VmView]) -> Option<&'a str> {
@@ -276,13 +257,12 @@ impl<'a> Room<'a> {
     }
 
     /// Why these cannot all come here.
-    fn obstacle(&self, view: &DrainView, vms: &[&VmView]) -> Option<String> {
+    fn obstacle(&self, view: &DrainView, vms: &[&VmView]) -> Option<Obstacle> {
         if self.target.name == view.host {
-            return Some("it is the host that is being drained".into());
+            return Some(Obstacle::IsDrained);
         }
-        self.target
-            .unavailable
-            .clone()
+        let unavailable = self.target.unavailable.clone().map(Obstacle::Found);
+        unavailable
             .or_else(|| vms.iter().find_map(|vm| self.refusal(vm)))
             .or_else(|| self.group_elsewhere(view, vms))
             .or_else(|| vms.iter().find_map(|vm| self.too_near(vm)))
@@ -290,53 +270,42 @@ impl<'a> Room<'a> {
             .or_else(|| self.lacking_room(vms))
     }
 
-    fn refusal(&self, vm: &VmView) -> Option<String> {
+    fn refusal(&self, vm: &VmView) -> Option<Obstacle> {
         if self.target.vms.iter().any(|there| there.name == vm.name) {
-            return Some(format!("there is a VM {} on it", vm.name));
+            return Some(Obstacle::HasNamesake { vm: vm.name.clone() });
         }
-        vm.refusals.get(&self.target.name).cloned()
+        vm.refusals.get(&self.target.name).cloned().map(Obstacle::Found)
     }
 
-    fn group_elsewhere(&self, view: &DrainView, vms: &[&VmView]) -> Option<String> {
+    fn group_elsewhere(&self, view: &DrainView, vms: &[&VmView]) -> Option<Obstacle> {
         let groups: BTreeSet<&String> = vms.iter().flat_map(|vm| &vm.placement.together).collect();
         if groups.is_empty() {
             return None;
         }
         let elsewhere = view.targets.iter().filter(|target| target.name != self.target.name);
         elsewhere.flat_map(|target| target.vms.iter().map(move |vm| (target, vm))).find_map(|(target, vm)| {
-            let group = vm.placement.together.iter().find(|group| groups.contains(group))?;
-            Some(format!("{} of its group {group} is on {}", vm.name, target.name))
+            let group = vm.placement.together.iter().find(|group| groups.contains(group))?.clone();
+            Some(Obstacle::GroupElsewhere { mate: vm.name.clone(), group, host: target.name.clone() })
         })
     }
 
-    fn too_near(&self, vm: &VmView) -> Option<String> {
+    fn too_near(&self, vm: &VmView) -> Option<Obstacle> {
         self.inhabitants().find_map(|(name, placement)| {
-            let group = placement.apart.intersection(&vm.placement.apart).next()?;
-            Some(format!("{} must be apart from {name}, by the group {group}", vm.name))
+            let group = placement.apart.intersection(&vm.placement.apart).next()?.clone();
+            Some(Obstacle::TooNear { vm: vm.name.clone(), other: name.to_owned(), group })
         })
     }
 
-    fn lacking_room(&self, vms: &[&VmView]) -> Option<String> {
+    fn lacking_room(&self, vms: &[&VmView]) -> Option<Obstacle> {
         disk_needs(vms, &self.target.name).into_iter().find_map(|(device, needs)| {
-            let free = self.free_on.get(&device).filter(|free| **free < needs.bytes)?;
-            Some(format!(
-                "its disks need {} where {} would be, and {} are free there after what is planned to go there",
-                bytes(needs.bytes as f64),
-                needs.path,
-                bytes(*free as f64)
-            ))
+            let free_bytes = *self.free_on.get(&device).filter(|free| **free < needs.bytes)?;
+            Some(Obstacle::LackingRoom { needed_bytes: needs.bytes, free_bytes, path: needs.path.to_owned() })
         })
     }
 
-    fn lacking_memory(&self, vms: &[&VmView]) -> Option<String> {
-        let needs_bytes = needs_bytes(vms);
-        (needs_bytes > self.free_bytes).then(|| {
-            format!(
-                "{} are needed and {} free after what is planned to go there",
-                mib_needed(needs_bytes),
-                mib_free(self.free_bytes)
-            )
-        })
+    fn lacking_memory(&self, vms: &[&VmView]) -> Option<Obstacle> {
+        let (needed_bytes, free_bytes) = (needs_bytes(vms), self.free_bytes);
+        (needed_bytes > free_bytes).then_some(Obstacle::LackingMemory { needed_bytes, free_bytes })
     }
 }
 

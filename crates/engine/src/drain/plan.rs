@@ -18,10 +18,12 @@ use super::predict::{
 };
 use super::run::DrainLimits;
 use super::schedule::{Course, Links, Places, Schedule, Transfer, schedule};
+use super::stay::Stay;
 use super::view::{DrainView, FoundTransfers, TargetView, VmView};
 use crate::estimate::cores;
 use crate::estimate::sending::{GOODPUT_SHARE, bytes_per_ms};
 use crate::format::rate;
+use crate::plan::NoPostCopy;
 
 /// Which VM goes where, in this order, and which stay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -100,20 +102,9 @@ impl Move {
     }
 }
 
-/// One VM that stays.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Stay {
-    /// The VM.
-    pub vm: String,
-    /// Why, and what would let it go.
-    pub why: String,
-}
-
 /// What goes over the links at a time where nothing else has been found: with multichannel one VM can fill
 /// all links, and is over the sooner the fewer there are beside it.
 const TRANSFERS_TO_BEGIN_WITH: u8 = 1;
-
-const NO_POST_COPY_WITH_DISKS: &str = "its disks are copied, and the two do not go together yet";
 
 /// Makes the plan for what is seen. The limits, if there are any, bound how many VMs are on the links at a time: as
 /// they do in the drain that carries it out, by the targets that VMs go to.
@@ -129,8 +120,8 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
                 let prediction = predict(vm, &view.targets[*target]);
                 let wants_post_copy = allows_post_copy && !prediction.converges;
                 let disks = vm.copies_to(&view.targets[*target].name);
-                let no_post_copy = (!disks.is_empty()).then_some(NO_POST_COPY_WITH_DISKS);
-                let no_post_copy = no_post_copy.or(view.targets[*target].no_post_copy.as_deref());
+                let no_post_copy = (!disks.is_empty()).then_some(&NoPostCopy::CopiesDisks);
+                let no_post_copy = no_post_copy.or(view.targets[*target].no_post_copy.as_ref());
                 let no_post_copy = no_post_copy.filter(|_| wants_post_copy);
                 let post_copy = wants_post_copy && no_post_copy.is_none();
                 let prediction = if post_copy { prediction.with_rest_to_follow() } else { prediction };
@@ -230,7 +221,7 @@ struct Going<'a> {
     disks: &'a [DrainedDisk],
     post_copy: bool,
     /// Why it is not post-copied, as it would be.
-    no_post_copy: Option<&'a str>,
+    no_post_copy: Option<&'a NoPostCopy>,
 }
 
 impl<'a> Going<'a> {

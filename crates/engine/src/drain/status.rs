@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::plan::Stay;
+use super::stay::Stay;
 use crate::migration::progress::CompressionProgress;
 use crate::problem::Problem;
 

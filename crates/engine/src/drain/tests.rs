@@ -9,12 +9,14 @@ use proptest::test_runner::TestRunner;
 
 use super::disks::{DrainedDisk, FileSystemView};
 use super::lint::lint;
-use super::plan::{DrainPlan, Move, Stay, plan};
+use super::plan::{DrainPlan, Move, plan};
 use super::run::{Drain, DrainLimits};
+use super::stay::{Stay, StayReason};
 use super::view::{
     DrainView, FoundTransfers, LimitView, PathHistory, PathView, PlacedVm, Placement, TargetView, VmView,
 };
 use crate::migration::ENDING_MS;
+use crate::plan::NoPostCopy;
 use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
 use crate::transfer::memory_sample::MemorySample;
 use crate::transfer::relayed::{Compressible, RelayMeans};
@@ -102,8 +104,8 @@ fn target_of<'a>(plan: &'a DrainPlan, vm: &str) -> Option<&'a str> {
     plan.moves.iter().find(|planned| planned.vm == vm).map(|planned| planned.target.as_str())
 }
 
-fn why<'a>(plan: &'a DrainPlan, vm: &str) -> &'a str {
-    &plan.stays.iter().find(|stay| stay.vm == vm).unwrap().why
+fn why(plan: &DrainPlan, vm: &str) -> String {
+    plan.stays.iter().find(|stay| stay.vm == vm).unwrap().why.to_string()
 }
 
 fn codes(view: &DrainView, plan: &DrainPlan) -> BTreeSet<String> {
@@ -156,7 +158,7 @@ fn where_the_hosts_have_no_post_copy_a_vm_goes_without_and_is_told_why() {
     let busy =
         MemorySample { zero_share: 0.0, dirty_bytes_per_s: GIB, dirty_set_bytes: GIB, compressible: None };
     let busy = VmView { memory: Some(busy), ..vm("busy", 8) };
-    let no_post_copy = Some("libvirt 9.0.0 on b has no post-copy".into());
+    let no_post_copy = Some(NoPostCopy::Stated("libvirt 9.0.0 on b has no post-copy".into()));
     let view = view(vec![busy], vec![TargetView { no_post_copy, ..target("b", 64) }]);
     let planned = |post_copy| plan(&view, Some(&DrainLimits { post_copy, ..at_most(1) })).moves.remove(0);
     let (asked, unasked) = (planned(true), planned(false));
@@ -606,7 +608,7 @@ fn plant(plan: &mut DrainPlan, view: &DrainView, fault: usize, at: Index) -> Opt
             Some("drain-vm-doubled")
         }
         2 => {
-            plan.stays.push(Stay { vm: plan.moves[at].vm.clone(), why: String::new() });
+            plan.stays.push(Stay { vm: plan.moves[at].vm.clone(), why: StayReason::Stated(String::new()) });
             Some("drain-no-reason")
         }
         3 => {
@@ -639,7 +641,7 @@ fn plant(plan: &mut DrainPlan, view: &DrainView, fault: usize, at: Index) -> Opt
         8 => {
             let left = mate(plan, view, vm, |placement| &placement.together)?;
             let left = plan.moves.remove(left);
-            plan.stays.push(Stay { vm: left.vm, why: "left behind".into() });
+            plan.stays.push(Stay { vm: left.vm, why: StayReason::NoTarget });
             Some("drain-torn-group")
         }
         9 => {

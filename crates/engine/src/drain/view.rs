@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use super::disks::{DrainedDisk, FileSystemView};
 use crate::bandwidth::LimitChange;
+use crate::plan::NoPostCopy;
 use crate::transfer::memory_sample::MemorySample;
 use crate::transfer::relayed::RelayMeans;
 
@@ -116,7 +117,8 @@ pub struct TargetView {
     pub relay: Option<RelayMeans>,
     /// Why VMs cannot be post-copied there; absent where they can.
     #[serde(default)]
-    pub no_post_copy: Option<String>,
+    #[schema(value_type = Option<String>)]
+    pub no_post_copy: Option<NoPostCopy>,
     /// What migrations to it were like.
     pub path_history: Option<PathHistory>,
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use super::Plan;
 use crate::host::capabilities::{Capabilities, Committer};
 use crate::host::facts::HostFacts;
@@ -51,8 +53,9 @@ impl fmt::Display for Incapable {
     }
 }
 
-/// Why two hosts cannot do post-copy.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Why a VM is not post-copied between two hosts. On the wire, its words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", from = "String")]
 pub enum NoPostCopy {
     /// A hypervisor has none.
     Unable(Incapable),
@@ -60,6 +63,22 @@ pub enum NoPostCopy {
     DoesNotWait(Incapable),
     /// It is to be encrypted, which one does not.
     InClearOnly(Incapable),
+    /// Its disks are copied with it.
+    CopiesDisks,
+    /// What another host says.
+    Stated(String),
+}
+
+impl From<NoPostCopy> for String {
+    fn from(reason: NoPostCopy) -> Self {
+        reason.to_string()
+    }
+}
+
+impl From<String> for NoPostCopy {
+    fn from(words: String) -> Self {
+        Self::Stated(words)
+    }
 }
 
 impl NoPostCopy {
@@ -92,6 +111,8 @@ impl fmt::Display for NoPostCopy {
             Self::InClearOnly(hypervisor) => {
                 write!(f, "{hypervisor} does not encrypt post-copy, and this migration is to be encrypted")
             }
+            Self::CopiesDisks => f.write_str("its disks are copied, and the two do not go together yet"),
+            Self::Stated(words) => f.write_str(words),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Whether a migration is encrypted: what both hosts say, what was asked for, and which networks it uses.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -13,7 +15,63 @@ pub struct Encryption {
     /// Whether it is.
     pub is_encrypted: bool,
     /// Why, in words.
-    pub why: String,
+    #[schema(value_type = String)]
+    pub why: EncryptionReason,
+}
+
+/// Why a migration is encrypted, or is not. On the wire, its words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", from = "String")]
+pub enum EncryptionReason {
+    /// Hosts require it, and not both trust the network of a path.
+    Required {
+        /// These hosts.
+        by: Vec<String>,
+        /// Such a path.
+        path: String,
+    },
+    /// It was asked for.
+    AskedFor,
+    /// Nobody requires it or has asked for it.
+    NotRequired,
+    /// It is required, but for networks that both hosts trust.
+    Trusted,
+    /// What another host says.
+    Stated(String),
+}
+
+impl fmt::Display for EncryptionReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Required { by, path } => {
+                let verb = if by.len() == 1 { "requires" } else { "require" };
+                let hosts = by.join(" and ");
+                write!(f, "{hosts} {verb} it, and not both hosts trust the network of {path}")
+            }
+            Self::AskedFor => f.write_str("asked for"),
+            Self::NotRequired => f.write_str("neither host requires it, and it was not asked for"),
+            Self::Trusted => f.write_str("both hosts trust the networks of all paths"),
+            Self::Stated(words) => f.write_str(words),
+        }
+    }
+}
+
+impl From<EncryptionReason> for String {
+    fn from(reason: EncryptionReason) -> Self {
+        reason.to_string()
+    }
+}
+
+impl From<String> for EncryptionReason {
+    fn from(words: String) -> Self {
+        Self::Stated(words)
+    }
+}
+
+impl Default for EncryptionReason {
+    fn default() -> Self {
+        Self::Stated(String::new())
+    }
 }
 
 /// Whether a migration over these paths, seen from the source, is encrypted. The stricter host decides. Fails
@@ -26,28 +84,22 @@ pub(crate) fn decide(
 ) -> Result<Encryption, String> {
     let hosts = [source, target];
     let with = |policy| hosts.iter().filter(move |host| host.encryption == policy).map(|host| &*host.name);
-    let requiring: Vec<&str> = with(EncryptionPolicy::Required).collect();
+    let requiring: Vec<String> = with(EncryptionPolicy::Required).map(str::to_owned).collect();
     let untrusted = paths.iter().find(|path| !is_trusted(source, target, path));
     if let (false, Some(path)) = (requiring.is_empty(), untrusted) {
-        let hosts = requiring.join(" and ");
-        let verb = if requiring.len() == 1 { "requires" } else { "require" };
-        return Ok(encrypted(format!("{hosts} {verb} it, and not both hosts trust the network of {path}")));
+        return Ok(encrypted(EncryptionReason::Required { by: requiring, path: path.to_string() }));
     }
     if is_asked_for {
         return match with(EncryptionPolicy::Off).next() {
             Some(host) => Err(host.to_owned()),
-            None => Ok(encrypted("asked for".into())),
+            None => Ok(encrypted(EncryptionReason::AskedFor)),
         };
     }
-    let why = if requiring.is_empty() {
-        "neither host requires it, and it was not asked for"
-    } else {
-        "both hosts trust the networks of all paths"
-    };
-    Ok(Encryption { is_encrypted: false, why: why.into() })
+    let why = if requiring.is_empty() { EncryptionReason::NotRequired } else { EncryptionReason::Trusted };
+    Ok(Encryption { is_encrypted: false, why })
 }
 
-fn encrypted(why: String) -> Encryption {
+fn encrypted(why: EncryptionReason) -> Encryption {
     Encryption { is_encrypted: true, why }
 }
 
@@ -166,14 +218,26 @@ mod tests {
         let decided = |own, other, trusted, asked| {
             decide(&host("a", own, trusted), &host("b", other, [true; 2]), asked, &[path(0), path(1)])
         };
-        let why = |own, other, trusted, asked| decided(own, other, trusted, asked).unwrap().why;
-        assert_eq!(
-            why(Off, Required, [true, false], false),
-            "b requires it, and not both hosts trust the network of e1–e1"
-        );
+        let why = |own, other, trusted, asked| decided(own, other, trusted, asked).unwrap().why.to_string();
+        let required = "it, and not both hosts trust the network of e1–e1";
+        assert_eq!(why(Off, Required, [true, false], false), format!("b requires {required}"));
+        assert_eq!(why(Required, Required, [true, false], true), format!("a and b require {required}"));
         assert_eq!(why(Required, Required, [true; 2], false), "both hosts trust the networks of all paths");
         assert_eq!(why(Required, Allowed, [true; 2], true), "asked for");
+        assert_eq!(
+            why(Off, Allowed, [false; 2], false),
+            "neither host requires it, and it was not asked for"
+        );
         assert_eq!(decided(Allowed, Off, [true; 2], true), Err("b".into()));
+    }
+
+    #[test]
+    fn its_reason_goes_over_the_wire_in_words() {
+        let asked_for = Encryption { is_encrypted: true, why: EncryptionReason::AskedFor };
+        let wire = serde_json::json!({ "is_encrypted": true, "why": "asked for" });
+        assert_eq!(serde_json::to_value(asked_for).unwrap(), wire);
+        let read: Encryption = serde_json::from_value(wire).unwrap();
+        assert_eq!((read.is_encrypted, read.why.to_string().as_str()), (true, "asked for"));
     }
 
     #[test]

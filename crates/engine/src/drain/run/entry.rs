@@ -1,8 +1,9 @@
 //! One VM of a drain under way.
 
 use super::super::eta::{Load, LoadStage};
-use super::super::plan::{Move, Stay};
+use super::super::plan::Move;
 use super::super::status::{DisksProgress, MoveState, MoveStatus};
+use super::super::stay::{Stay, StayReason};
 use super::{Closing, Departure};
 use crate::format::bytes;
 use crate::problem::{Problem, ProblemKind};
@@ -141,7 +142,7 @@ pub(super) struct Entry {
     // Of its disks.
     copied_bytes: u64,
     error: Option<Problem>,
-    left_out_why: String,
+    left_out_why: StayReason,
     pub(super) link_claim: LinkClaim,
     // Little of it is left to send, since then.
     ending_since_ms: Option<f64>,
@@ -164,7 +165,7 @@ impl Entry {
             sent_bytes: 0,
             copied_bytes: 0,
             error: None,
-            left_out_why: String::new(),
+            left_out_why: StayReason::Gone,
             link_claim: LinkClaim::Taken,
             ending_since_ms: None,
             paused_at_ms: None,
@@ -205,10 +206,9 @@ impl Entry {
     }
 
     /// A new plan does not move it: for this reason, or because it knows nothing of it.
-    pub(super) fn leave_out(&mut self, why: Option<String>) {
+    pub(super) fn leave_out(&mut self, why: Option<StayReason>) {
         self.stage = if why.is_some() { Stage::LeftOut } else { Stage::Gone };
-        self.left_out_why =
-            why.unwrap_or_else(|| "it does not run any more: it was stopped or removed, or its QEMU has died; nothing is left to move".into());
+        self.left_out_why = why.unwrap_or(StayReason::Gone);
     }
 
     pub(super) fn begin(&mut self) {

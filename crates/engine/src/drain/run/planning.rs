@@ -1,7 +1,8 @@
 //! A new plan in the middle of a drain: when one is needed, and what it changes.
 
 use super::super::disks::DrainedDisk;
-use super::super::plan::{DrainPlan, Move, Stay};
+use super::super::plan::{DrainPlan, Move};
+use super::super::stay::{Stay, StayReason};
 use super::super::view::{DrainView, PlacedVm, TargetView};
 use super::entry::{Entry, Stage};
 use super::{Action, Drain};
@@ -136,7 +137,7 @@ impl Drain {
         }
         for entry in &mut self.entries {
             if entry.stage == Stage::Waiting && entry.needs_plan && !entry.missed_plan {
-                entry.leave_out(Some(format!("no new place was found for it: {problem}")));
+                entry.leave_out(Some(StayReason::NotPlannedAnew(problem.clone())));
             }
         }
         self.planning_over(now_ms);

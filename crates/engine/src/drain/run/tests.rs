@@ -1,5 +1,6 @@
 use super::super::plan::Move;
 use super::super::status::MoveState;
+use super::super::stay::StayReason;
 use super::planning::{LOOK_AGAIN_MS, LOOKS, LOOKS_FOR_ROOM};
 use super::turns::FIRST_ALONE_MS;
 use super::*;
@@ -27,7 +28,7 @@ fn planned(vm: &str, target: &str) -> Move {
 }
 
 fn plan_of(moves: Vec<Move>, stays: &[&str]) -> DrainPlan {
-    let stay = |vm: &&str| Stay { vm: (*vm).to_owned(), why: "no host can take it".into() };
+    let stay = |vm: &&str| Stay { vm: (*vm).to_owned(), why: StayReason::NoTarget };
     DrainPlan {
         host: "a".into(),
         predicted_most_ms: None,
@@ -398,7 +399,7 @@ fn what_no_host_can_take_is_looked_at_again_and_then_stays() {
         let actions = drain.handle(now_ms, Event::NotPlanned(Problem::failed("silence")));
         assert_eq!(actions.contains(&Action::Finish), drain.looks == LOOKS);
     }
-    assert!(error(&drain, "v").contains("connection reset; after that: no host can take it"));
+    assert!(error(&drain, "v").contains("connection reset; after that: there is no other host"));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::host::facts::{HostFacts, NoPacking};
 use crate::option::RequestedOption;
 use crate::paths::path::Reach;
 use crate::plan::{LimitKeeper, Plan, Reason, Request, plan};
+use crate::transfer::encryption::{Encryption, EncryptionReason};
 use crate::transfer::relayed::Compressible;
 
 /// As 0.1.0 tells it.
@@ -187,7 +188,9 @@ proptest! {
             let read: Plan = serde_json::from_value(sent.clone()).unwrap();
             prop_assert_eq!(serde_json::to_value(&read).unwrap(), sent);
             let reasons = plan.reason().map(Reason::Stated).into_iter().collect();
-            prop_assert_eq!(read, Plan { reasons, ..plan });
+            let Encryption { is_encrypted, why } = plan.encryption.clone();
+            let encryption = Encryption { is_encrypted, why: EncryptionReason::Stated(why.to_string()) };
+            prop_assert_eq!(read, Plan { encryption, reasons, ..plan });
         }
     }
 }
