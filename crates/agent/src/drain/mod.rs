@@ -22,9 +22,10 @@ mod view;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use drainpipe_engine::drain::limits::DrainLimits;
 use drainpipe_engine::drain::lint::lint;
 use drainpipe_engine::drain::plan::{DrainPlan, plan as make_plan};
-use drainpipe_engine::drain::run::{DrainLimits, Standing};
+use drainpipe_engine::drain::run::Standing;
 use drainpipe_engine::drain::status::DrainStatus;
 use drainpipe_engine::journal::RECORD_AGAIN_AFTER;
 use drainpipe_engine::migration::Stage;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::predict::speed_mbps;
+use super::speeds::speed_mbps;
 use super::view::{DrainView, PathView, TargetView};
 
 /// The links of the host, and the targets that they lead to. Speeds with headers, in Mb/s.

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::disks;
-use super::predict::paths_mbps;
+use super::speeds::paths_mbps;
 use super::stay::{Obstacle, StayReason, TargetObstacle};
 use super::view::{DrainView, Placement, TargetView, VmView};
 use crate::format::bytes;

@@ -11,16 +11,16 @@ use super::copy_concurrency::CopyConcurrency;
 use super::disks::{self, DevicePair, DrainedDisk, device_pairs};
 use super::host_links::HostLinks;
 use super::limited::limits_told;
+use super::limits::DrainLimits;
 use super::order::in_turns;
 use super::placement::{Assignment, place, way_of, without_reserve};
-use super::predict::{
-    Prediction, all_mbps, completion_ms, disk_mbps, predict, setup_ms, vm_mbps, whole_bytes,
-};
-use super::run::DrainLimits;
+use super::predict::{Prediction, predict};
 use super::schedule::{Course, Links, Places, Schedule, Transfer, schedule};
+use super::speeds::{all_mbps, completion_ms, disk_mbps, setup_ms, vm_mbps};
 use super::stay::Stay;
 use super::view::{DrainView, FoundTransfers, TargetView, VmView};
 use crate::estimate::cores;
+use crate::estimate::load::whole_bytes;
 use crate::estimate::sending::{GOODPUT_SHARE, bytes_per_ms};
 use crate::format::rate;
 use crate::plan::NoPostCopy;

@@ -7,9 +7,8 @@ use super::concurrency::Concurrency;
 use super::copy_concurrency::{Busy, CopyConcurrency};
 use super::disks::DevicePair;
 use super::host_links::HostLinks;
-use super::predict::whole_bytes;
-use super::run::{AHEAD, FIRST_ALONE_MS};
-use crate::estimate::load::{Load, ROUNDS_MAX};
+use super::limits::{AHEAD, FIRST_ALONE_MS};
+use crate::estimate::load::{Load, ROUNDS_MAX, whole_bytes};
 use crate::migration::ENDING_MS;
 use crate::transfer::downtime::downtime_limit_ms;
 

@@ -8,9 +8,10 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
 use super::disks::{DrainedDisk, FileSystemView};
+use super::limits::DrainLimits;
 use super::lint::lint;
 use super::plan::{DrainPlan, Move, plan};
-use super::run::{Drain, DrainLimits};
+use super::run::Drain;
 use super::stay::{Stay, StayReason};
 use super::view::{
     DrainView, FoundTransfers, LimitView, PathHistory, PathView, PlacedVm, Placement, TargetView, VmView,

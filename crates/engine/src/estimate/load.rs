@@ -65,3 +65,9 @@ impl Load {
         -(-changes).exp_m1() * self.dirty_set_bytes
     }
 }
+
+/// Such an amount as a number of bytes.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a sum of sizes, never negative")]
+pub(crate) fn whole_bytes(bytes: f64) -> u64 {
+    bytes.round() as u64
+}

@@ -6,8 +6,9 @@ mod rules;
 
 use std::collections::{BTreeSet, VecDeque};
 
+use drainpipe_engine::drain::limits::DrainLimits;
 use drainpipe_engine::drain::plan::DrainPlan;
-use drainpipe_engine::drain::run::{Action, Drain, DrainLimits, Event, MoveEnd, Standing};
+use drainpipe_engine::drain::run::{Action, Drain, Event, MoveEnd, Standing};
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
 
 use self::rules::check_numbers;

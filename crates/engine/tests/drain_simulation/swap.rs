@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use drainpipe_engine::drain::limits::DrainLimits;
 use drainpipe_engine::drain::lint::lint;
 use drainpipe_engine::drain::plan::{DrainPlan, plan};
-use drainpipe_engine::drain::run::{Action, Drain, DrainLimits, Event, MoveEnd, Standing};
+use drainpipe_engine::drain::run::{Action, Drain, Event, MoveEnd, Standing};
 use drainpipe_engine::drain::status::MoveState;
 use drainpipe_engine::drain::view::{DrainView, LimitView, PlacedVm, Placement, TargetView, VmView};
 use drainpipe_engine::problem::Problem;

@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::super::disks::{DrainedDisk, device_pairs};
-use super::super::predict::whole_bytes;
 use super::*;
+use crate::estimate::load::whole_bytes;
 use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
 
 const TICK_MS: f64 = 200.0;

@@ -1,8 +1,8 @@
+use super::super::limits::FIRST_ALONE_MS;
 use super::super::plan::Move;
 use super::super::status::MoveState;
 use super::super::stay::StayReason;
 use super::planning::{LOOK_AGAIN_MS, LOOKS, LOOKS_FOR_ROOM};
-use super::turns::FIRST_ALONE_MS;
 use super::*;
 use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
 

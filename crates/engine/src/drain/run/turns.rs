@@ -1,21 +1,14 @@
 //! Whose turn it is: to be prepared, to use the links, and to leave them to another one.
 
+use super::super::limits::{AHEAD, FIRST_ALONE_MS};
 use super::super::plan::Move;
 use super::entry::{Entry, LinkClaim, Patience, Stage};
 use super::planning::Planning;
 use super::{Action, Drain};
 use crate::migration::ENDING_MS;
 
-/// VMs that are prepared, or being prepared, beyond those that may be on the links: with two the links need
-/// not wait for steps 1 to 5, even if one of them fails.
-pub(in super::super) const AHEAD: u8 = 2;
-
 /// What has arrived is told some time later.
 const TOLD_AFTER_MS: f64 = 100.0;
-
-/// Until the first VM is on the links none is prepared beyond those that may be there, so that it gets there sooner;
-/// for so long at most.
-pub(in super::super) const FIRST_ALONE_MS: f64 = 1_000.0;
 
 impl Drain {
     /// By its prediction little may be left long before its migration says so: that does not know that what it has
