@@ -11,7 +11,7 @@ impl Migration {
         if self.meter.is_stalled(now_ms) {
             return format!("{within}: {}", self.nothing_arrived(now_ms));
         }
-        if let Some(finding) = self.findings.iter().find(|finding| finding.is(FindingCode::RouteTaken)) {
+        if let Some(finding) = self.record.finding(FindingCode::RouteTaken) {
             return format!("{within}: {}; {}", finding.what, finding.remedy);
         }
         match self.outpaced() {
@@ -27,7 +27,8 @@ impl Migration {
         let silence = seconds(self.meter.silent_ms(now_ms));
         let waiting = self.meter.stalled_paths(now_ms);
         // What waited on one that is out waits on the others since.
-        let out: Vec<_> = self.paths_out.iter().filter(|path| !waiting.contains(path)).cloned().collect();
+        let out: Vec<_> =
+            self.record.paths_out().iter().filter(|path| !waiting.contains(path)).cloned().collect();
         let said = |before: &str, paths: &[String], after: &str| match paths {
             [] => String::new(),
             paths => format!("{before}{}{after}", paths.join(", ")),

@@ -3,7 +3,9 @@
 use super::{Action, Migration, Phase};
 use crate::format::{self, seconds};
 use crate::migration::progress::pause_is_near;
-use crate::storage::{DiskProgress, HeldWrites, WriteLimit, allowance_ms};
+use crate::storage::{
+    DiskCopy, DiskMeter, DiskProgress, DiskState, DiskUse, HeldWrites, WriteLimit, allowance_ms,
+};
 
 const ALONG_OUTPACED: &str = "the VM writes to its disks about as fast as they are copied, and its writes cannot be made to wait \
                               for the target: have it write less meanwhile (`virsh blkdeviotune` limits a domain's disk); \
@@ -19,7 +21,7 @@ const WRITES_HELD: &str = "from now on the VM's writes are held back as far as i
 
 /// How far the copies of the VM's disks are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum DiskCopies {
+enum DiskCopies {
     /// There are none, or none yet.
     #[default]
     None,
@@ -38,8 +40,76 @@ pub(super) enum DiskCopies {
 
 impl DiskCopies {
     /// Whether the source may write to the target's disks.
-    pub(super) fn may_write(self) -> bool {
+    fn may_write(self) -> bool {
         matches!(self, Self::UnderWay | Self::Along { .. } | Self::Held)
+    }
+}
+
+/// The disks that are copied, as far as is known.
+#[derive(Debug, Default)]
+pub(super) struct Disks {
+    copies: DiskCopies,
+    meter: DiskMeter,
+    held_writes: HeldWrites,
+    // The lowest limit of the VM's writes that was told.
+    told_limit: Option<WriteLimit>,
+}
+
+impl Disks {
+    /// Whether the source may write to the target's.
+    pub(super) fn may_be_written(&self) -> bool {
+        self.copies.may_write()
+    }
+
+    /// Whether the transfer copies them before it sends memory.
+    pub(super) fn go_along(&self) -> bool {
+        matches!(self.copies, DiskCopies::Along { .. })
+    }
+
+    fn are_held(&self) -> bool {
+        self.copies == DiskCopies::Held
+    }
+
+    pub(super) fn record(&mut self, now_ms: f64, states: &[DiskState]) {
+        self.meter.record(now_ms, states);
+    }
+
+    /// Changes how far the VM's writes are held back. Says to what, where that is less than was told before.
+    fn hold_writes(&mut self, change: impl FnOnce(&mut HeldWrites)) -> Option<WriteLimit> {
+        change(&mut self.held_writes);
+        // What rises and falls again was told before.
+        let told = self.told_limit.map_or(u64::MAX, |limit| limit.bytes_per_s);
+        let limit = self.held_writes.limit().filter(|limit| limit.bytes_per_s < told)?;
+        self.told_limit = Some(limit);
+        Some(limit)
+    }
+
+    /// Whether the VM writes about as fast as they are copied; once, since it may write less in a while.
+    fn have_become_outpaced(&mut self) -> bool {
+        if !self.meter.are_outpaced() {
+            return false;
+        }
+        let before = std::mem::replace(&mut self.copies, DiskCopies::Along { is_outpaced: true });
+        before != self.copies
+    }
+
+    /// What became of one of them.
+    pub(super) fn used(&self, copy: &DiskCopy, began_ms: f64) -> DiskUse {
+        let (copied_bytes, ready_ms) = self.meter.of(copy.disk);
+        DiskUse {
+            copy: copy.clone(),
+            copied_bytes,
+            same_bytes: self.meter.same_bytes(copy.disk),
+            wire_bytes: self.meter.wire_bytes(copy.disk),
+            ready_ms: ready_ms.map(|ms| ms - began_ms),
+        }
+    }
+
+    /// Progress for people; `writes_held` where the VM's writes are held back now.
+    fn progress(&self, writes_held: bool) -> Vec<DiskProgress> {
+        let writes_wait = self.meter.are_mirrored() && !self.are_held();
+        let each = self.meter.progress().into_iter();
+        each.map(|disk| DiskProgress { writes_wait, writes_held, ..disk }).collect()
     }
 }
 
@@ -50,7 +120,7 @@ impl Migration {
             return None;
         }
         // Before the action is given: it may take effect though its answer is lost.
-        self.disk_copies = DiskCopies::UnderWay;
+        self.disks.copies = DiskCopies::UnderWay;
         self.timings.disks_began_ms = Some(now_ms);
         self.phase = Phase::StartingDiskCopies;
         Some(Action::StartDiskCopies)
@@ -58,13 +128,8 @@ impl Migration {
 
     /// They begin with the transfer.
     pub(super) fn disks_go_along(&mut self) -> Action {
-        self.disk_copies = DiskCopies::Along { is_outpaced: false };
+        self.disks.copies = DiskCopies::Along { is_outpaced: false };
         if self.cancel_requested { self.undo() } else { self.start_transfer() }
-    }
-
-    /// Whether the transfer copies disks before it sends memory.
-    pub(super) fn transfer_copies_disks(&self) -> bool {
-        matches!(self.disk_copies, DiskCopies::Along { .. })
     }
 
     /// All of each disk was there, and the transfer goes on by itself.
@@ -83,35 +148,27 @@ impl Migration {
     /// Whether all are there, or never will be as it is.
     pub(super) fn consider_disks(&mut self, now_ms: f64) -> Option<Action> {
         match self.phase {
-            Phase::CopyingDisks if self.transfer_copies_disks() => {
-                if self.disk_meter.are_ready() {
+            Phase::CopyingDisks if self.disks.go_along() => {
+                if self.disks.meter.are_ready() {
                     self.memory_follows(now_ms);
-                } else if self.disk_meter.are_outpaced() {
-                    self.tell_outpaced(now_ms);
+                } else if self.disks.have_become_outpaced() {
+                    self.note(now_ms, ALONG_OUTPACED);
                 }
                 None
             }
-            Phase::CopyingDisks if self.disk_meter.are_ready() => {
+            Phase::CopyingDisks if self.disks.meter.are_ready() => {
                 Some(self.synchronise_disks(now_ms, "all of each disk is there"))
             }
-            Phase::CopyingDisks if self.disk_meter.are_outpaced() => {
+            Phase::CopyingDisks if self.disks.meter.are_outpaced() => {
                 Some(self.synchronise_disks(now_ms, OUTPACED))
             }
-            Phase::MirroringDisks if self.disk_copies == DiskCopies::Held => {
-                self.held_writes.keep_up(now_ms).then(|| self.disks_keep_up(now_ms))
+            Phase::MirroringDisks if self.disks.are_held() => {
+                self.disks.held_writes.keep_up(now_ms).then(|| self.disks_keep_up(now_ms))
             }
-            Phase::MirroringDisks if self.disk_meter.are_synchronised() => {
+            Phase::MirroringDisks if self.disks.meter.are_synchronised() => {
                 Some(self.disks_synchronised(now_ms))
             }
             _ => None,
-        }
-    }
-
-    /// Once: the VM may write less in a while.
-    fn tell_outpaced(&mut self, now_ms: f64) {
-        let before = std::mem::replace(&mut self.disk_copies, DiskCopies::Along { is_outpaced: true });
-        if before != self.disk_copies {
-            self.note(now_ms, ALONG_OUTPACED);
         }
     }
 
@@ -122,7 +179,7 @@ impl Migration {
     }
 
     pub(super) fn disks_mirrored(&mut self, now_ms: f64) -> Option<Action> {
-        if !self.disk_meter.are_ready() {
+        if !self.disks.meter.are_ready() {
             self.note(now_ms, WRITES_WAIT);
         }
         self.mirror_disks(now_ms)
@@ -130,14 +187,14 @@ impl Migration {
 
     fn mirror_disks(&mut self, now_ms: f64) -> Option<Action> {
         self.phase = Phase::MirroringDisks;
-        self.disk_meter.mirrored(now_ms);
+        self.disks.meter.mirrored(now_ms);
         self.cancel_requested.then(|| self.undo())
     }
 
     pub(super) fn writes_held_back(&mut self, now_ms: f64) -> Option<Action> {
-        self.disk_copies = DiskCopies::Held;
+        self.disks.copies = DiskCopies::Held;
         self.note(now_ms, WRITES_HELD);
-        if !self.disk_meter.are_ready() {
+        if !self.disks.meter.are_ready() {
             self.begin_holding_writes(now_ms);
         }
         self.mirror_disks(now_ms)
@@ -154,27 +211,27 @@ impl Migration {
     pub fn write_limit(&self) -> Option<WriteLimit> {
         let are_copied =
             matches!(self.phase, Phase::MirroringDisks | Phase::StartingTransfer | Phase::Copying);
-        self.held_writes.limit().filter(|_| self.disk_copies == DiskCopies::Held && are_copied)
+        self.disks.held_writes.limit().filter(|_| self.disks.are_held() && are_copied)
     }
 
     /// Whether the VM is not to be paused yet: what is left of its disks might be much.
     pub fn holds_pause(&self, now_ms: f64) -> bool {
-        let is_copying = self.disk_copies == DiskCopies::Held && self.phase == Phase::Copying;
-        is_copying && !self.held_writes.let_pause(now_ms)
+        let is_copying = self.disks.are_held() && self.phase == Phase::Copying;
+        is_copying && !self.disks.held_writes.let_pause(now_ms)
     }
 
     pub(super) fn record_held_writes(&mut self, now_ms: f64) {
-        if self.disk_copies == DiskCopies::Held {
+        if self.disks.are_held() {
             // While memory takes the links and the pause is far, copies may fall behind.
             let matters = self.phase != Phase::Copying || self.pause_is_near();
-            let reading = self.disk_meter.reading();
+            let reading = self.disks.meter.reading();
             self.change_held_writes(now_ms, |held| held.record(now_ms, reading, matters));
         }
     }
 
     /// Memory has come further.
     pub(super) fn consider_holding_writes(&mut self, now_ms: f64) {
-        if self.disk_copies == DiskCopies::Held && self.phase == Phase::Copying && self.pause_is_near() {
+        if self.disks.are_held() && self.phase == Phase::Copying && self.pause_is_near() {
             self.begin_holding_writes(now_ms);
         }
     }
@@ -184,17 +241,12 @@ impl Migration {
     }
 
     fn begin_holding_writes(&mut self, now_ms: f64) {
-        let most = self.disk_meter.most_bytes_per_s();
+        let most = self.disks.meter.most_bytes_per_s();
         self.change_held_writes(now_ms, |held| held.begin(most));
     }
 
     fn change_held_writes(&mut self, now_ms: f64, change: impl FnOnce(&mut HeldWrites)) {
-        change(&mut self.held_writes);
-        // What rises and falls again was told before.
-        let limit_set = self.told_write_limit.map_or(u64::MAX, |limit_set| limit_set.bytes_per_s);
-        if let Some(limit) = self.held_writes.limit().filter(|limit| limit.bytes_per_s < limit_set) {
-            self.told_write_limit = Some(limit);
-            let WriteLimit { bytes_per_s, writes_per_s } = limit;
+        if let Some(WriteLimit { bytes_per_s, writes_per_s }) = self.disks.hold_writes(change) {
             let rate = format::bytes(bytes_per_s as f64);
             self.note(
                 now_ms,
@@ -205,11 +257,7 @@ impl Migration {
 
     /// Progress for people.
     pub(super) fn disk_progress(&self) -> Vec<DiskProgress> {
-        let is_held = self.disk_copies == DiskCopies::Held;
-        let writes_wait = self.disk_meter.are_mirrored() && !is_held;
-        let writes_held = self.write_limit().is_some();
-        let each = self.disk_meter.progress().into_iter();
-        each.map(|disk| DiskProgress { writes_wait, writes_held, ..disk }).collect()
+        self.disks.progress(self.write_limit().is_some())
     }
 
     fn disks_synchronised(&mut self, now_ms: f64) -> Action {
@@ -220,14 +268,14 @@ impl Migration {
 
     /// Nothing where no disk is copied.
     pub(super) fn end_disk_copies(&mut self) -> Option<Action> {
-        self.disk_copies.may_write().then(|| {
+        self.disks.may_be_written().then(|| {
             self.phase = Phase::EndingDiskCopies;
             Action::EndDiskCopies
         })
     }
 
     pub(super) fn disk_copies_ended(&mut self, now_ms: f64) -> Action {
-        self.disk_copies = DiskCopies::Over;
+        self.disks.copies = DiskCopies::Over;
         self.note(now_ms, "the copies of the disks are whole and closed");
         if self.cancel_requested { self.undo() } else { self.part() }
     }
@@ -239,7 +287,7 @@ impl Migration {
     }
 
     pub(super) fn disks_not_there_in_time(&self) -> String {
-        if (self.disk_copies == DiskCopies::Along { is_outpaced: true }) {
+        if (self.disks.copies == DiskCopies::Along { is_outpaced: true }) {
             return format!(
                 "the disks were not copied within {}: {ALONG_OUTPACED}",
                 seconds(self.total_ms())
@@ -254,10 +302,10 @@ impl Migration {
 
     /// Why it is given up, if no disk moves any more.
     pub(super) fn disks_stand_still(&self, now_ms: f64) -> Option<String> {
-        let silent_ms = self.disk_meter.silent_ms(now_ms);
+        let silent_ms = self.disks.meter.silent_ms(now_ms);
         let what = match self.phase {
             Phase::CopyingDisks => "nothing of the disks was copied",
-            Phase::MirroringDisks if self.disk_copies == DiskCopies::Held => {
+            Phase::MirroringDisks if self.disks.are_held() => {
                 "what is left of the disks to copy does not stay little, though the VM's writes are held back,"
             }
             Phase::MirroringDisks => "what is left of the disks to copy has not become less",
@@ -279,7 +327,7 @@ mod tests {
     use crate::migration::result::Outcome;
     use crate::migration::{Event, Stage};
     use crate::problem::Problem;
-    use crate::storage::{DiskName, DiskState};
+    use crate::storage::DiskName;
     use crate::transfer::transferred::Transferred;
 
     /// Where disks are copied.

@@ -71,27 +71,25 @@ pub mod timing;
 mod undo;
 mod view;
 
-use std::collections::BTreeSet;
-
-use self::disks::DiskCopies;
+use self::disks::Disks;
 pub use self::messages::{Action, Event, Limits, SourceState, TargetState, VmCondition};
 use self::post_copy::{Rest, Trigger};
-use self::undo::{RESUME_ATTEMPTS, Undo};
+use self::undo::{ResumeAttempts, Undo};
+use self::view::Record;
 pub use self::view::{Stage, Timings};
-use crate::finding::Finding;
 use crate::format::seconds;
 use crate::migration::progress::ProgressMeter;
-use crate::migration::result::{LogLine, Outcome, PathTurn, SourceVm};
+use crate::migration::result::{Outcome, SourceVm};
 use crate::migration::step::Step;
 use crate::plan::Plan;
 use crate::problem::Problem;
-use crate::storage::{DiskMeter, HeldWrites, WriteLimit};
 use crate::transfer::throttle::Throttle;
 use crate::transfer::transferred::Transferred;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
     Preparing(Step),
+    AwaitingPlace { since_ms: f64 },
     AwaitingTurn { has_waited: bool },
     StartingDiskCopies,
     CopyingDisks,
@@ -134,32 +132,18 @@ pub struct Migration {
     // By the source's journal it is the target's VM: recorded, and not revoked.
     is_the_targets: bool,
     meter: ProgressMeter,
-    disk_meter: DiskMeter,
-    disk_copies: DiskCopies,
-    held_writes: HeldWrites,
-    told_write_limit: Option<WriteLimit>,
+    disks: Disks,
     plan: Option<Plan>,
     error: Option<Problem>,
     cancel_requested: bool,
-    resume_attempts_left: u8,
-    // Why letting the VM run on the source has failed.
-    not_resumed: Option<Problem>,
+    resume_attempts: ResumeAttempts,
     // Before it was looked at only where it was ended by an order, since its target is lost: to be booted anew here.
     source_vm: Option<SourceVm>,
     timings: Timings,
-    findings: Vec<Finding>,
-    path_turns: Vec<(String, PathTurn)>,
-    paths_out: BTreeSet<String>,
-    limit_mbps: Option<u64>,
+    record: Record,
     throttle: Throttle,
-    throttle_percent: Option<u8>,
-    most_throttled_percent: Option<u8>,
-    awaits_place_since_ms: Option<f64>,
-    // Little was left of its memory at the last reading.
-    is_ending: bool,
     trigger: Trigger,
     rest: Rest,
-    log: Vec<LogLine>,
 }
 
 /// What has been done that must be undone. Set before the action is given: it may have taken effect
@@ -204,29 +188,17 @@ impl Migration {
             reached,
             is_the_targets: false,
             meter: ProgressMeter::default(),
-            disk_meter: DiskMeter::default(),
-            disk_copies: DiskCopies::default(),
-            held_writes: HeldWrites::default(),
-            told_write_limit: None,
+            disks: Disks::default(),
             plan: None,
             error: None,
             cancel_requested: false,
-            resume_attempts_left: RESUME_ATTEMPTS,
-            not_resumed: None,
+            resume_attempts: ResumeAttempts::default(),
             source_vm: None,
             timings: Timings::default(),
-            findings: Vec::new(),
-            path_turns: Vec::new(),
-            paths_out: BTreeSet::new(),
-            limit_mbps: None,
+            record: Record::default(),
             throttle: Throttle::new(limits.throttle_percent),
-            throttle_percent: None,
-            most_throttled_percent: None,
-            awaits_place_since_ms: None,
-            is_ending: false,
             trigger: Trigger::default(),
             rest: Rest::default(),
-            log: Vec::new(),
         }
     }
 
@@ -243,7 +215,7 @@ impl Migration {
             Action::ResumeOnTarget => debug_assert!(self.is_the_targets, "I1: run there without the record"),
             Action::ResumeOnSource => debug_assert!(!self.is_the_targets, "I1: run here against the record"),
             Action::RecordHandOver => {
-                debug_assert!(!self.disk_copies.may_write(), "I2: the copies of disks are not over");
+                debug_assert!(!self.disks.may_be_written(), "I2: the copies of disks are not over");
             }
             Action::CleanUp => debug_assert!(self.timings.resumed_ms.is_some(), "I3: the last copy ends"),
             Action::SwitchOver => {
@@ -263,12 +235,11 @@ impl Migration {
                 self.meter.record(now_ms, transferred);
                 self.consider_throttle(now_ms, Some(&transferred));
                 self.meter.record_paths(now_ms, paths);
-                self.is_ending = self.meter.left_ms().is_some_and(|left_ms| left_ms <= ENDING_MS);
                 self.consider_holding_writes(now_ms);
                 self.check_limits(now_ms).or_else(|| self.consider_post_copy(now_ms, &transferred))
             }
             Event::DiskProgress(states) => {
-                self.disk_meter.record(now_ms, &states);
+                self.disks.record(now_ms, &states);
                 self.record_held_writes(now_ms);
                 self.check_limits(now_ms).or_else(|| self.consider_disks(now_ms))
             }
@@ -325,6 +296,10 @@ impl Migration {
             }
             (Phase::Preparing(Step::ConnectHosts), Event::Connected(plan)) => {
                 Some(self.connected(now_ms, plan))
+            }
+            (Phase::AwaitingPlace { since_ms }, _) => {
+                self.timings.awaited_place_ms = now_ms - since_ms;
+                Some(self.next_preparation(now_ms, Step::AllocateMemory))
             }
             (Phase::Preparing(step), _) => Some(self.next_preparation(now_ms, following(step))),
             (Phase::AwaitingTurn { .. }, _) => Some(self.released(now_ms)),
@@ -427,6 +402,7 @@ impl Migration {
                 Some(Action::AskSource)
             }
             Phase::Preparing(_)
+            | Phase::AwaitingPlace { .. }
             | Phase::AwaitingTurn { .. }
             | Phase::StartingDiskCopies
             | Phase::SynchronisingDisks
@@ -465,16 +441,19 @@ impl Migration {
     }
 
     fn busy(&mut self, now_ms: f64, why: &str) -> Option<Action> {
-        if self.phase != Phase::Preparing(Step::CheckPermissions) {
-            return None;
-        }
+        let since_ms = match self.phase {
+            Phase::Preparing(Step::CheckPermissions) => None,
+            Phase::AwaitingPlace { since_ms } => Some(since_ms),
+            _ => return None,
+        };
         if self.cancel_requested {
             return Some(self.undo());
         }
-        if self.awaits_place_since_ms.is_none() {
+        if since_ms.is_none() {
             self.note(now_ms, format!("waits for its place: {why}"));
         }
-        let since_ms = *self.awaits_place_since_ms.get_or_insert(now_ms);
+        let since_ms = since_ms.unwrap_or(now_ms);
+        self.phase = Phase::AwaitingPlace { since_ms };
         if now_ms - since_ms >= self.limits.held_ms {
             return Some(self.give_up(Problem::failed(why)));
         }
@@ -482,9 +461,6 @@ impl Migration {
     }
 
     fn next_preparation(&mut self, now_ms: f64, step: Step) -> Action {
-        if let Some(since_ms) = self.awaits_place_since_ms.take() {
-            self.timings.awaited_place_ms = now_ms - since_ms;
-        }
         if self.cancel_requested {
             return self.undo();
         }
@@ -539,7 +515,7 @@ impl Migration {
     }
 
     fn transfer_started(&mut self, now_ms: f64) -> Option<Action> {
-        if self.transfer_copies_disks() {
+        if self.disks.go_along() {
             return self.disk_copies_started(now_ms);
         }
         self.memory_goes(now_ms);
@@ -553,7 +529,7 @@ impl Migration {
     }
 
     fn paused(&mut self, now_ms: f64) -> Option<Action> {
-        if self.transfer_copies_disks() && self.phase == Phase::CopyingDisks {
+        if self.disks.go_along() && self.phase == Phase::CopyingDisks {
             // It was not looked at between all of the disks was there and the pause.
             self.memory_follows(now_ms);
         }

@@ -5,7 +5,27 @@ use crate::migration::result::{Outcome, SourceVm};
 use crate::problem::{Problem, ProblemKind};
 
 /// How often letting the VM run on the source is tried. It is local and nearly never fails.
-pub(super) const RESUME_ATTEMPTS: u8 = 5;
+const RESUME_ATTEMPTS: u8 = 5;
+
+/// How often letting the VM run on the source has been tried.
+#[derive(Debug, Default)]
+pub(super) struct ResumeAttempts {
+    failed: u8,
+    // Why the last one failed that there was to be.
+    problem: Option<Problem>,
+}
+
+impl ResumeAttempts {
+    /// One more has failed. Whether it is to be tried again.
+    fn fail(&mut self, problem: Problem) -> bool {
+        self.failed += 1;
+        let is_last = self.failed == RESUME_ATTEMPTS;
+        if is_last {
+            self.problem = Some(problem);
+        }
+        !is_last
+    }
+}
 
 /// The way back, in this order: the VM runs again before anything else is tidied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,12 +73,8 @@ impl Migration {
     }
 
     pub(super) fn undo_failed(&mut self, undo: Undo, error: Problem) -> Action {
-        if undo == Undo::ResumeOnSource {
-            self.resume_attempts_left -= 1;
-            if self.resume_attempts_left > 0 {
-                return Action::ResumeOnSource;
-            }
-            self.not_resumed = Some(error);
+        if undo == Undo::ResumeOnSource && self.resume_attempts.fail(error) {
+            return Action::ResumeOnSource;
         }
         // Stopping, discarding and putting back are tried once: the hypervisor stops by itself when
         // the target goes, an unstarted target discards when its lease runs out, and the journal
@@ -110,7 +126,7 @@ impl Migration {
     /// For all that is known. So nobody has cancelled with success.
     fn vm_does_not_run(&mut self, now_ms: f64, what: &str) -> Action {
         self.note(now_ms, what);
-        let not_resumed = self.not_resumed.take();
+        let not_resumed = self.resume_attempts.problem.take();
         let kind = not_resumed.as_ref().map(|_| ProblemKind::Failed);
         let why =
             not_resumed.map_or(String::new(), |error| format!("; letting it run there failed: {error}"));

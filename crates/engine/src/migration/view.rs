@@ -1,7 +1,10 @@
 //! What is told of a migration: to people, and to who has several of them share the links.
 
-use super::{Migration, Phase};
+use std::collections::BTreeSet;
+
+use super::{ENDING_MS, Migration, Phase};
 use crate::finding::Finding;
+use crate::finding::code::FindingCode;
 use crate::migration::progress::Progress;
 use crate::migration::result::{LogLine, Outcome, PathState, PathTurn, SourceVm};
 use crate::migration::step::Step;
@@ -76,40 +79,30 @@ impl Timings {
     }
 }
 
-impl Migration {
-    pub(super) fn found(&mut self, now_ms: f64, finding: Finding) {
-        // What refuses the migration is its error.
-        if !finding.refuses_migration && self.findings.len() < LOG_LINES {
-            self.note(now_ms, format!("{}: {} ({})", finding.severity, finding.what, finding.code));
-            self.findings.push(finding);
-        }
+/// What is told of a migration, beside how far it is.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    log: Vec<LogLine>,
+    findings: Vec<Finding>,
+    path_turns: Vec<(String, PathTurn)>,
+    paths_out: BTreeSet<String>,
+    limit_mbps: Option<u64>,
+    throttled_percent: Option<u8>,
+    most_throttled_percent: Option<u8>,
+}
+
+impl Record {
+    /// The finding that a check before it had, if it did.
+    pub(super) fn finding(&self, code: FindingCode) -> Option<&Finding> {
+        self.findings.iter().find(|finding| finding.is(code))
     }
 
-    pub(super) fn bandwidth_limited(&mut self, now_ms: f64, limit_mbps: Option<u64>) {
-        self.limit_mbps = limit_mbps;
-        let what = limit_mbps.map_or("no bandwidth limit any more".into(), |mbps| {
-            format!("limited to {mbps} Mb/s of the links' bandwidth")
-        });
-        self.note(now_ms, what);
+    /// The paths that are out of use.
+    pub(super) fn paths_out(&self) -> &BTreeSet<String> {
+        &self.paths_out
     }
 
-    pub(super) fn throttled(&mut self, now_ms: f64, percent: Option<u8>) {
-        self.throttle_percent = percent;
-        // Links that fail again and again shall not fill the log: each share is told once, and the end.
-        let is_told =
-            percent.map_or(self.phase == Phase::Copying, |_| percent <= self.most_throttled_percent);
-        self.most_throttled_percent = self.most_throttled_percent.max(percent);
-        if is_told {
-            return;
-        }
-        let what = percent.map_or("the VM's CPUs are not throttled any more".into(), |percent| {
-            format!("memory gets dirty too fast: the VM's CPUs are throttled by {percent} %")
-        });
-        self.note(now_ms, what);
-    }
-
-    pub(super) fn path_turned(&mut self, now_ms: f64, path: String, news: PathNews) {
-        self.note(now_ms, format!("path {path} {news}"));
+    fn path_turned(&mut self, now_ms: f64, path: String, news: &PathNews) {
         match news {
             PathNews::Out(_) => {
                 self.paths_out.insert(path.clone());
@@ -131,9 +124,52 @@ impl Migration {
         }
     }
 
+    /// Whether people know it already. Links that fail again and again shall not fill the log: each share is told once, and
+    /// the end of it only while memory is copied.
+    fn throttled(&mut self, percent: Option<u8>, is_copying: bool) -> bool {
+        self.throttled_percent = percent;
+        let is_told = percent.map_or(is_copying, |_| percent <= self.most_throttled_percent);
+        self.most_throttled_percent = self.most_throttled_percent.max(percent);
+        is_told
+    }
+}
+
+impl Migration {
+    pub(super) fn found(&mut self, now_ms: f64, finding: Finding) {
+        // What refuses the migration is its error.
+        if !finding.refuses_migration && self.record.findings.len() < LOG_LINES {
+            self.note(now_ms, format!("{}: {} ({})", finding.severity, finding.what, finding.code));
+            self.record.findings.push(finding);
+        }
+    }
+
+    pub(super) fn bandwidth_limited(&mut self, now_ms: f64, limit_mbps: Option<u64>) {
+        self.record.limit_mbps = limit_mbps;
+        let what = limit_mbps.map_or("no bandwidth limit any more".into(), |mbps| {
+            format!("limited to {mbps} Mb/s of the links' bandwidth")
+        });
+        self.note(now_ms, what);
+    }
+
+    pub(super) fn throttled(&mut self, now_ms: f64, percent: Option<u8>) {
+        let is_told = self.record.throttled(percent, self.phase == Phase::Copying);
+        if is_told {
+            return;
+        }
+        let what = percent.map_or("the VM's CPUs are not throttled any more".into(), |percent| {
+            format!("memory gets dirty too fast: the VM's CPUs are throttled by {percent} %")
+        });
+        self.note(now_ms, what);
+    }
+
+    pub(super) fn path_turned(&mut self, now_ms: f64, path: String, news: PathNews) {
+        self.note(now_ms, format!("path {path} {news}"));
+        self.record.path_turned(now_ms, path, &news);
+    }
+
     pub(super) fn note(&mut self, now_ms: f64, what: impl Into<String>) {
-        if self.log.len() < LOG_LINES {
-            self.log.push(LogLine { ms: now_ms, step: self.step(), what: what.into() });
+        if self.record.log.len() < LOG_LINES {
+            self.record.log.push(LogLine { ms: now_ms, step: self.step(), what: what.into() });
         }
     }
 
@@ -141,6 +177,7 @@ impl Migration {
     pub fn step(&self) -> Step {
         match self.phase {
             Phase::Preparing(step) => step,
+            Phase::AwaitingPlace { .. } => Step::CheckPermissions,
             Phase::AwaitingTurn { .. }
             | Phase::StartingDiskCopies
             | Phase::CopyingDisks
@@ -160,7 +197,7 @@ impl Migration {
             | Phase::EndingOnTarget => Step::ResumeOnTarget,
             Phase::CleaningUp(_) | Phase::Ended(Outcome::Completed) => Step::CleanUp,
             Phase::Undoing(_) | Phase::LookingAtVm | Phase::Ended(_) => {
-                self.log.last().map_or(Step::EstablishHosts, |line| line.step)
+                self.record.log.last().map_or(Step::EstablishHosts, |line| line.step)
             }
         }
     }
@@ -168,15 +205,15 @@ impl Migration {
     /// How far it is, for who has several of them share the links.
     pub fn stage(&self) -> Stage {
         match self.phase {
-            Phase::Preparing(_) if self.awaits_place_since_ms.is_some() => Stage::AwaitingPlace,
+            Phase::AwaitingPlace { .. } => Stage::AwaitingPlace,
             Phase::Preparing(_) => Stage::Preparing,
             Phase::AwaitingTurn { .. } => Stage::Ready,
-            Phase::Copying if self.is_ending => Stage::Ending,
+            Phase::Copying if self.is_ending() => Stage::Ending,
             Phase::StartingDiskCopies
             | Phase::CopyingDisks
             | Phase::SynchronisingDisks
             | Phase::MirroringDisks => Stage::CopyingDisks,
-            Phase::StartingTransfer if self.transfer_copies_disks() => Stage::CopyingDisks,
+            Phase::StartingTransfer if self.disks.go_along() => Stage::CopyingDisks,
             Phase::StartingTransfer | Phase::Copying | Phase::BeginningPostCopy => Stage::Sending,
             Phase::EndingDiskCopies | Phase::SwitchingOver => Stage::SwitchingOver,
             // Before it runs there, and then the rest is on the links.
@@ -197,6 +234,11 @@ impl Migration {
         }
     }
 
+    /// Whether little of its memory was left at the last reading.
+    fn is_ending(&self) -> bool {
+        self.meter.left_ms().is_some_and(|left_ms| left_ms <= ENDING_MS)
+    }
+
     /// Progress for people.
     pub fn progress(&self, now_ms: f64) -> Progress {
         let metered = match self.phase {
@@ -204,11 +246,11 @@ impl Migration {
             _ => self.meter.progress(self.step(), now_ms),
         };
         Progress {
-            limit_mbps: self.limit_mbps,
+            limit_mbps: self.record.limit_mbps,
             disks: self.disk_progress(),
             outpaced: self.outpaced(),
-            throttle_percent: self.throttle_percent,
-            paths_out: self.paths_out.iter().cloned().collect(),
+            throttle_percent: self.record.throttled_percent,
+            paths_out: self.record.paths_out.iter().cloned().collect(),
             ..metered
         }
     }
@@ -222,33 +264,22 @@ impl Migration {
     pub fn disks(&self) -> Vec<DiskUse> {
         let disks = self.plan.iter().flat_map(|plan| &plan.disks);
         let began_ms = self.timings.disks_began_ms.unwrap_or_default();
-        let used = disks.map(|copy| {
-            let (copied_bytes, ready_ms) = self.disk_meter.of(copy.disk);
-            let same_bytes = self.disk_meter.same_bytes(copy.disk);
-            DiskUse {
-                copy: copy.clone(),
-                copied_bytes,
-                same_bytes,
-                wire_bytes: self.disk_meter.wire_bytes(copy.disk),
-                ready_ms: ready_ms.map(|ms| ms - began_ms),
-            }
-        });
-        used.collect()
+        disks.map(|copy| self.disks.used(copy, began_ms)).collect()
     }
 
     /// What a check before it found, and was no reason to refuse it.
     pub fn findings(&self) -> &[Finding] {
-        &self.findings
+        &self.record.findings
     }
 
     /// By how much of their time the VM's CPUs were held back at most, in percent; absent if they were not.
     pub fn most_throttled_percent(&self) -> Option<u8> {
-        self.most_throttled_percent
+        self.record.most_throttled_percent
     }
 
     /// When a path went out and came back.
     pub fn turns_of(&self, path: &str) -> Vec<PathTurn> {
-        let turns = self.path_turns.iter().filter(|(of, _)| of == path);
+        let turns = self.record.path_turns.iter().filter(|(of, _)| of == path);
         turns.map(|(_, turn)| turn.clone()).collect()
     }
 
@@ -277,7 +308,7 @@ impl Migration {
 
     /// What happened when.
     pub fn log(&self) -> &[LogLine] {
-        &self.log
+        &self.record.log
     }
 
     /// Whether it can still be cancelled.
