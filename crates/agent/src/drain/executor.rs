@@ -1,5 +1,8 @@
 //! Carries out the engine's actions of a drain, and feeds it what happens. Decides nothing.
 
+mod news;
+mod written;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,7 +10,7 @@ use std::time::{Duration, Instant};
 use drainpipe_engine::drain::disks::longer_ms;
 use drainpipe_engine::drain::plan::DrainPlan;
 use drainpipe_engine::drain::run::{Action, Departure, Drain, Event, MoveEnd};
-use drainpipe_engine::drain::status::{DisksProgress, DrainStatus, LinkRate, MoveState, MoveStatus};
+use drainpipe_engine::drain::status::{DrainStatus, LinkRate, MoveState, MoveStatus};
 use drainpipe_engine::drain::view::FoundTransfers;
 use drainpipe_engine::journal::RECORD_AGAIN_AFTER;
 use drainpipe_engine::migration::Stage;
@@ -15,10 +18,12 @@ use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::problem::Problem;
 use jiff::Timestamp;
-use tokio::sync::{mpsc, watch};
-use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use self::news::News;
+use self::written::Written;
 use super::record::{claim_own, departure, own_migrations, problem_of, settled};
 use super::{Course, Drains, crashed, limits, migration_deadline_s, plan_anew, sound};
 use crate::outgoing::supervised;
@@ -26,14 +31,8 @@ use crate::outgoing::{self, Running, SendStart};
 use crate::store::journal::DrainRecord;
 use drainpipe_api_types::{DrainRequest, MigrateRequest, plan_warnings};
 
-/// How often the engine is told that time has passed.
-const TICK: Duration = Duration::from_millis(200);
-
 /// How often it is told of each VM how much of it has arrived.
 const TELL_EVERY: Duration = Duration::from_millis(100);
-
-/// Events that may wait. Who has more to tell waits, too.
-const NEWS_MAX: usize = 64;
 
 const TO_BE_REPORTED: &str = "which is an error in Drainpipe: please report it with the agent's log";
 
@@ -43,31 +42,39 @@ struct Executor {
     request: DrainRequest,
     drain: Drain,
     began: Instant,
-    // What an earlier attempt at the same drain has moved.
-    earlier: Vec<MoveStatus>,
-    // The migrations that it had begun.
-    own: BTreeSet<String>,
-    recorded: DrainStatus,
+    earlier: Earlier,
+    written: Written,
     // How many transfers at a time carried most, and to which targets VMs were to go then, as found last.
     found: Option<(u8, BTreeSet<String>)>,
-    // Why the journal could not be written, and when that is tried again.
-    unwritten: Option<(Problem, Instant)>,
     flights: BTreeMap<String, Arc<Running>>,
-    warnings: Vec<String>,
-    // VMs and plans of which the log has a warning already.
-    warned_of: BTreeSet<String>,
-    // How many VMs somebody else moves away.
-    others: u8,
-    // VMs that are not here and were not moved by anybody.
+    warnings: Warnings,
+    others: Others,
+    news: News,
+}
+
+/// What an earlier attempt at the same drain has done.
+struct Earlier {
+    /// What it has moved.
+    moves: Vec<MoveStatus>,
+    /// The migrations that it had begun.
+    own: BTreeSet<String>,
+}
+
+/// What others than this drain do with the host's VMs.
+struct Others {
+    /// How many they move away.
+    leaving: u8,
+    /// VMs that are not here and were not moved by anybody.
     absent: BTreeSet<String>,
-    // When it could not be read whether somebody has moved a VM.
+    /// When it could not be read whether somebody has moved a VM.
     ask_again_at: Option<Instant>,
-    tell: mpsc::Sender<Event>,
-    news: mpsc::Receiver<Event>,
-    // What the executor itself has to tell.
-    own_news: VecDeque<Event>,
-    cancelled: watch::Receiver<bool>,
-    ticks: Interval,
+}
+
+/// What a person should know of the plan that is carried out.
+struct Warnings {
+    told: Vec<String>,
+    // VMs and plans of which the log has a warning already.
+    logged: BTreeSet<String>,
 }
 
 /// Begins what the plan says.
@@ -79,42 +86,29 @@ pub(super) fn start(
 ) -> Result<(), Problem> {
     let limits = limits(drains, &request);
     let others = leaving_beside(drains, &BTreeMap::new());
-    let (warnings, mut warned_of) = (plan_warnings(&plan).collect(), BTreeSet::new());
-    warn_of(&plan, &mut warned_of);
+    let warnings = Warnings::of(&plan);
     let (drain, first) = Drain::begin(plan, limits, others, 0.0);
     let own = own_migrations(&record.status.moves);
     // What has become of it since is to be written too.
-    let recorded = record.status.clone();
+    let written = Written::of(&record.status);
     let record = settled(drains, record.clone())?;
     let is_kept =
         |one: &MoveStatus| matches!(one.state, MoveState::Moved | MoveState::InDoubt | MoveState::Left);
-    let earlier = record.status.moves.iter().filter(|one| is_kept(one)).cloned().collect();
+    let moves = record.status.moves.iter().filter(|one| is_kept(one)).cloned().collect();
     let course = Course::of(&record, record.status.clone());
-    let (tell, news) = mpsc::channel(NEWS_MAX);
-    let mut ticks = interval(TICK);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let executor = Executor {
         drains: Arc::clone(drains),
-        cancelled: course.cancelled.subscribe(),
+        news: News::of(&course),
         course: Arc::clone(&course),
         request,
         drain,
         began: Instant::now(),
-        earlier,
-        own,
-        recorded,
+        earlier: Earlier { moves, own },
+        written,
         found: None,
-        unwritten: None,
         flights: BTreeMap::new(),
         warnings,
-        warned_of,
-        others,
-        absent: BTreeSet::new(),
-        ask_again_at: None,
-        tell,
-        news,
-        own_news: VecDeque::new(),
-        ticks,
+        others: Others { leaving: others, absent: BTreeSet::new(), ask_again_at: None },
     };
     executor.course.status.send_replace(executor.reported());
     drains.under_way.run(course, executor.run(first), crashed(Arc::clone(drains)));
@@ -142,8 +136,7 @@ impl Executor {
             }
             let event = self.next_event().await;
             if let Event::Planned(plan) = &event {
-                self.warnings = plan_warnings(plan).collect();
-                warn_of(plan, &mut self.warned_of);
+                self.warnings.change(plan);
             }
             actions.extend(self.drain.handle(self.now_ms(), event));
             self.note_found();
@@ -163,20 +156,17 @@ impl Executor {
 
     /// Tells how it stands, and writes that down where it can. `false` while the journal cannot be written.
     fn write_down(&mut self) -> bool {
-        if self.unwritten.as_ref().is_none_or(|(_, again_at)| Instant::now() >= *again_at) {
+        if self.written.may_be_tried() {
             let status = self.status();
             let recorded = self.record(&status);
-            self.note_written(recorded);
+            self.written.note(&self.course.id, recorded);
         }
         self.course.status.send_replace(self.reported());
-        self.unwritten.is_none()
+        self.written.problem().is_none()
     }
 
-    fn note_written(&mut self, recorded: Result<(), Problem>) {
-        self.unwritten = recorded.err().map(|problem| {
-            warn!(%problem, drain = self.course.id, "it waits until its journal can be written");
-            (problem, Instant::now() + RECORD_AGAIN_AFTER)
-        });
+    fn record(&mut self, status: &DrainStatus) -> Result<(), Problem> {
+        self.written.record(&self.drains.journal, &self.course.id, status)
     }
 
     /// What is cancelled twice is cancelled once, and it follows from nothing that must be known later.
@@ -189,55 +179,51 @@ impl Executor {
     }
 
     async fn next_event(&mut self) -> Event {
-        if let Some(event) = self.own_news.pop_front() {
+        if let Some(event) = self.news.own() {
             return event;
         }
-        let event = tokio::select! {
-            // Its sender is kept here, so it is never closed.
-            Some(event) = self.news.recv() => event,
-            Ok(()) = self.cancelled.changed() => Event::CancelRequested,
-            _ = self.ticks.tick() => Event::Tick,
-        };
+        let event = self.news.told().await;
         // Told first: a new plan says nothing of a VM that has left, and the drain may be over with this event.
         self.note_departures();
         self.note_settled();
         self.note_others();
-        let Some(first) = self.own_news.pop_front() else { return event };
-        self.own_news.push_back(event);
+        let Some(first) = self.news.own() else { return event };
+        self.news.push(event);
         first
     }
 
     fn note_others(&mut self) {
         let count = leaving_beside(&self.drains, &self.flights);
-        if count != self.others {
-            self.others = count;
-            self.own_news.push_back(Event::OthersLeave { count });
+        if count != self.others.leaving {
+            self.others.leaving = count;
+            self.news.push(Event::OthersLeave { count });
         }
     }
 
     /// VMs that somebody else has moved meanwhile.
     fn note_departures(&mut self) {
         let vms = &self.drains.vms;
-        self.absent.retain(|vm| !vms.is_there(vm));
-        if self.ask_again_at.is_some_and(|at| Instant::now() < at) {
+        self.others.absent.retain(|vm| !vms.is_there(vm));
+        if self.others.ask_again_at.is_some_and(|at| Instant::now() < at) {
             return;
         }
-        self.ask_again_at = None;
+        self.others.ask_again_at = None;
         // One that an earlier attempt has handed over is this drain's own, and its row is settled in the end.
         let is_own =
-            |vm: &str| self.earlier.iter().any(|one| one.vm == vm && one.state == MoveState::InDoubt);
-        let is_news = |vm: &&str| !vms.is_there(vm) && !self.absent.contains(*vm) && !is_own(vm);
+            |vm: &str| self.earlier.moves.iter().any(|one| one.vm == vm && one.state == MoveState::InDoubt);
+        let is_news = |vm: &&str| !vms.is_there(vm) && !self.others.absent.contains(*vm) && !is_own(vm);
         let gone: Vec<String> = self.drain.unmoved().filter(is_news).map(str::to_owned).collect();
         for vm in gone {
             match self.departure(&vm) {
                 Ok(departure) => {
-                    let left = departure.map(|departure| Event::Left { vm: vm.clone(), departure });
-                    self.own_news.extend(left);
-                    self.absent.insert(vm);
+                    if let Some(departure) = departure {
+                        self.news.push(Event::Left { vm: vm.clone(), departure });
+                    }
+                    self.others.absent.insert(vm);
                 }
                 Err(problem) => {
                     warn!(%problem, vm, "whether somebody has moved it is not known; asked again");
-                    self.ask_again_at = Some(Instant::now() + RECORD_AGAIN_AFTER);
+                    self.others.ask_again_at = Some(Instant::now() + RECORD_AGAIN_AFTER);
                 }
             }
         }
@@ -245,7 +231,7 @@ impl Executor {
 
     /// VMs of which it is known now where they run.
     fn note_settled(&mut self) {
-        if self.ask_again_at.is_some() {
+        if self.others.ask_again_at.is_some() {
             return;
         }
         let Drains { outgoing, journal, .. } = &*self.drains;
@@ -253,12 +239,13 @@ impl Executor {
             |(vm, id): &(&str, &str)| outgoing.migrations.of_vm(vm).is_none_or(|open| open.id() != *id);
         for (vm, id) in self.drain.in_doubt().filter(is_over) {
             match journal.result(id) {
-                Ok(result) => self
-                    .own_news
-                    .extend(result.map(|result| Event::Settled { vm: vm.to_owned(), end: end_by(&result) })),
+                Ok(Some(result)) => {
+                    self.news.push(Event::Settled { vm: vm.to_owned(), end: end_by(&result) });
+                }
+                Ok(None) => {}
                 Err(error) => {
                     warn!(%error, vm, "where it runs cannot be read; asked again");
-                    self.ask_again_at = Some(Instant::now() + RECORD_AGAIN_AFTER);
+                    self.others.ask_again_at = Some(Instant::now() + RECORD_AGAIN_AFTER);
                 }
             }
         }
@@ -305,7 +292,7 @@ impl Executor {
         };
         match outgoing::begin(&self.drains.outgoing, &request, SendStart::Held) {
             Ok(flight) => {
-                self.own_news.push_back(Event::Begun { vm: vm.clone(), migration: flight.id().into() });
+                self.news.push(Event::Begun { vm: vm.clone(), migration: flight.id().into() });
                 self.follow(&flight);
                 self.flights.insert(vm, flight);
             }
@@ -315,14 +302,14 @@ impl Executor {
                 });
                 let departure = departure.unwrap_or_default();
                 let end = departure.map_or(MoveEnd::Failed(problem), MoveEnd::Left);
-                self.own_news.push_back(Event::Ended { vm, end });
+                self.news.push(Event::Ended { vm, end });
             }
         }
     }
 
     fn follow(&self, flight: &Arc<Running>) {
-        let work = follow(Arc::clone(&self.drains), Arc::clone(flight), self.tell.clone());
-        supervised::spawn(work, lost_sight(Arc::clone(flight), self.tell.clone()));
+        let work = follow(Arc::clone(&self.drains), Arc::clone(flight), self.news.sender());
+        supervised::spawn(work, lost_sight(Arc::clone(flight), self.news.sender()));
     }
 
     /// How long the transfer of a VM is to take, by what was told last.
@@ -333,13 +320,13 @@ impl Executor {
 
     fn plan(&self) {
         let standing = self.drain.standing();
-        let (drains, request, tell) = (Arc::clone(&self.drains), self.request.clone(), self.tell.clone());
+        let (drains, request, tell) = (Arc::clone(&self.drains), self.request.clone(), self.news.sender());
         let work = async move {
             let planned = sound(plan_anew(&drains, &request, &standing).await);
             // Nobody hears it once the agent stops.
             let _ = tell.send(planned.map_or_else(Event::NotPlanned, Event::Planned)).await;
         };
-        let tell = self.tell.clone();
+        let tell = self.news.sender();
         let crashed = async move {
             let problem = Problem::failed(format!("planning has crashed, {TO_BE_REPORTED}"));
             let _ = tell.send(Event::NotPlanned(problem)).await;
@@ -349,20 +336,21 @@ impl Executor {
 
     fn status(&self) -> DrainStatus {
         let mut status = self.drain.status(self.now_ms());
-        claim_own(&mut status.moves, &self.own);
+        claim_own(&mut status.moves, &self.earlier.own);
         let listed: BTreeSet<&str> = status.moves.iter().map(|one| one.vm.as_str()).collect();
         let stays = |vm: &str| status.stays.iter().any(|stay| stay.vm == vm);
         // One that is in doubt is here still, by its claim; that it may run elsewhere is what counts.
         let is_told = |one: &MoveStatus| {
             listed.contains(one.vm.as_str()) || (one.state != MoveState::InDoubt && stays(&one.vm))
         };
-        let mut moves: Vec<MoveStatus> = self.earlier.iter().filter(|one| !is_told(one)).cloned().collect();
+        let mut moves: Vec<MoveStatus> =
+            self.earlier.moves.iter().filter(|one| !is_told(one)).cloned().collect();
         status.stays.retain(|stay| moves.iter().all(|one| one.vm != stay.vm));
         moves.append(&mut status.moves);
         let unrecorded = || self.flights.values().find_map(|flight| flight.unrecorded().clone());
-        let obstacle = self.unwritten.as_ref().map(|(problem, _)| problem.clone()).or_else(unrecorded);
+        let obstacle = self.written.problem().cloned().or_else(unrecorded);
         let links = if self.drain.outcome().is_some() { vec![] } else { self.links() };
-        DrainStatus { moves, obstacle, links, warnings: self.warnings.clone(), ..status }
+        DrainStatus { moves, obstacle, links, warnings: self.warnings.told.clone(), ..status }
     }
 
     /// With what changes all the time, and is of no use later.
@@ -379,42 +367,16 @@ impl Executor {
         LinkRate::summed(paths.map(|path| (path.link, path.rate_mbps)))
     }
 
-    /// Writes down what has changed, but for what changes all the time.
-    fn record(&mut self, status: &DrainStatus) -> Result<(), Problem> {
-        let known: BTreeMap<&str, &MoveStatus> =
-            self.recorded.moves.iter().map(|one| (one.vm.as_str(), one)).collect();
-        let is_news = |one: &MoveStatus| known.get(one.vm.as_str()).is_none_or(|known| differ(one, known));
-        let changed: Vec<(usize, &MoveStatus)> =
-            status.moves.iter().enumerate().filter(|(_, one)| is_news(one)).collect();
-        let is_gone = |vm: &&str| status.moves.iter().all(|one| one.vm != **vm);
-        let gone: Vec<&str> = known.keys().copied().filter(is_gone).collect();
-        let is_same = changed.is_empty()
-            && gone.is_empty()
-            && (status.state, &status.stays, status.transfers, &status.warnings)
-                == (
-                    self.recorded.state,
-                    &self.recorded.stays,
-                    self.recorded.transfers,
-                    &self.recorded.warnings,
-                );
-        if is_same {
-            return Ok(());
-        }
-        self.drains.journal.record_drain(&self.course.id, status, &changed, &gone)?;
-        self.recorded = status.clone();
-        Ok(())
-    }
-
     /// The host stays cordoned.
     async fn conclude(mut self) {
         let status = self.status();
         // What changes all the time counts in the end.
-        self.recorded.moves.clear();
+        self.written.forget_moves();
         loop {
             let recorded = self.record(&status).and_then(|()| self.end());
-            self.note_written(recorded);
+            self.written.note(&self.course.id, recorded);
             self.course.status.send_replace(self.reported());
-            if self.unwritten.is_none() {
+            if self.written.problem().is_none() {
                 break;
             }
             sleep(RECORD_AGAIN_AFTER).await;
@@ -449,29 +411,29 @@ fn leaving_beside(drains: &Drains, flights: &BTreeMap<String, Arc<Running>>) -> 
     u8::try_from(others).unwrap_or(u8::MAX)
 }
 
-/// Logs what a person should know of a plan: of each VM once, as the figures in it are others each time.
-fn warn_of(plan: &DrainPlan, known: &mut BTreeSet<String>) {
-    for one in &plan.moves {
-        if let Some(warning) = &one.warning
-            && known.insert(one.vm.clone())
-        {
-            warn!(vm = one.vm, "of the plan: {warning}");
-        }
+impl Warnings {
+    fn of(plan: &DrainPlan) -> Self {
+        let mut warnings = Self { told: vec![], logged: BTreeSet::new() };
+        warnings.change(plan);
+        warnings
     }
-    for warning in &plan.warnings {
-        if known.insert(warning.clone()) {
-            warn!("of the plan: {warning}");
-        }
-    }
-}
 
-/// Whether they differ in more than the bytes that have arrived.
-fn differ(one: &MoveStatus, other: &MoveStatus) -> bool {
-    let without_bytes = |one: &MoveStatus| {
-        let disks = one.disks.map(|disks| DisksProgress { copied_bytes: 0, ..disks });
-        MoveStatus { sent_bytes: 0, disks, ..one.clone() }
-    };
-    without_bytes(one) != without_bytes(other)
+    /// Takes those of this plan, and logs them: of each VM once, as the figures in it are others each time.
+    fn change(&mut self, plan: &DrainPlan) {
+        self.told = plan_warnings(plan).collect();
+        for one in &plan.moves {
+            if let Some(warning) = &one.warning
+                && self.logged.insert(one.vm.clone())
+            {
+                warn!(vm = one.vm, "of the plan: {warning}");
+            }
+        }
+        for warning in &plan.warnings {
+            if self.logged.insert(warning.clone()) {
+                warn!("of the plan: {warning}");
+            }
+        }
+    }
 }
 
 /// Tells of one migration until it is over.

@@ -1,0 +1,59 @@
+//! What a drain is told: by those that follow its migrations, by its executor, by who cancels it, and by the clock.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use drainpipe_engine::drain::run::Event;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use crate::drain::Course;
+
+/// How often the engine is told that time has passed.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Events that may wait. Who has more to tell waits, too.
+const NEWS_MAX: usize = 64;
+
+pub(super) struct News {
+    tell: mpsc::Sender<Event>,
+    told: mpsc::Receiver<Event>,
+    // What the executor itself has to tell.
+    own: VecDeque<Event>,
+    cancelled: watch::Receiver<bool>,
+    ticks: Interval,
+}
+
+impl News {
+    pub(super) fn of(course: &Course) -> Self {
+        let (tell, told) = mpsc::channel(NEWS_MAX);
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { tell, told, own: VecDeque::new(), cancelled: course.cancelled.subscribe(), ticks }
+    }
+
+    /// For who has to tell something.
+    pub(super) fn sender(&self) -> mpsc::Sender<Event> {
+        self.tell.clone()
+    }
+
+    /// The executor has this to tell.
+    pub(super) fn push(&mut self, event: Event) {
+        self.own.push_back(event);
+    }
+
+    /// The next of what the executor has to tell.
+    pub(super) fn own(&mut self) -> Option<Event> {
+        self.own.pop_front()
+    }
+
+    /// The next of what others have to tell.
+    pub(super) async fn told(&mut self) -> Event {
+        tokio::select! {
+            // Its sender is kept here, so it is never closed.
+            Some(event) = self.told.recv() => event,
+            Ok(()) = self.cancelled.changed() => Event::CancelRequested,
+            _ = self.ticks.tick() => Event::Tick,
+        }
+    }
+}
