@@ -516,6 +516,7 @@ fn end_by(result: &MigrationResult) -> MoveEnd {
         Outcome::Completed => {
             MoveEnd::Completed { transfer_ms: result.transfer_ms + result.post_copy_ms.unwrap_or(0.0) }
         }
+        Outcome::Failed if result.has_vm_ended() => MoveEnd::Lost(problem),
         Outcome::Failed => MoveEnd::Failed(problem),
         Outcome::Cancelled => MoveEnd::Cancelled(problem),
         Outcome::InDoubt => MoveEnd::InDoubt(problem),

@@ -92,6 +92,9 @@ pub(super) fn settled(drains: &Drains, mut record: DrainRecord) -> Result<DrainR
             }
             DrainKind::Drain | DrainKind::Failback => {}
         }
+        if one.state == MoveState::Lost && has_arrived(drains, &one.vm) {
+            note_boot(one);
+        }
     }
     // What leaves after the cordon is lifted is the day's work, and none of this drain's.
     if record.cordons {
@@ -122,6 +125,16 @@ fn settle(drains: &Drains, one: &mut MoveStatus) -> Result<(), Problem> {
     let handed_over = drains.journal.open_migration(id)?.is_some_and(|open| open.handed_over);
     one.state = if handed_over { MoveState::InDoubt } else { MoveState::Preparing };
     Ok(())
+}
+
+/// What it was doing is lost, and somebody has booted it anew: it runs here, and is still to move.
+fn note_boot(one: &mut MoveStatus) {
+    let again = "it was booted anew since and runs here: another drain moves it";
+    one.state = MoveState::Failed;
+    one.error = Some(match one.error.take() {
+        Some(problem) => Problem { message: format!("{}; {again}", problem.message), ..problem },
+        None => Problem::failed(again),
+    });
 }
 
 /// What somebody else has moved since is told as having left.
@@ -212,6 +225,7 @@ pub(super) fn end(one: &mut MoveStatus, result: &MigrationResult) {
     one.error = problem_of(result);
     one.state = match result.outcome {
         Outcome::Completed => MoveState::Moved,
+        Outcome::Failed if result.has_vm_ended() => MoveState::Lost,
         Outcome::Failed | Outcome::Cancelled => MoveState::Failed,
         Outcome::InDoubt => MoveState::InDoubt,
         Outcome::Lost => MoveState::Lost,

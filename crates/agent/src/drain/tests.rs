@@ -3,7 +3,7 @@
 use axum::Router;
 use axum::routing::any;
 use drainpipe_engine::drain::status::{DrainState, MoveState, MoveStatus};
-use drainpipe_engine::migration::result::MigrationResult;
+use drainpipe_engine::migration::result::{MigrationResult, SourceVm};
 use drainpipe_engine::problem::ProblemKind;
 use drainpipe_hypervisor::RunState;
 use drainpipe_hypervisor::fake::FakeVm;
@@ -175,16 +175,19 @@ fn moves(vm: &str, state: MoveState) -> MoveStatus {
 fn has_left(life: &Life, vm: &str) {
     let request = migrate(vm);
     life.parts.journal.begin_migration(&format!("of {vm}"), &request, Timestamp::UNIX_EPOCH).unwrap();
+    life.parts.journal.end_migration(&result_of(vm, "completed"), true, Timestamp::now()).unwrap();
+}
+
+fn result_of(vm: &str, outcome: &str) -> MigrationResult {
     let result = json!({
         "id": format!("of {vm}"), "vm": vm, "source": "here", "target": "target",
-        "started_at": "1970-01-01T00:00:00Z", "requested_option": "auto", "option": "tcp", "outcome": "completed",
+        "started_at": "1970-01-01T00:00:00Z", "requested_option": "auto", "option": "tcp", "outcome": outcome,
         "total_ms": 9.0, "setup_ms": 1.0, "transfer_ms": 5.0, "completion_ms": 3.0, "memory_bytes": 1 << 26,
         "wire_bytes": 7, "throughput_gbps": 1.0, "rounds": 2,
         "cpu_seconds": { "source_vmm": 0.0, "source_agent": 0.0, "target_vmm": 0.0, "target_agent": 0.0 },
         "paths": [], "events": [], "samples": [],
     });
-    let result: MigrationResult = serde_json::from_value(result).unwrap();
-    life.parts.journal.end_migration(&result, true, Timestamp::now()).unwrap();
+    serde_json::from_value(result).unwrap()
 }
 
 #[test]
@@ -220,6 +223,36 @@ fn an_agent_that_ended_in_the_midst_tells_what_has_become_of_each_vm() {
     assert_eq!(states, expected, "{rows:#?}");
     assert_eq!(vm.state(), RunState::Running);
     assert!(vm.sends_to().is_none());
+}
+
+/// Its target was lost after the hand-over, and the operator had it ended here.
+fn was_reclaimed(life: &Life, vm: &str) {
+    life.parts.journal.begin_migration(&format!("of {vm}"), &migrate(vm), Timestamp::UNIX_EPOCH).unwrap();
+    let result = result_of(vm, "failed");
+    let result = MigrationResult {
+        source_vm: Some(SourceVm::Ended),
+        error: Some("its target was lost after the hand-over, by the operator's word".into()),
+        ..result
+    };
+    life.parts.journal.end_migration(&result, false, Timestamp::now()).unwrap();
+}
+
+#[test]
+fn a_vm_that_was_reclaimed_is_lost_until_it_is_booted_anew_and_is_then_still_to_move() {
+    let host = TestHost::new();
+    let (life, _vm) = with_vm(&host);
+    let journal = &life.parts.journal;
+    journal.begin_drain("one", Timestamp::now(), &DrainRequest::default()).unwrap();
+    let rows = [moves("db", MoveState::InDoubt), moves("web", MoveState::InDoubt)];
+    let placed: Vec<_> = rows.iter().enumerate().collect();
+    journal.record_drain("one", &DrainStatus::begun(), &placed, &[]).unwrap();
+    was_reclaimed(&life, "db");
+    was_reclaimed(&life, "web");
+    let [db, web] = <[MoveStatus; 2]>::try_from(told(&life).status.unwrap().moves).unwrap();
+    let says = |one: &MoveStatus| one.error.as_ref().unwrap().message.clone();
+    assert_eq!((db.state, web.state), (MoveState::Lost, MoveState::Failed));
+    assert!(says(&db).ends_with("by the operator's word"), "{db:?}");
+    assert!(says(&web).contains("was booted anew since and runs here: another drain moves it"), "{web:?}");
 }
 
 fn course() -> Arc<Course> {

@@ -359,7 +359,7 @@ impl Migration {
                 Some(self.ask_again(now_ms, since_ms))
             }
             (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Lost)) => {
-                let error = "its target was lost after the hand-over, by the operator's word";
+                let error = "its target was lost after the hand-over, by the operator's word, and with it what the VM had in memory";
                 self.error = Some(Problem::failed(error));
                 self.phase = Phase::EndingOnSource;
                 Some(Action::EndOnSource)
