@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use drainpipe_engine::format::mib;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -221,7 +222,7 @@ impl VmSpec {
             return Err(problem("huge_page_mib", format!("{size} is no size of a huge page: use 2 or 1024")));
         }
         if !self.memory_mib.is_multiple_of(size) {
-            let message = format!("{} is not a whole number of huge pages of {size} MiB", self.memory_mib);
+            let message = format!("{} is not a whole number of huge pages of {}", self.memory_mib, mib(size));
             return Err(problem("memory_mib", message));
         }
         if self.memory_padding_kib.unwrap_or(0) > 0 {

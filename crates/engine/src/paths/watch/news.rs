@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::SILENT_AFTER_MS;
+use crate::format::duration;
 
 /// Why a path is out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +21,7 @@ pub enum Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Silent => write!(f, "nothing has come through for {SILENT_AFTER_MS:.0} ms"),
+            Self::Silent => write!(f, "nothing has come through for {}", duration(SILENT_AFTER_MS)),
             Self::OneWay => f.write_str("the other host hears nothing on it"),
             Self::LargePackets => f.write_str(
                 "small packets come through and large ones do not; look for an MTU that is too small on the way",
