@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use drainpipe_hypervisor::{
-    Connections, Contents, Demands, End, Event, Exit, MemorySample, MigrationStatus, RamStatus, ResolvedSpec,
-    Role, RunState, SharedPath, TransferStatus, VcpuThrottle, VcpuTime, Version, Vm, VmDirectory, VmError,
-    VmErrorKind,
+    Connections, Contents, Demands, End, Exit, MemorySample, MigrationStatus, RamStatus, ResolvedSpec, Role,
+    RunState, SharedPath, TransferStatus, VcpuThrottle, VcpuTime, Version, Vm, VmDirectory, VmError,
+    VmErrorKind, VmEvent,
 };
 use drainpipe_hypervisor_qemu::{Process, VcpuThrottle as Throttle, VcpuTime as Time, vcpu_threads_by_name};
 use drainpipe_libvirt::{
@@ -61,7 +61,7 @@ pub struct DomainVm {
     version: Version,
     // None until libvirt has started one for a domain that is to come.
     process: watch::Sender<Option<Arc<Process>>>,
-    events: Arc<broadcast::Sender<Event>>,
+    events: Arc<broadcast::Sender<VmEvent>>,
     // Ends with this.
     listening: JoinHandle<()>,
     leaving: Mutex<Option<Arc<OutgoingMigration>>>,
@@ -306,7 +306,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 async fn listen(
     mut from: broadcast::Receiver<DomainEvent>,
     uuid: [u8; 16],
-    to: Arc<broadcast::Sender<Event>>,
+    to: Arc<broadcast::Sender<VmEvent>>,
 ) {
     loop {
         let what = match from.recv().await {
@@ -321,7 +321,7 @@ async fn listen(
             Err(broadcast::error::RecvError::Closed) => return,
         };
         // Nobody may listen.
-        let _unheard = to.send(Event { what, at: Some(std::time::SystemTime::now()) });
+        let _unheard = to.send(VmEvent { what, at: Some(std::time::SystemTime::now()) });
     }
 }
 
@@ -356,7 +356,7 @@ impl Vm for DomainVm {
         true
     }
 
-    fn events(&self) -> broadcast::Receiver<Event> {
+    fn events(&self) -> broadcast::Receiver<VmEvent> {
         self.events.subscribe()
     }
 

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use drainpipe_hypervisor::{Address, Event, Happening, MigrationStatus, Transport, VmError, VmErrorKind};
+use drainpipe_hypervisor::{Address, Happening, MigrationStatus, Transport, VmError, VmErrorKind, VmEvent};
 use drainpipe_libvirt::{Connection, Domain, Parameter, migrate_parameters as names};
 use tokio::sync::{broadcast, watch};
 use tokio::time::timeout;
@@ -73,7 +73,7 @@ impl OutgoingMigration {
         disks_to: Option<SocketAddr>,
         bandwidth_mib_per_s: Option<u64>,
         handed: &Handed,
-        events: Arc<broadcast::Sender<Event>>,
+        events: Arc<broadcast::Sender<VmEvent>>,
     ) {
         let mut terms = self.terms.clone().to(address);
         if let Some(disks_to) = disks_to {
@@ -95,7 +95,7 @@ impl OutgoingMigration {
             };
             leaving.phase.send_replace(phase);
             // Nobody may listen.
-            let _unheard = events.send(Event { what: Happening::Migration(status), at: None });
+            let _unheard = events.send(VmEvent { what: Happening::Migration(status), at: None });
         });
     }
 

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use drainpipe_hypervisor::{
-    Address, Connections, Contents, DiskCopies, DiskExports, DiskMoves, End, Event, Exit, Hold, MemorySample,
+    Address, Connections, Contents, DiskCopies, DiskExports, DiskMoves, End, Exit, Hold, MemorySample,
     MigrationStatus, Parcel, ResolvedSpec, Role, RunState, SharedPath, SourceSettings, SourceVm, TargetVm,
-    TransferStatus, Transport, VcpuThrottle, VcpuTime, Version, Vm, VmDirectory, VmError,
+    TransferStatus, Transport, VcpuThrottle, VcpuTime, Version, Vm, VmDirectory, VmError, VmEvent,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -38,7 +38,7 @@ impl Vm for Vmm {
         self.role()
     }
 
-    fn events(&self) -> broadcast::Receiver<Event> {
+    fn events(&self) -> broadcast::Receiver<VmEvent> {
         self.events()
     }
 

@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use drainpipe_hypervisor::{End, Event, Exit, ResolvedSpec, Role, RunState, Version};
+use drainpipe_hypervisor::{End, Exit, ResolvedSpec, Role, RunState, Version, VmEvent};
 use scopeguard::ScopeGuard;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -306,7 +306,7 @@ impl Vmm {
     }
 
     /// QEMU's events from now on, as [`QmpClient::events`] describes.
-    pub fn events(&self) -> broadcast::Receiver<Event> {
+    pub fn events(&self) -> broadcast::Receiver<VmEvent> {
         self.qmp.events()
     }
 

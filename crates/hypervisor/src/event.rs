@@ -6,7 +6,7 @@ use crate::state::MigrationStatus;
 
 /// Something that has happened to a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
+pub struct VmEvent {
     /// What.
     pub what: Happening,
     /// When, by the host's clock; absent where the hypervisor does not know.

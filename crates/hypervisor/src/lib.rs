@@ -54,7 +54,7 @@ pub use disk_moves::{DiskMoves, MoveName, MoveState};
 pub use disks::{CopyState, CopyTo, DiskCopies, DiskExports, OpenDisk, export_name};
 pub use end::{End, Exit};
 pub use error::{VmError, VmErrorKind};
-pub use event::{Event, Happening};
+pub use event::{Happening, VmEvent};
 pub use facts::{BinaryStamp, HypervisorFacts, Version};
 pub use hypervisor::{Found, Hypervisor, Managed, Unmanaged};
 pub use memory::{Contents, MemorySample};

@@ -32,7 +32,7 @@ use crate::disk_moves::DiskMoves;
 use crate::disks::{DiskCopies, DiskExports};
 use crate::end::{End, Exit};
 use crate::error::VmError;
-use crate::event::Event;
+use crate::event::VmEvent;
 use crate::facts::Version;
 use crate::memory::{Contents, MemorySample};
 use crate::parcel::Parcel;
@@ -75,7 +75,7 @@ pub trait Vm: fmt::Debug + Send + Sync {
 
     /// What happens from now on. A receiver that falls far behind is told so, and asks for the state; it is closed when the
     /// control connection ends.
-    fn events(&self) -> broadcast::Receiver<Event>;
+    fn events(&self) -> broadcast::Receiver<VmEvent>;
 
     /// Whether the process has not ended.
     fn alive(&self) -> bool;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::drain::disks::longer_ms;
 use drainpipe_engine::drain::plan::DrainPlan;
-use drainpipe_engine::drain::run::{Action, Departure, Drain, Event, MoveEnd};
+use drainpipe_engine::drain::run::{Departure, Drain, DrainAction, DrainEvent, MoveEnd};
 use drainpipe_engine::drain::status::{DrainStatus, LinkRate, MoveState, MoveStatus};
 use drainpipe_engine::drain::view::FoundTransfers;
 use drainpipe_engine::journal::RECORD_AGAIN_AFTER;
@@ -120,13 +120,13 @@ impl Executor {
         self.began.elapsed().as_secs_f64() * 1_000.0
     }
 
-    async fn run(mut self, first: Vec<Action>) {
+    async fn run(mut self, first: Vec<DrainAction>) {
         let mut actions = VecDeque::from(first);
         loop {
             // What is not written down is not done: a later life of the agent must know what this one moved.
             if self.write_down() {
                 while let Some(action) = actions.pop_front() {
-                    if action == Action::Finish {
+                    if action == DrainAction::Finish {
                         return self.conclude().await;
                     }
                     self.perform(action);
@@ -135,7 +135,7 @@ impl Executor {
                 self.cancel_ahead(&actions);
             }
             let event = self.next_event().await;
-            if let Event::Planned(plan) = &event {
+            if let DrainEvent::Planned(plan) = &event {
                 self.warnings.change(plan);
             }
             actions.extend(self.drain.handle(self.now_ms(), event));
@@ -170,15 +170,15 @@ impl Executor {
     }
 
     /// What is cancelled twice is cancelled once, and it follows from nothing that must be known later.
-    fn cancel_ahead(&self, actions: &VecDeque<Action>) {
+    fn cancel_ahead(&self, actions: &VecDeque<DrainAction>) {
         for action in actions {
-            if let Action::Cancel { vm } = action {
+            if let DrainAction::Cancel { vm } = action {
                 self.with_flight(vm, Running::cancel);
             }
         }
     }
 
-    async fn next_event(&mut self) -> Event {
+    async fn next_event(&mut self) -> DrainEvent {
         if let Some(event) = self.news.own() {
             return event;
         }
@@ -196,7 +196,7 @@ impl Executor {
         let count = leaving_beside(&self.drains, &self.flights);
         if count != self.others.leaving {
             self.others.leaving = count;
-            self.news.push(Event::OthersLeave { count });
+            self.news.push(DrainEvent::OthersLeave { count });
         }
     }
 
@@ -217,7 +217,7 @@ impl Executor {
             match self.departure(&vm) {
                 Ok(departure) => {
                     if let Some(departure) = departure {
-                        self.news.push(Event::Left { vm: vm.clone(), departure });
+                        self.news.push(DrainEvent::Left { vm: vm.clone(), departure });
                     }
                     self.others.absent.insert(vm);
                 }
@@ -240,7 +240,7 @@ impl Executor {
         for (vm, id) in self.drain.in_doubt().filter(is_over) {
             match journal.result(id) {
                 Ok(Some(result)) => {
-                    self.news.push(Event::Settled { vm: vm.to_owned(), end: end_by(&result) });
+                    self.news.push(DrainEvent::Settled { vm: vm.to_owned(), end: end_by(&result) });
                 }
                 Ok(None) => {}
                 Err(error) => {
@@ -255,15 +255,15 @@ impl Executor {
         departure(&self.drains, vm, &self.course.id)
     }
 
-    fn perform(&mut self, action: Action) {
+    fn perform(&mut self, action: DrainAction) {
         match action {
-            Action::Begin { vm, target, post_copy } => self.begin(vm, target, post_copy),
-            Action::GiveWay { vm } => self.with_flight(&vm, Running::give_way),
-            Action::TakeAll { vm } => self.with_flight(&vm, Running::take_all),
-            Action::Release { vm } => self.with_flight(&vm, Running::release),
-            Action::Cancel { vm } => self.with_flight(&vm, Running::cancel),
-            Action::Plan => self.plan(),
-            Action::Finish => {}
+            DrainAction::Begin { vm, target, post_copy } => self.begin(vm, target, post_copy),
+            DrainAction::GiveWay { vm } => self.with_flight(&vm, Running::give_way),
+            DrainAction::TakeAll { vm } => self.with_flight(&vm, Running::take_all),
+            DrainAction::Release { vm } => self.with_flight(&vm, Running::release),
+            DrainAction::Cancel { vm } => self.with_flight(&vm, Running::cancel),
+            DrainAction::Plan => self.plan(),
+            DrainAction::Finish => {}
         }
     }
 
@@ -292,7 +292,7 @@ impl Executor {
         };
         match outgoing::begin(&self.drains.outgoing, &request, SendStart::Held) {
             Ok(flight) => {
-                self.news.push(Event::Begun { vm: vm.clone(), migration: flight.id().into() });
+                self.news.push(DrainEvent::Begun { vm: vm.clone(), migration: flight.id().into() });
                 self.follow(&flight);
                 self.flights.insert(vm, flight);
             }
@@ -302,7 +302,7 @@ impl Executor {
                 });
                 let departure = departure.unwrap_or_default();
                 let end = departure.map_or(MoveEnd::Failed(problem), MoveEnd::Left);
-                self.news.push(Event::Ended { vm, end });
+                self.news.push(DrainEvent::Ended { vm, end });
             }
         }
     }
@@ -324,12 +324,12 @@ impl Executor {
         let work = async move {
             let planned = sound(plan_anew(&drains, &request, &standing).await);
             // Nobody hears it once the agent stops.
-            let _ = tell.send(planned.map_or_else(Event::NotPlanned, Event::Planned)).await;
+            let _ = tell.send(planned.map_or_else(DrainEvent::NotPlanned, DrainEvent::Planned)).await;
         };
         let tell = self.news.sender();
         let crashed = async move {
             let problem = Problem::failed(format!("planning has crashed, {TO_BE_REPORTED}"));
-            let _ = tell.send(Event::NotPlanned(problem)).await;
+            let _ = tell.send(DrainEvent::NotPlanned(problem)).await;
         };
         supervised::spawn(work, crashed);
     }
@@ -437,25 +437,25 @@ impl Warnings {
 }
 
 /// Tells of one migration until it is over.
-async fn follow(drains: Arc<Drains>, flight: Arc<Running>, tell: mpsc::Sender<Event>) {
+async fn follow(drains: Arc<Drains>, flight: Arc<Running>, tell: mpsc::Sender<DrainEvent>) {
     let vm = || flight.vm().to_owned();
     let mut stages = flight.stages();
     let mut shown = Stage::Preparing;
     loop {
         let stage = *stages.borrow_and_update();
-        let mut news = vec![Event::Arrived { vm: vm(), bytes: flight.sent_bytes() }];
+        let mut news = vec![DrainEvent::Arrived { vm: vm(), bytes: flight.sent_bytes() }];
         if flight.copied_bytes() > 0 {
-            news.insert(0, Event::DisksCopied { vm: vm(), bytes: flight.copied_bytes() });
+            news.insert(0, DrainEvent::DisksCopied { vm: vm(), bytes: flight.copied_bytes() });
         }
         if shown == Stage::CopyingDisks && stage == Stage::Sending {
-            news.push(Event::MemoryFollows { vm: vm() });
+            news.push(DrainEvent::MemoryFollows { vm: vm() });
         }
         if stage != shown {
             news.extend(event_of(stage, vm()));
             shown = stage;
         }
         if stage == Stage::Ended {
-            news.push(Event::Ended { vm: vm(), end: end_of(&drains, &flight).await });
+            news.push(DrainEvent::Ended { vm: vm(), end: end_of(&drains, &flight).await });
         }
         for event in news {
             if tell.send(event).await.is_err() {
@@ -472,23 +472,23 @@ async fn follow(drains: Arc<Drains>, flight: Arc<Running>, tell: mpsc::Sender<Ev
 
 /// Ends for the drain a migration of which nobody tells any more, as what followed it has crashed. It goes on by
 /// itself, but not if it waits for its turn.
-async fn lost_sight(flight: Arc<Running>, tell: mpsc::Sender<Event>) {
+async fn lost_sight(flight: Arc<Running>, tell: mpsc::Sender<DrainEvent>) {
     if flight.is_held() {
         flight.cancel();
     }
     let problem = Problem::failed(format!("what follows its migration has crashed, {TO_BE_REPORTED}"));
     let end = MoveEnd::InDoubt(problem);
-    let _ = tell.send(Event::Ended { vm: flight.vm().to_owned(), end }).await;
+    let _ = tell.send(DrainEvent::Ended { vm: flight.vm().to_owned(), end }).await;
 }
 
-fn event_of(stage: Stage, vm: String) -> Option<Event> {
+fn event_of(stage: Stage, vm: String) -> Option<DrainEvent> {
     match stage {
-        Stage::AwaitingPlace => Some(Event::Busy { vm }),
-        Stage::Ready => Some(Event::Prepared { vm }),
-        Stage::Ending => Some(Event::Ending { vm }),
-        Stage::SwitchingOver => Some(Event::Paused { vm }),
-        Stage::SendingRest => Some(Event::RestFollows { vm }),
-        Stage::Sent => Some(Event::Sent { vm }),
+        Stage::AwaitingPlace => Some(DrainEvent::Busy { vm }),
+        Stage::Ready => Some(DrainEvent::Prepared { vm }),
+        Stage::Ending => Some(DrainEvent::Ending { vm }),
+        Stage::SwitchingOver => Some(DrainEvent::Paused { vm }),
+        Stage::SendingRest => Some(DrainEvent::RestFollows { vm }),
+        Stage::Sent => Some(DrainEvent::Sent { vm }),
         Stage::Preparing | Stage::CopyingDisks | Stage::Sending | Stage::Undoing | Stage::Ended => None,
     }
 }

@@ -26,7 +26,7 @@ use drainpipe_engine::migration::{Action, Event, Migration, Stage};
 use drainpipe_engine::plan::Request;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::protocol::Protocol;
-use drainpipe_hypervisor::{Event as VmEvent, Machine, VmError, VmErrorKind};
+use drainpipe_hypervisor::{Machine, VmError, VmErrorKind, VmEvent};
 use jiff::Timestamp;
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::timeout;

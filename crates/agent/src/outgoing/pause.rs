@@ -4,7 +4,7 @@
 use std::time::SystemTime;
 
 use drainpipe_engine::migration::Timings;
-use drainpipe_hypervisor::{Event, Happening, MigrationStatus};
+use drainpipe_hypervisor::{Happening, MigrationStatus, VmEvent};
 
 /// On the clock of the migration.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -23,7 +23,7 @@ struct Paused {
 impl Pause {
     /// Takes an event into account that was read at this time, by the migration's clock and by the host's. What cannot be,
     /// as the host's clock has been set, is not believed: then the event came when it was read.
-    pub(super) fn note(&mut self, event: &Event, now_ms: f64, now: SystemTime) {
+    pub(super) fn note(&mut self, event: &VmEvent, now_ms: f64, now: SystemTime) {
         let Some(at) = event.at else { return };
         if event.what == Happening::Migration(MigrationStatus::PreSwitchover) {
             let ago = now.duration_since(at).unwrap_or_default();
@@ -59,12 +59,12 @@ mod tests {
 
     const PAUSED: Happening = Happening::Migration(MigrationStatus::PreSwitchover);
 
-    fn event(what: Happening, at_s: u64) -> Event {
-        Event { what, at: Some(EPOCH + Duration::from_secs(at_s)) }
+    fn event(what: Happening, at_s: u64) -> VmEvent {
+        VmEvent { what, at: Some(EPOCH + Duration::from_secs(at_s)) }
     }
 
     /// All events are read 30 s after the host's clock began, 20 s after the migration did.
-    fn seen(events: &[Event]) -> Option<f64> {
+    fn seen(events: &[VmEvent]) -> Option<f64> {
         let mut pause = Pause::default();
         for event in events {
             pause.note(event, 20_000.0, EPOCH + Duration::from_secs(30));
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn what_no_event_says_the_agent_does() {
         let earlier = event(Happening::Resumed, 12);
-        let unknown = Event { at: None, ..event(PAUSED, 1) };
+        let unknown = VmEvent { at: None, ..event(PAUSED, 1) };
         assert_eq!(seen(&[earlier, unknown]), Some(1.0));
     }
 

@@ -15,14 +15,14 @@
 //! Left: what was waiting, left out or failed, and was then moved by somebody else.
 //!
 //! What the executor owes:
-//! - Each [`Action::Begin`] is answered by exactly one [`Event::Ended`], whatever happens, and by one
-//!   [`Event::Prepared`] before it unless it ends first. Other events of a VM come in their order, or not
-//!   at all; none comes after its `Ended`, but for [`Event::Settled`] where that was in doubt.
-//! - Each [`Action::Plan`] is answered by [`Event::Planned`] or [`Event::NotPlanned`], within a bound. The view
+//! - Each [`DrainAction::Begin`] is answered by exactly one [`DrainEvent::Ended`], whatever happens, and by one
+//!   [`DrainEvent::Prepared`] before it unless it ends first. Other events of a VM come in their order, or not
+//!   at all; none comes after its `Ended`, but for [`DrainEvent::Settled`] where that was in doubt.
+//! - Each [`DrainAction::Plan`] is answered by [`DrainEvent::Planned`] or [`DrainEvent::NotPlanned`], within a bound. The view
 //!   of the new plan is completed by the [`Drain::standing`] of the moment at which the action was given.
 //! - What was told may be told again, but only until its VM is begun anew, or another plan is asked for.
 //! - The time never goes back. It may stand still, or be hours later at the next event.
-//! - [`Event::Tick`] comes until [`Action::Finish`].
+//! - [`DrainEvent::Tick`] comes until [`DrainAction::Finish`].
 //!
 //! What it may rely on: no VM is begun while it is under way, nothing is begun while a plan is made, and
 //! `Finish` comes once, when nothing is under way.
@@ -50,7 +50,7 @@ pub use planning::Standing;
 
 /// What the executor is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum DrainAction {
     /// Begin the migration of this VM; it must wait before the first byte until it is released.
     Begin {
         /// The VM.
@@ -61,7 +61,7 @@ pub enum Action {
         post_copy: bool,
     },
     /// Let it leave the links to another one that is about to be paused, from when it is released. Until
-    /// [`Action::TakeAll`], and for some seconds at most.
+    /// [`DrainAction::TakeAll`], and for some seconds at most.
     GiveWay {
         /// The VM.
         vm: String,
@@ -82,7 +82,7 @@ pub enum Action {
         vm: String,
     },
     /// Look anew at the hosts and plan again, for the VMs that have not been begun; see
-    /// [`Drain::standing`]. Answered by [`Event::Planned`].
+    /// [`Drain::standing`]. Answered by [`DrainEvent::Planned`].
     Plan,
     /// It is over; nothing is under way.
     Finish,
@@ -90,10 +90,10 @@ pub enum Action {
 
 /// What has happened.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
-    /// [`Action::Plan`] is done.
+pub enum DrainEvent {
+    /// [`DrainAction::Plan`] is done.
     Planned(DrainPlan),
-    /// [`Action::Plan`] failed.
+    /// [`DrainAction::Plan`] failed.
     NotPlanned(Problem),
     /// The migration of this VM has this identifier.
     Begun {
@@ -262,7 +262,7 @@ pub struct Drain {
 impl Drain {
     /// Begins what the plan says, while so many VMs leave this host by migrations of somebody else; gives the first
     /// actions.
-    pub fn begin(plan: DrainPlan, limits: DrainLimits, others: u8, now_ms: f64) -> (Self, Vec<Action>) {
+    pub fn begin(plan: DrainPlan, limits: DrainLimits, others: u8, now_ms: f64) -> (Self, Vec<DrainAction>) {
         let limits = DrainLimits {
             outbound: limits.outbound.max(1),
             inbound: limits.inbound.max(1),
@@ -303,31 +303,31 @@ impl Drain {
     }
 
     /// Takes an event; says what to do next.
-    pub fn handle(&mut self, now_ms: f64, event: Event) -> Vec<Action> {
+    pub fn handle(&mut self, now_ms: f64, event: DrainEvent) -> Vec<DrainAction> {
         if self.ended.is_some() {
             return vec![];
         }
         match event {
-            Event::Planned(plan) => self.planned(now_ms, plan),
-            Event::NotPlanned(problem) => self.not_planned(now_ms, &problem),
-            Event::Begun { vm, migration } => self.of(&vm, |entry| entry.migration = Some(migration)),
-            Event::Busy { vm } => self.of(&vm, Entry::busy),
-            Event::Prepared { vm } => self.of(&vm, Entry::prepared),
-            Event::Arrived { vm, bytes } => self.arrived(now_ms, &vm, bytes),
-            Event::DisksCopied { vm, bytes } => self.disks_copied(&vm, bytes),
-            Event::MemoryFollows { vm } => self.of(&vm, Entry::memory_follows),
-            Event::Ending { vm } => self.of(&vm, |entry| entry.ending(now_ms)),
-            Event::Paused { vm } => self.of(&vm, |entry| entry.paused(now_ms)),
-            Event::RestFollows { vm } => self.of(&vm, Entry::rest_follows),
-            Event::Sent { vm } => self.of(&vm, |entry| entry.sent(now_ms)),
-            Event::Ended { vm, end } => self.move_ended(now_ms, &vm, Stage::is_under_way, end),
-            Event::Settled { vm, end } => {
+            DrainEvent::Planned(plan) => self.planned(now_ms, plan),
+            DrainEvent::NotPlanned(problem) => self.not_planned(now_ms, &problem),
+            DrainEvent::Begun { vm, migration } => self.of(&vm, |entry| entry.migration = Some(migration)),
+            DrainEvent::Busy { vm } => self.of(&vm, Entry::busy),
+            DrainEvent::Prepared { vm } => self.of(&vm, Entry::prepared),
+            DrainEvent::Arrived { vm, bytes } => self.arrived(now_ms, &vm, bytes),
+            DrainEvent::DisksCopied { vm, bytes } => self.disks_copied(&vm, bytes),
+            DrainEvent::MemoryFollows { vm } => self.of(&vm, Entry::memory_follows),
+            DrainEvent::Ending { vm } => self.of(&vm, |entry| entry.ending(now_ms)),
+            DrainEvent::Paused { vm } => self.of(&vm, |entry| entry.paused(now_ms)),
+            DrainEvent::RestFollows { vm } => self.of(&vm, Entry::rest_follows),
+            DrainEvent::Sent { vm } => self.of(&vm, |entry| entry.sent(now_ms)),
+            DrainEvent::Ended { vm, end } => self.move_ended(now_ms, &vm, Stage::is_under_way, end),
+            DrainEvent::Settled { vm, end } => {
                 self.move_ended(now_ms, &vm, |stage| stage == Stage::InDoubt, end);
             }
-            Event::Left { vm, departure } => self.left(&vm, departure),
-            Event::OthersLeave { count } => self.others = count,
-            Event::CancelRequested => self.cancel_requested = true,
-            Event::Tick => self.tick(now_ms),
+            DrainEvent::Left { vm, departure } => self.left(&vm, departure),
+            DrainEvent::OthersLeave { count } => self.others = count,
+            DrainEvent::CancelRequested => self.cancel_requested = true,
+            DrainEvent::Tick => self.tick(now_ms),
         }
         self.next_actions(now_ms)
     }
@@ -408,7 +408,7 @@ impl Drain {
 
     /// Gives every action that can be given; whatever has happened, nothing that may go on waits for more
     /// than the answers to actions that were given.
-    fn next_actions(&mut self, now_ms: f64) -> Vec<Action> {
+    fn next_actions(&mut self, now_ms: f64) -> Vec<DrainAction> {
         let mut actions = vec![];
         if let Some(closing) = self.closing(now_ms) {
             self.give_up(closing, &mut actions);
@@ -433,7 +433,7 @@ impl Drain {
         (now_ms - self.begun_ms >= total_ms).then_some(Closing::DeadlinePassed)
     }
 
-    fn give_up(&mut self, closing: Closing, actions: &mut Vec<Action>) {
+    fn give_up(&mut self, closing: Closing, actions: &mut Vec<DrainAction>) {
         if self.planning == Planning::Wanted {
             self.planning = Planning::Not;
         }
@@ -450,13 +450,13 @@ impl Drain {
             };
             if can_be_given_up && !entry.cancelled {
                 entry.cancelled = true;
-                actions.push(Action::Cancel { vm: entry.planned.vm.clone() });
+                actions.push(DrainAction::Cancel { vm: entry.planned.vm.clone() });
             }
         }
     }
 
     /// A VM that does not converge keeps nobody waiting who may converge.
-    fn take_back_endless(&mut self, actions: &mut Vec<Action>) {
+    fn take_back_endless(&mut self, actions: &mut Vec<DrainAction>) {
         let others_wait = self.entries.iter().any(|entry| {
             entry.patience == Patience::Untried
                 && matches!(entry.stage, Stage::Waiting | Stage::Preparing | Stage::Ready)
@@ -467,7 +467,7 @@ impl Drain {
             entry.cancelled = true;
             let yields = may_yield && entry.may_yield() && !entry.planned.post_copy;
             entry.patience = if yields { Patience::Yielded } else { Patience::Exhausted };
-            actions.push(Action::Cancel { vm: entry.planned.vm.clone() });
+            actions.push(DrainAction::Cancel { vm: entry.planned.vm.clone() });
         }
     }
 
@@ -475,7 +475,7 @@ impl Drain {
         self.entries.sort_by_key(|entry| entry.patience != Patience::Untried);
     }
 
-    fn finish(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
+    fn finish(&mut self, now_ms: f64, actions: &mut Vec<DrainAction>) {
         let is_over =
             self.entries.iter().all(|entry| !entry.stage.is_under_way() && entry.stage != Stage::Waiting);
         let may_look = self.closing(now_ms).is_none() && self.may_look();
@@ -490,7 +490,7 @@ impl Drain {
             (false, false) => DrainState::Incomplete,
         };
         self.ended = Some((now_ms, state));
-        actions.push(Action::Finish);
+        actions.push(DrainAction::Finish);
     }
 
     fn count(&self, which: impl Fn(&Entry) -> bool) -> u8 {

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use drainpipe_engine::drain::run::Event;
+use drainpipe_engine::drain::run::DrainEvent;
 
 use crate::random::Random;
 
 #[derive(Debug, Clone)]
 struct Message {
     migration: u64,
-    event: Event,
+    event: DrainEvent,
 }
 
 /// What the drain has not heard yet.
@@ -25,13 +25,13 @@ pub(crate) struct News {
 pub(crate) struct Heard {
     pub vm: usize,
     pub migration: u64,
-    pub event: Event,
+    pub event: DrainEvent,
     /// Whether it was heard before.
     pub again: bool,
 }
 
 impl News {
-    pub(crate) fn tell(&mut self, vm: usize, migration: u64, event: Event) {
+    pub(crate) fn tell(&mut self, vm: usize, migration: u64, event: DrainEvent) {
         self.unheard.entry(vm).or_default().push_back(Message { migration, event });
     }
 
@@ -70,7 +70,8 @@ impl News {
             let last = messages.len().saturating_sub(1);
             let mut index = 0;
             messages.retain(|message| {
-                let is_passing = matches!(message.event, Event::Arrived { .. } | Event::Ending { .. });
+                let is_passing =
+                    matches!(message.event, DrainEvent::Arrived { .. } | DrainEvent::Ending { .. });
                 index += 1;
                 !is_passing || index > last
             });

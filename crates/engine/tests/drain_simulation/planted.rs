@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use drainpipe_engine::drain::plan::DrainPlan;
-use drainpipe_engine::drain::run::{Action, Event, MoveEnd};
+use drainpipe_engine::drain::run::{DrainAction, DrainEvent, MoveEnd};
 
 use crate::faults::Faults;
 
@@ -124,27 +124,27 @@ impl Planted {
         }
     }
 
-    pub(crate) fn spoil_actions(self, event: Option<&Event>, actions: &mut Vec<Action>) {
+    pub(crate) fn spoil_actions(self, event: Option<&DrainEvent>, actions: &mut Vec<DrainAction>) {
         match self {
             Self::TwoStarts => {
                 *actions = actions.iter().flat_map(|action| [action.clone(), action.clone()]).collect();
             }
-            Self::LostRelease => actions.retain(|action| !matches!(action, Action::Release { .. })),
+            Self::LostRelease => actions.retain(|action| !matches!(action, DrainAction::Release { .. })),
             Self::NoTurns => {
-                if let Some(Event::Prepared { vm }) = event {
-                    actions.retain(|action| !matches!(action, Action::Release { .. }));
-                    actions.push(Action::Release { vm: vm.clone() });
+                if let Some(DrainEvent::Prepared { vm }) = event {
+                    actions.retain(|action| !matches!(action, DrainAction::Release { .. }));
+                    actions.push(DrainAction::Release { vm: vm.clone() });
                 }
             }
-            Self::EarlyFinish if event.is_some() => actions.push(Action::Finish),
+            Self::EarlyFinish if event.is_some() => actions.push(DrainAction::Finish),
             _ => {}
         }
     }
 
-    pub(crate) fn spoil_event(self, event: Event) -> Event {
+    pub(crate) fn spoil_event(self, event: DrainEvent) -> DrainEvent {
         match event {
-            Event::Ended { vm, end: MoveEnd::Cancelled(problem) } if self == Self::CancelledIsFailed => {
-                Event::Ended { vm, end: MoveEnd::Failed(problem) }
+            DrainEvent::Ended { vm, end: MoveEnd::Cancelled(problem) } if self == Self::CancelledIsFailed => {
+                DrainEvent::Ended { vm, end: MoveEnd::Failed(problem) }
             }
             event => event,
         }

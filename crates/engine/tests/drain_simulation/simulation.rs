@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use drainpipe_engine::drain::limits::DrainLimits;
 use drainpipe_engine::drain::plan::DrainPlan;
-use drainpipe_engine::drain::run::{Action, Drain, Event, MoveEnd, Standing};
+use drainpipe_engine::drain::run::{Drain, DrainAction, DrainEvent, MoveEnd, Standing};
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
 
 use self::rules::check_numbers;
@@ -41,25 +41,25 @@ pub(crate) struct Run {
     pub sights: BTreeSet<Sight>,
 }
 
-/// What [`Action::Plan`] will be answered with.
+/// What [`DrainAction::Plan`] will be answered with.
 enum Answer {
     /// The action waits for the disk.
     Awaited,
     /// The hosts were looked at when the action was given.
-    Seen(Event),
+    Seen(DrainEvent),
     /// They will be looked at when the answer is given.
     NotSeen(Standing),
 }
 
 /// An action that was given, and how many VMs might be on the links then.
 struct PendingAction {
-    action: Action,
+    action: DrainAction,
     transfers: u8,
 }
 
 impl PendingAction {
     fn begins(&self, vm: &str) -> bool {
-        matches!(&self.action, Action::Begin { vm: begun, .. } if begun == vm)
+        matches!(&self.action, DrainAction::Begin { vm: begun, .. } if begun == vm)
     }
 }
 
@@ -85,7 +85,7 @@ struct Simulation {
     /// What was given, and is done once the journal says so.
     pending: VecDeque<PendingAction>,
     /// What the agent has to tell itself.
-    own_news: VecDeque<Event>,
+    own_news: VecDeque<DrainEvent>,
     begun_ms: f64,
     now_ms: f64,
     /// What people do to the clock that they see.
@@ -98,7 +98,7 @@ struct Simulation {
     migrations: u64,
     answer: Option<Answer>,
     /// An answer that was heard, and comes once more.
-    answer_again: Option<Event>,
+    answer_again: Option<DrainEvent>,
     cancelled: bool,
     course: Course,
     /// VMs that somebody else moves from this host, by the last look.
@@ -261,13 +261,13 @@ impl Simulation {
             self.world.proceed(&mut self.random)?;
         }
         let event = self.planted.spoil_event(self.next_event()?);
-        if self.planted == Planted::LostEnd && matches!(event, Event::Ended { .. }) {
+        if self.planted == Planted::LostEnd && matches!(event, DrainEvent::Ended { .. }) {
             return Ok(());
         }
         self.note_told(&event);
         let actions = self.drain.handle(self.clock_ms(), event.clone());
         self.say(|| format!("{event:?} → {actions:?}"));
-        let is_passing = matches!(event, Event::Tick | Event::Arrived { .. }) && actions.is_empty();
+        let is_passing = matches!(event, DrainEvent::Tick | DrainEvent::Arrived { .. }) && actions.is_empty();
         if is_passing && self.pending.is_empty() && self.planted == Planted::Nothing {
             return self.check();
         }
@@ -276,13 +276,13 @@ impl Simulation {
     }
 
     /// What the drain knows from now on.
-    fn note_told(&mut self, event: &Event) {
+    fn note_told(&mut self, event: &DrainEvent) {
         match event {
-            Event::CancelRequested => self.cancelled = true,
-            Event::Left { vm, .. } if self.course == Course::UnderWay && !self.is_about_to_begin(vm) => {
+            DrainEvent::CancelRequested => self.cancelled = true,
+            DrainEvent::Left { vm, .. } if self.course == Course::UnderWay && !self.is_about_to_begin(vm) => {
                 self.left.insert(vm.clone());
             }
-            Event::Ended { vm, end: MoveEnd::Left(_) } => {
+            DrainEvent::Ended { vm, end: MoveEnd::Left(_) } => {
                 self.left.insert(vm.clone());
             }
             _ => {}
@@ -292,7 +292,8 @@ impl Simulation {
     /// Whether a migration was wanted of it, and the drain has not heard yet what became of that.
     fn is_about_to_begin(&self, vm: &str) -> bool {
         let is_held = self.pending.iter().any(|pending| pending.begins(vm));
-        is_held || self.own_news.iter().any(|news| matches!(news, Event::Ended { vm: of, .. } if of == vm))
+        is_held
+            || self.own_news.iter().any(|news| matches!(news, DrainEvent::Ended { vm: of, .. } if of == vm))
     }
 
     /// A seed that runs alone tells its story.
@@ -355,7 +356,7 @@ impl Simulation {
         }
     }
 
-    fn next_event(&mut self) -> Result<Event, String> {
+    fn next_event(&mut self) -> Result<DrainEvent, String> {
         if let Some(event) = self.own_news.pop_front() {
             return Ok(event);
         }
@@ -371,7 +372,7 @@ impl Simulation {
     fn note_others(&mut self) {
         let count = self.world.others;
         if count != self.others && self.planted != Planted::OthersUncounted {
-            self.own_news.push_back(Event::OthersLeave { count });
+            self.own_news.push_back(DrainEvent::OthersLeave { count });
         }
         self.others = count;
     }
@@ -384,14 +385,14 @@ impl Simulation {
         let gone: Vec<String> = self.drain.unmoved().filter(is_news).map(str::to_owned).collect();
         for vm in gone {
             self.world.saw(Sight::MovedByHand);
-            self.own_news.push_back(Event::Left { vm: vm.clone(), departure: departure() });
+            self.own_news.push_back(DrainEvent::Left { vm: vm.clone(), departure: departure() });
             self.absent.insert(vm);
         }
     }
 
-    fn event_of_others(&mut self) -> Result<Event, String> {
+    fn event_of_others(&mut self) -> Result<DrainEvent, String> {
         if self.per_mille(self.world.faults.cancel) {
-            return Ok(Event::CancelRequested);
+            return Ok(DrainEvent::CancelRequested);
         }
         if self.random.chance(30)
             && let Some(event) = self.hear_answer()?
@@ -399,10 +400,10 @@ impl Simulation {
             return Ok(event);
         }
         let heard = if self.rush > 0 || self.random.chance(70) { self.hear() } else { None };
-        Ok(heard.unwrap_or(Event::Tick))
+        Ok(heard.unwrap_or(DrainEvent::Tick))
     }
 
-    fn hear_answer(&mut self) -> Result<Option<Event>, String> {
+    fn hear_answer(&mut self) -> Result<Option<DrainEvent>, String> {
         if let Some(event) = self.answer_again.take() {
             self.world.saw(Sight::PlanHeardTwice);
             return Ok(Some(event));
@@ -420,7 +421,7 @@ impl Simulation {
     }
 
     /// What a migration tells that is not its VM's any more is of no interest.
-    fn hear(&mut self) -> Option<Event> {
+    fn hear(&mut self) -> Option<DrainEvent> {
         let heard = self.world.news.hear(self.world.faults.doubled, &mut self.random)?;
         let vm = &self.world.vms[heard.vm];
         let is_stale =
@@ -428,7 +429,7 @@ impl Simulation {
         if is_stale && self.planted != Planted::StaleNews {
             return None;
         }
-        if heard.again && matches!(heard.event, Event::Ended { .. }) {
+        if heard.again && matches!(heard.event, DrainEvent::Ended { .. }) {
             self.world.saw(Sight::EndHeardTwice);
         }
         Some(heard.event)
@@ -459,7 +460,7 @@ impl Simulation {
     }
 
     /// Nothing is done before it is written down how the drain stands.
-    fn take(&mut self, event: Option<&Event>, mut actions: Vec<Action>) -> Result<(), String> {
+    fn take(&mut self, event: Option<&DrainEvent>, mut actions: Vec<DrainAction>) -> Result<(), String> {
         self.planted.spoil_actions(event, &mut actions);
         let status = self.status();
         check_numbers(&status)?;
@@ -485,7 +486,7 @@ impl Simulation {
 
     /// What is to be cancelled does not wait for the disk.
     fn note_cancelled_ahead(&mut self) {
-        let is_cancel = |pending: &PendingAction| matches!(pending.action, Action::Cancel { .. });
+        let is_cancel = |pending: &PendingAction| matches!(pending.action, DrainAction::Cancel { .. });
         if self.pending.iter().any(is_cancel) {
             self.world.saw(Sight::CancelledAhead);
         }

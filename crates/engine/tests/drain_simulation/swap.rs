@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use drainpipe_engine::drain::limits::DrainLimits;
 use drainpipe_engine::drain::lint::lint;
 use drainpipe_engine::drain::plan::{DrainPlan, plan};
-use drainpipe_engine::drain::run::{Action, Drain, Event, MoveEnd, Standing};
+use drainpipe_engine::drain::run::{Drain, DrainAction, DrainEvent, MoveEnd, Standing};
 use drainpipe_engine::drain::status::MoveState;
 use drainpipe_engine::drain::view::{DrainView, LimitView, PlacedVm, Placement, TargetView, VmView};
 use drainpipe_engine::problem::Problem;
@@ -54,9 +54,9 @@ struct Side {
     drain: Option<Drain>,
     /// What a new plan is to be made for.
     planning: Option<Standing>,
-    unheard: Vec<Event>,
+    unheard: Vec<DrainEvent>,
     /// What was heard, and comes once more before anything else.
-    again: Option<Event>,
+    again: Option<DrainEvent>,
     finished: bool,
     /// Turns in which its agent stands still.
     still: u64,
@@ -247,17 +247,17 @@ impl World {
         carried_on.again = None;
     }
 
-    fn next_event(&mut self, side: usize) -> Result<Event, String> {
+    fn next_event(&mut self, side: usize) -> Result<DrainEvent, String> {
         if let Some(event) = self.sides[side].again.take() {
             return Ok(event);
         }
         if self.random.chance(50)
             && let Some(standing) = self.sides[side].planning.take()
         {
-            return self.sound_plan(side, &standing).map(Event::Planned);
+            return self.sound_plan(side, &standing).map(DrainEvent::Planned);
         }
         let unheard = &mut self.sides[side].unheard;
-        let event = if unheard.is_empty() { Event::Tick } else { unheard.remove(0) };
+        let event = if unheard.is_empty() { DrainEvent::Tick } else { unheard.remove(0) };
         if self.random.chance(self.fail) {
             self.sides[side].again = Some(event.clone());
         }
@@ -272,20 +272,20 @@ impl World {
         if findings.is_empty() { Ok(plan) } else { Err(format!("the plan is bad: {findings:?}")) }
     }
 
-    fn perform(&mut self, side: usize, actions: Vec<Action>) -> Result<(), String> {
+    fn perform(&mut self, side: usize, actions: Vec<DrainAction>) -> Result<(), String> {
         for action in actions {
             if self.sides[side].finished {
                 return Err(format!("{action:?} after it was over"));
             }
             match action {
-                Action::Begin { vm, target, .. } => self.begin(side, &vm, &target)?,
-                Action::Release { vm } => self.release(&vm),
-                Action::GiveWay { .. } | Action::TakeAll { .. } => {}
-                Action::Cancel { vm } => return Err(format!("{vm} is cancelled for no reason")),
-                Action::Plan => {
+                DrainAction::Begin { vm, target, .. } => self.begin(side, &vm, &target)?,
+                DrainAction::Release { vm } => self.release(&vm),
+                DrainAction::GiveWay { .. } | DrainAction::TakeAll { .. } => {}
+                DrainAction::Cancel { vm } => return Err(format!("{vm} is cancelled for no reason")),
+                DrainAction::Plan => {
                     self.sides[side].planning = self.sides[side].drain.as_ref().map(Drain::standing);
                 }
-                Action::Finish => self.sides[side].finished = true,
+                DrainAction::Finish => self.sides[side].finished = true,
             }
         }
         Ok(())
@@ -320,22 +320,22 @@ impl World {
         let is_sent = self.random.below(self.sends) == 0;
         let free_gib = self.free_gib(1 - side);
         let Some(vm) = self.vms.get_mut(&name) else { return };
-        let ended = |end| Some(Event::Ended { vm: name.clone(), end });
+        let ended = |end| Some(DrainEvent::Ended { vm: name.clone(), end });
         let failed = |why: &str| ended(MoveEnd::Failed(Problem::failed(why)));
         let (next, event) = match vm.flight {
             Some(Step::Asked) if vm.gib > free_gib => (None, failed("no memory is left")),
             Some(Step::Sent) => {
                 vm.at = 1 - side;
-                self.sides[side].unheard.push(Event::Sent { vm: name.clone() });
+                self.sides[side].unheard.push(DrainEvent::Sent { vm: name.clone() });
                 (None, ended(MoveEnd::Completed { transfer_ms: 1.0 }))
             }
             Some(_) if fails => (None, failed("it failed")),
             Some(Step::Asked) => (Some(Step::Reserved), None),
             Some(Step::Reserved) => {
-                (Some(Step::Prepared { released: false }), Some(Event::Prepared { vm: name.clone() }))
+                (Some(Step::Prepared { released: false }), Some(DrainEvent::Prepared { vm: name.clone() }))
             }
             Some(Step::Prepared { released: true }) if is_sent => {
-                (Some(Step::Sent), Some(Event::Paused { vm: name.clone() }))
+                (Some(Step::Sent), Some(DrainEvent::Paused { vm: name.clone() }))
             }
             other => (other, None),
         };

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use drainpipe_engine::drain::disks::{DrainedDisk, FileSystemView};
-use drainpipe_engine::drain::run::{Departure, Event, MoveEnd};
+use drainpipe_engine::drain::run::{Departure, DrainEvent, MoveEnd};
 use drainpipe_engine::drain::view::{DrainView, LimitView, PlacedVm, Placement, TargetView, VmView};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
@@ -603,14 +603,14 @@ impl World {
             _ if flight.cancelled.is_some() => self.end(vm, End::Cancelled),
             _ if fails => self.end(vm, End::Failed),
             Step::Begun if random.chance(self.faults.busy) => {
-                let event = Event::Busy { vm: self.vms[vm].name.clone() };
+                let event = DrainEvent::Busy { vm: self.vms[vm].name.clone() };
                 self.tell_maybe(vm, event, random);
             }
             Step::Begun => self.reserve(vm, flight.target)?,
             Step::Reserved => {
                 self.step(vm, Step::Prepared);
                 let name = self.vms[vm].name.clone();
-                self.tell(vm, Event::Prepared { vm: name });
+                self.tell(vm, DrainEvent::Prepared { vm: name });
             }
             Step::Prepared if !flight.released => {}
             Step::Prepared if self.vms[vm].is_copied() => self.step(vm, Step::Copying(0)),
@@ -654,11 +654,11 @@ impl World {
         if copied_gib < self.vms[vm].disk_gib {
             self.step(vm, Step::Copying(copied_gib + 1));
             let bytes = (copied_gib + 1) * GIB;
-            return self.tell_maybe(vm, Event::DisksCopied { vm: name, bytes }, random);
+            return self.tell_maybe(vm, DrainEvent::DisksCopied { vm: name, bytes }, random);
         }
         self.saw(Sight::DiskCopied);
         self.step(vm, Step::Sending(0));
-        self.tell_maybe(vm, Event::MemoryFollows { vm: name }, random);
+        self.tell_maybe(vm, DrainEvent::MemoryFollows { vm: name }, random);
     }
 
     fn send(&mut self, vm: usize, sent_gib: u64, random: &mut Random) {
@@ -666,16 +666,16 @@ impl World {
         let times = if self.vms[vm].by_post_copy { 1 } else { self.vms[vm].times };
         if sent_gib >= self.vms[vm].gib * times {
             self.step(vm, Step::Paused);
-            self.tell_maybe(vm, Event::Paused { vm: name }, random);
+            self.tell_maybe(vm, DrainEvent::Paused { vm: name }, random);
             return;
         }
         let gib = self.vms[vm].sends_next(sent_gib);
         self.step(vm, Step::Sending(gib));
         if gib >= self.vms[vm].gib {
             // Also when more rounds follow, and in each of them.
-            self.tell_maybe(vm, Event::Ending { vm: name.clone() }, random);
+            self.tell_maybe(vm, DrainEvent::Ending { vm: name.clone() }, random);
         }
-        self.tell_maybe(vm, Event::Arrived { vm: name, bytes: gib * GIB }, random);
+        self.tell_maybe(vm, DrainEvent::Arrived { vm: name, bytes: gib * GIB }, random);
     }
 
     fn send_last(&mut self, vm: usize, random: &mut Random) {
@@ -683,9 +683,9 @@ impl World {
         let name = self.vms[vm].name.clone();
         if self.vms[vm].by_post_copy {
             self.saw(Sight::InParts);
-            self.tell_maybe(vm, Event::RestFollows { vm: name.clone() }, random);
+            self.tell_maybe(vm, DrainEvent::RestFollows { vm: name.clone() }, random);
         }
-        self.tell_maybe(vm, Event::Sent { vm: name }, random);
+        self.tell_maybe(vm, DrainEvent::Sent { vm: name }, random);
     }
 
     fn step(&mut self, vm: usize, step: Step) {
@@ -756,19 +756,19 @@ impl World {
 
     fn tell_end(&mut self, vm: usize, end: MoveEnd) {
         let name = self.vms[vm].name.clone();
-        self.tell(vm, Event::Ended { vm: name, end });
+        self.tell(vm, DrainEvent::Ended { vm: name, end });
     }
 
     fn tell_settled(&mut self, vm: usize, end: End) {
         let name = self.vms[vm].name.clone();
-        self.tell(vm, Event::Settled { vm: name, end: end.reported() });
+        self.tell(vm, DrainEvent::Settled { vm: name, end: end.reported() });
     }
 
-    fn tell(&mut self, vm: usize, event: Event) {
+    fn tell(&mut self, vm: usize, event: DrainEvent) {
         self.news.tell(vm, self.vms[vm].migration, event);
     }
 
-    fn tell_maybe(&mut self, vm: usize, event: Event, random: &mut Random) {
+    fn tell_maybe(&mut self, vm: usize, event: DrainEvent, random: &mut Random) {
         if !random.chance(self.faults.lost) {
             self.tell(vm, event);
         }

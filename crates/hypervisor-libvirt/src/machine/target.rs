@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use drainpipe_hypervisor::{
-    Address, DiskExports, Event, MigrationStatus, Parcel, SharedPath, TargetVm, Transport, VmError,
+    Address, DiskExports, MigrationStatus, Parcel, SharedPath, TargetVm, Transport, VmError, VmEvent,
 };
 
 use super::disks::check_closed;
@@ -88,7 +88,7 @@ impl TargetVm for DomainVm {
         let status = if finished.is_ok() { MigrationStatus::Completed } else { MigrationStatus::Failed };
         // Nobody may listen.
         let happening = drainpipe_hypervisor::Happening::Migration(status);
-        let _unheard = self.events.send(Event { what: happening, at: None });
+        let _unheard = self.events.send(VmEvent { what: happening, at: None });
         finished
     }
 

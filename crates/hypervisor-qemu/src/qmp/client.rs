@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use drainpipe_hypervisor::{Event, Version};
+use drainpipe_hypervisor::{Version, VmEvent};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ pub struct QmpClient {
     waiting: Arc<Mutex<Waiting>>,
     lines: mpsc::Sender<Line>,
     /// Weak, so that receivers learn of the connection's end.
-    events: broadcast::WeakSender<Event>,
+    events: broadcast::WeakSender<VmEvent>,
     tasks: [JoinHandle<()>; 2],
     takes_out_of_band: bool,
     questions: Arc<Semaphore>,
@@ -181,7 +181,7 @@ impl QmpClient {
     /// Events from now on. A receiver that falls more than 256 events behind gets
     /// `RecvError::Lagged` with the number it missed, and `RecvError::Closed` once the connection
     /// has ended, which mostly means that QEMU has.
-    pub fn events(&self) -> broadcast::Receiver<Event> {
+    pub fn events(&self) -> broadcast::Receiver<VmEvent> {
         match self.events.upgrade() {
             Some(events) => events.subscribe(),
             None => broadcast::channel(1).1,
@@ -385,7 +385,7 @@ impl LineReader {
 async fn read_messages(
     mut reader: LineReader,
     waiting: Arc<Mutex<Waiting>>,
-    events: broadcast::Sender<Event>,
+    events: broadcast::Sender<VmEvent>,
 ) {
     let end = loop {
         match reader.message().await {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use drainpipe_hypervisor::{Event, Happening, Version};
+use drainpipe_hypervisor::{Happening, Version, VmEvent};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -14,7 +14,7 @@ pub(super) const LINE_BYTES_MAX: usize = 1 << 20;
 pub(super) enum Message {
     Greeting(Version),
     Response { id: u64, result: Result<Value, CommandError> },
-    Event(Event),
+    Event(VmEvent),
 }
 
 /// QEMU's refusal of a command.
@@ -69,7 +69,7 @@ fn decode_event(name: Value, data: Option<&Value>, at: Option<SystemTime>) -> Re
         ("SHUTDOWN", _) => Happening::Ending,
         _ => Happening::Other(name),
     };
-    Ok(Message::Event(Event { what, at }))
+    Ok(Message::Event(VmEvent { what, at }))
 }
 
 /// QEMU writes −1 for what it cannot read.

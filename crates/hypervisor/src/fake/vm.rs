@@ -22,7 +22,7 @@ use crate::disk_moves::DiskMoves;
 use crate::disks::DiskCopies;
 use crate::end::{End, Exit};
 use crate::error::{VmError, VmErrorKind};
-use crate::event::{Event, Happening};
+use crate::event::{Happening, VmEvent};
 use crate::facts::Version;
 use crate::memory::{Contents, MemorySample};
 use crate::parcel::Parcel;
@@ -47,7 +47,7 @@ pub struct FakeVm {
     process: FakeProcess,
     faults: Faults,
     // Without a sender once the process has ended.
-    events: Mutex<Option<broadcast::Sender<Event>>>,
+    events: Mutex<Option<broadcast::Sender<VmEvent>>>,
     inner: Mutex<Inner>,
     // By somebody, as by `SIGSTOP`.
     is_stopped: AtomicBool,
@@ -258,7 +258,7 @@ impl FakeVm {
     fn happens(&self, what: Happening) {
         if let Some(events) = &*self.events.lock().unwrap_or_else(PoisonError::into_inner) {
             // Nobody may listen.
-            let _unheard = events.send(Event { what, at: None });
+            let _unheard = events.send(VmEvent { what, at: None });
         }
     }
 
@@ -351,7 +351,7 @@ impl Vm for FakeVm {
         self.spec.spec().is_defined_elsewhere()
     }
 
-    fn events(&self) -> broadcast::Receiver<Event> {
+    fn events(&self) -> broadcast::Receiver<VmEvent> {
         match &*self.events.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(events) => events.subscribe(),
             None => broadcast::channel(1).1,

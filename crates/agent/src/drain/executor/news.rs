@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use drainpipe_engine::drain::run::Event;
+use drainpipe_engine::drain::run::DrainEvent;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
@@ -16,10 +16,10 @@ const TICK: Duration = Duration::from_millis(200);
 const NEWS_MAX: usize = 64;
 
 pub(super) struct News {
-    tell: mpsc::Sender<Event>,
-    told: mpsc::Receiver<Event>,
+    tell: mpsc::Sender<DrainEvent>,
+    told: mpsc::Receiver<DrainEvent>,
     // What the executor itself has to tell.
-    own: VecDeque<Event>,
+    own: VecDeque<DrainEvent>,
     cancelled: watch::Receiver<bool>,
     ticks: Interval,
 }
@@ -33,27 +33,27 @@ impl News {
     }
 
     /// For who has to tell something.
-    pub(super) fn sender(&self) -> mpsc::Sender<Event> {
+    pub(super) fn sender(&self) -> mpsc::Sender<DrainEvent> {
         self.tell.clone()
     }
 
     /// The executor has this to tell.
-    pub(super) fn push(&mut self, event: Event) {
+    pub(super) fn push(&mut self, event: DrainEvent) {
         self.own.push_back(event);
     }
 
     /// The next of what the executor has to tell.
-    pub(super) fn own(&mut self) -> Option<Event> {
+    pub(super) fn own(&mut self) -> Option<DrainEvent> {
         self.own.pop_front()
     }
 
     /// The next of what others have to tell.
-    pub(super) async fn told(&mut self) -> Event {
+    pub(super) async fn told(&mut self) -> DrainEvent {
         tokio::select! {
             // Its sender is kept here, so it is never closed.
             Some(event) = self.told.recv() => event,
-            Ok(()) = self.cancelled.changed() => Event::CancelRequested,
-            _ = self.ticks.tick() => Event::Tick,
+            Ok(()) = self.cancelled.changed() => DrainEvent::CancelRequested,
+            _ = self.ticks.tick() => DrainEvent::Tick,
         }
     }
 }

@@ -13,8 +13,7 @@ use drainpipe_engine::transfer::downtime::downtime_limit_ms;
 use drainpipe_engine::transfer::queue::unsent_limit_bytes;
 use drainpipe_engine::transfer::transferred::Transferred;
 use drainpipe_hypervisor::{
-    Address, Event as VmEvent, Happening, Machine, MigrationStatus, SourceSettings, TlsKey, TransferStatus,
-    ZeroPages,
+    Address, Happening, Machine, MigrationStatus, SourceSettings, TlsKey, TransferStatus, VmEvent, ZeroPages,
 };
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::time::timeout;

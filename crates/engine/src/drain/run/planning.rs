@@ -5,7 +5,7 @@ use super::super::plan::{DrainPlan, Move};
 use super::super::stay::{Stay, StayReason};
 use super::super::view::{DrainView, PlacedVm, TargetView};
 use super::entry::{Entry, Stage};
-use super::{Action, Drain};
+use super::{Drain, DrainAction};
 use crate::problem::Problem;
 
 /// When no host can take a VM that an earlier plan had placed, hosts are looked at again after this.
@@ -25,7 +25,7 @@ pub(super) enum Planning {
     Not,
     /// A VM failed: another plan is needed before it is tried again.
     Wanted,
-    /// [`Action::Plan`] was given and is not answered.
+    /// [`DrainAction::Plan`] was given and is not answered.
     UnderWay,
 }
 
@@ -67,7 +67,7 @@ impl Standing {
 }
 
 impl Drain {
-    /// What is to be added to the view for a new plan; taken when [`Action::Plan`] is given.
+    /// What is to be added to the view for a new plan; taken when [`DrainAction::Plan`] is given.
     pub fn standing(&self) -> Standing {
         let settled = self.entries.iter().filter(|entry| !entry.stage.is_open());
         let bound = |entry: &Entry| Bound {
@@ -167,10 +167,10 @@ impl Drain {
         self.looks < if self.await_room { LOOKS_FOR_ROOM } else { LOOKS } && (self.await_room || left_out)
     }
 
-    pub(super) fn make_plan(&mut self, actions: &mut Vec<Action>) {
+    pub(super) fn make_plan(&mut self, actions: &mut Vec<DrainAction>) {
         if self.planning == Planning::Wanted {
             self.planning = Planning::UnderWay;
-            actions.push(Action::Plan);
+            actions.push(DrainAction::Plan);
         }
     }
 }

@@ -54,20 +54,20 @@ const LIMITS: DrainLimits = DrainLimits {
     disks_first: false,
 };
 
-fn begin(vms: &[&str]) -> (Drain, Vec<Action>) {
+fn begin(vms: &[&str]) -> (Drain, Vec<DrainAction>) {
     begin_with(vms.iter().map(|vm| planned(vm, "b")).collect(), LIMITS)
 }
 
 /// As if a second had passed, after which more than the first is prepared.
-fn begin_with(moves: Vec<Move>, limits: DrainLimits) -> (Drain, Vec<Action>) {
+fn begin_with(moves: Vec<Move>, limits: DrainLimits) -> (Drain, Vec<DrainAction>) {
     let (mut drain, mut actions) = Drain::begin(plan_of(moves, &[]), limits, 0, -FIRST_ALONE_MS);
-    actions.extend(drain.handle(0.0, Event::Tick));
+    actions.extend(drain.handle(0.0, DrainEvent::Tick));
     (drain, actions)
 }
 
-fn begins(actions: &[Action]) -> Vec<&str> {
+fn begins(actions: &[DrainAction]) -> Vec<&str> {
     let begun = actions.iter().filter_map(|action| match action {
-        Action::Begin { vm, .. } => Some(vm.as_str()),
+        DrainAction::Begin { vm, .. } => Some(vm.as_str()),
         _ => None,
     });
     begun.collect()
@@ -77,53 +77,53 @@ fn owned(vms: &[&str]) -> Vec<String> {
     vms.iter().map(ToString::to_string).collect()
 }
 
-fn prepared(vm: &str) -> Event {
-    Event::Prepared { vm: vm.into() }
+fn prepared(vm: &str) -> DrainEvent {
+    DrainEvent::Prepared { vm: vm.into() }
 }
 
-fn ending(vm: &str) -> Event {
-    Event::Ending { vm: vm.into() }
+fn ending(vm: &str) -> DrainEvent {
+    DrainEvent::Ending { vm: vm.into() }
 }
 
-fn paused(vm: &str) -> Event {
-    Event::Paused { vm: vm.into() }
+fn paused(vm: &str) -> DrainEvent {
+    DrainEvent::Paused { vm: vm.into() }
 }
 
-fn sent(vm: &str) -> Event {
-    Event::Sent { vm: vm.into() }
+fn sent(vm: &str) -> DrainEvent {
+    DrainEvent::Sent { vm: vm.into() }
 }
 
-fn completed(vm: &str) -> Event {
-    Event::Ended { vm: vm.into(), end: MoveEnd::Completed { transfer_ms: 4_500.0 } }
+fn completed(vm: &str) -> DrainEvent {
+    DrainEvent::Ended { vm: vm.into(), end: MoveEnd::Completed { transfer_ms: 4_500.0 } }
 }
 
-fn failed(vm: &str) -> Event {
-    Event::Ended { vm: vm.into(), end: MoveEnd::Failed(Problem::failed("connection reset")) }
+fn failed(vm: &str) -> DrainEvent {
+    DrainEvent::Ended { vm: vm.into(), end: MoveEnd::Failed(Problem::failed("connection reset")) }
 }
 
-fn refused(vm: &str) -> Event {
-    Event::Ended { vm: vm.into(), end: MoveEnd::Failed(Problem::refused("b is short of memory")) }
+fn refused(vm: &str) -> DrainEvent {
+    DrainEvent::Ended { vm: vm.into(), end: MoveEnd::Failed(Problem::refused("b is short of memory")) }
 }
 
-fn release(vm: &str) -> Action {
-    Action::Release { vm: vm.into() }
+fn release(vm: &str) -> DrainAction {
+    DrainAction::Release { vm: vm.into() }
 }
 
 /// Released while another one is about to be paused.
-fn release_behind(vm: &str) -> [Action; 2] {
+fn release_behind(vm: &str) -> [DrainAction; 2] {
     [give_way(vm), release(vm)]
 }
 
-fn give_way(vm: &str) -> Action {
-    Action::GiveWay { vm: vm.into() }
+fn give_way(vm: &str) -> DrainAction {
+    DrainAction::GiveWay { vm: vm.into() }
 }
 
-fn take_all(vm: &str) -> Action {
-    Action::TakeAll { vm: vm.into() }
+fn take_all(vm: &str) -> DrainAction {
+    DrainAction::TakeAll { vm: vm.into() }
 }
 
-fn cancel(vm: &str) -> Action {
-    Action::Cancel { vm: vm.into() }
+fn cancel(vm: &str) -> DrainAction {
+    DrainAction::Cancel { vm: vm.into() }
 }
 
 fn state(drain: &Drain, vm: &str) -> MoveState {
@@ -141,7 +141,7 @@ fn two_are_prepared_ahead_and_one_is_on_the_links() {
     assert_eq!(begins(&actions), ["v", "w", "x"]);
     assert_eq!(
         drain.handle(1.0, prepared("w")),
-        [release("w"), Action::Begin { vm: "y".into(), target: "b".into(), post_copy: false }]
+        [release("w"), DrainAction::Begin { vm: "y".into(), target: "b".into(), post_copy: false }]
     );
     assert_eq!(drain.handle(2.0, prepared("v")), []);
     assert_eq!(state(&drain, "v"), MoveState::Ready);
@@ -155,21 +155,21 @@ fn the_links_are_free_once_a_vm_is_paused() {
     assert_eq!(drain.handle(3.0, paused("v")), [release("w")]);
     assert_eq!(drain.handle(4.0, paused("w")), []);
     assert_eq!(drain.handle(5.0, completed("w")), []);
-    assert_eq!(drain.handle(6.0, completed("v")), [Action::Finish]);
+    assert_eq!(drain.handle(6.0, completed("v")), [DrainAction::Finish]);
     assert_eq!(drain.outcome(), Some(DrainState::Drained));
-    assert_eq!(drain.handle(7.0, Event::CancelRequested), []);
+    assert_eq!(drain.handle(7.0, DrainEvent::CancelRequested), []);
 }
 
 #[test]
 fn the_first_one_is_prepared_alone_for_a_while() {
     let first = || Drain::begin(plan_of(["v", "w"].map(|vm| planned(vm, "b")).to_vec(), &[]), LIMITS, 0, 0.0);
-    let begin_w = Action::Begin { vm: "w".into(), target: "b".into(), post_copy: false };
+    let begin_w = DrainAction::Begin { vm: "w".into(), target: "b".into(), post_copy: false };
     let (mut drain, actions) = first();
     assert_eq!(begins(&actions), ["v"]);
     assert_eq!(drain.handle(100.0, prepared("v")), [release("v"), begin_w.clone()]);
     let (mut drain, _) = first();
-    assert_eq!(drain.handle(FIRST_ALONE_MS - 1.0, Event::Tick), []);
-    assert_eq!(drain.handle(FIRST_ALONE_MS, Event::Tick), [begin_w]);
+    assert_eq!(drain.handle(FIRST_ALONE_MS - 1.0, DrainEvent::Tick), []);
+    assert_eq!(drain.handle(FIRST_ALONE_MS, DrainEvent::Tick), [begin_w]);
 }
 
 /// Of five, the first is on the links, and three are ready.
@@ -195,12 +195,12 @@ fn the_next_one_begins_when_little_is_left_of_another() {
 #[test]
 fn little_is_left_by_what_was_predicted() {
     let mut drain = one_sends_and_three_are_ready();
-    drain.handle(0.0, Event::Tick);
+    drain.handle(0.0, DrainEvent::Tick);
     let told_after = |drain: &mut Drain, now_ms: f64, share: f64| {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of a VM")]
         let bytes = (share * GIB as f64) as u64;
-        let actions = drain.handle(now_ms, Event::Arrived { vm: "v".into(), bytes });
-        drain.handle(now_ms, Event::Tick);
+        let actions = drain.handle(now_ms, DrainEvent::Arrived { vm: "v".into(), bytes });
+        drain.handle(now_ms, DrainEvent::Tick);
         actions
     };
     assert_eq!(told_after(&mut drain, 2_000.0, 0.5), []);
@@ -214,11 +214,14 @@ fn what_does_not_come_to_its_end_keeps_the_links() {
     drain.handle(2.0, ending("v"));
     drain.handle(3.0, paused("w"));
     drain.handle(100.0, sent("w"));
-    assert_eq!(drain.handle(1_500.0, Event::Tick)[..2], release_behind("x"));
-    assert!(drain.handle(2_002.0, Event::Tick).contains(&take_all("x")), "it gives way for so long at most");
+    assert_eq!(drain.handle(1_500.0, DrainEvent::Tick)[..2], release_behind("x"));
+    assert!(
+        drain.handle(2_002.0, DrainEvent::Tick).contains(&take_all("x")),
+        "it gives way for so long at most"
+    );
     assert_eq!(drain.handle(3_000.0, paused("x")), [], "v has them");
     assert_eq!(drain.handle(3_100.0, sent("x")), []);
-    assert!(!drain.handle(4_000.0, Event::Tick).contains(&release("y")), "it has them still");
+    assert!(!drain.handle(4_000.0, DrainEvent::Tick).contains(&release("y")), "it has them still");
     assert_eq!(drain.handle(4_001.0, paused("v"))[0], release("y"));
 }
 
@@ -236,7 +239,7 @@ fn what_a_paused_vm_has_sent_and_was_not_told_of_is_not_taken_for_slow_links() {
         drain.handle(0.0, prepared(vm));
     }
     let arrived =
-        |vm: &str, sent_ms: u32| Event::Arrived { vm: vm.into(), bytes: u64::from(sent_ms) * 237_500 };
+        |vm: &str, sent_ms: u32| DrainEvent::Arrived { vm: vm.into(), bytes: u64::from(sent_ms) * 237_500 };
     for now in (0..20_000_u32).step_by(50) {
         let (turn, at_ms) = (now / 1_050, now % 1_050);
         let before = turn.checked_sub(1).map(|before| names[before as usize].as_str());
@@ -250,7 +253,7 @@ fn what_a_paused_vm_has_sent_and_was_not_told_of_is_not_taken_for_slow_links() {
             _ => {}
         }
         // It was sampled a moment ago.
-        events.extend([arrived(vm, at_ms.saturating_sub(200)), Event::Tick]);
+        events.extend([arrived(vm, at_ms.saturating_sub(200)), DrainEvent::Tick]);
         for event in events {
             drain.handle(f64::from(now), event);
         }
@@ -261,21 +264,21 @@ fn what_a_paused_vm_has_sent_and_was_not_told_of_is_not_taken_for_slow_links() {
 #[test]
 fn nothing_is_begun_in_the_moment_of_a_pause_while_somebody_is_ready() {
     let mut drain = one_sends_and_three_are_ready();
-    let begin_z = || vec![Action::Begin { vm: "z".into(), target: "b".into(), post_copy: false }];
+    let begin_z = || vec![DrainAction::Begin { vm: "z".into(), target: "b".into(), post_copy: false }];
     assert_eq!(drain.handle(2.0, ending("v")), release_behind("w"));
     assert_eq!(drain.handle(3.0, paused("v")), [take_all("w")]);
     assert_eq!(drain.handle(203.0, sent("v")), []);
-    assert_eq!(drain.handle(900.0, Event::Tick), []);
-    assert_eq!(drain.handle(1_003.0, Event::Tick), begin_z());
+    assert_eq!(drain.handle(900.0, DrainEvent::Tick), []);
+    assert_eq!(drain.handle(1_003.0, DrainEvent::Tick), begin_z());
     let mut drain = one_sends_and_three_are_ready();
     drain.handle(2.0, ending("v"));
     drain.handle(3.0, paused("v"));
     assert_eq!(drain.handle(203.0, completed("v")), [], "its clients have yet to hear of it");
-    assert_eq!(drain.handle(502.0, Event::Tick), []);
-    assert_eq!(drain.handle(503.0, Event::Tick), begin_z());
+    assert_eq!(drain.handle(502.0, DrainEvent::Tick), []);
+    assert_eq!(drain.handle(503.0, DrainEvent::Tick), begin_z());
     let (mut drain, _) = begin(&["v", "w", "x", "y", "z"]);
     drain.handle(1.0, prepared("v"));
-    assert_eq!(drain.handle(2.0, failed("w")), [Action::Plan], "nobody is ready");
+    assert_eq!(drain.handle(2.0, failed("w")), [DrainAction::Plan], "nobody is ready");
 }
 
 #[test]
@@ -290,7 +293,7 @@ fn who_waits_for_a_place_at_its_target_keeps_nobody_from_another_one() {
     let moves = ["v", "w", "x", "y"].map(|vm| planned(vm, if vm == "y" { "c" } else { "b" })).to_vec();
     let (mut drain, actions) = begin_with(moves, LIMITS);
     assert_eq!(begins(&actions), ["v", "w", "x"]);
-    let busy = |vm: &str| Event::Busy { vm: vm.into() };
+    let busy = |vm: &str| DrainEvent::Busy { vm: vm.into() };
     assert_eq!(begins(&drain.handle(1.0, busy("v"))), ["y"]);
     assert_eq!(drain.handle(2.0, prepared("y")), [release("y")]);
     let waits = |drain: &Drain| drain.status(0.0).moves[0].waits.clone();
@@ -302,18 +305,18 @@ fn who_waits_for_a_place_at_its_target_keeps_nobody_from_another_one() {
 #[test]
 fn a_vm_that_failed_goes_where_the_new_plan_says() {
     let (mut drain, _) = begin(&["v", "w"]);
-    assert_eq!(drain.handle(1.0, failed("v")), [Action::Plan]);
+    assert_eq!(drain.handle(1.0, failed("v")), [DrainAction::Plan]);
     assert_eq!(state(&drain, "v"), MoveState::Waiting);
     let before_ms = drain.status(2.0).eta_ms.unwrap();
     let slower = plan_of(vec![planned("v", "c")], &[]);
     let slower = DrainPlan { predicted_ms: 2.0 * slower.predicted_ms, ..slower };
-    let actions = drain.handle(2.0, Event::Planned(slower));
+    let actions = drain.handle(2.0, DrainEvent::Planned(slower));
     let after_ms = drain.status(2.0).eta_ms.unwrap();
     assert!((after_ms - 2.0 * before_ms).abs() < 1.0, "{before_ms} before, {after_ms} by slower links");
-    assert_eq!(actions, [Action::Begin { vm: "v".into(), target: "c".into(), post_copy: false }]);
+    assert_eq!(actions, [DrainAction::Begin { vm: "v".into(), target: "c".into(), post_copy: false }]);
     assert_eq!(drain.handle(3.0, failed("v")), []);
     assert_eq!((state(&drain, "v"), error(&drain, "v")), (MoveState::Failed, "connection reset".into()));
-    assert_eq!(drain.handle(4.0, completed("w")), [Action::Finish]);
+    assert_eq!(drain.handle(4.0, completed("w")), [DrainAction::Finish]);
     assert_eq!(drain.outcome(), Some(DrainState::Incomplete));
 }
 
@@ -321,9 +324,9 @@ fn a_vm_that_failed_goes_where_the_new_plan_says() {
 fn that_others_took_its_room_is_no_attempt_within_bounds() {
     let (mut drain, _) = begin(&["v"]);
     let mut planned_anew = 0;
-    while drain.handle(1.0, refused("v")) == [Action::Plan] {
+    while drain.handle(1.0, refused("v")) == [DrainAction::Plan] {
         planned_anew += 1;
-        let actions = drain.handle(2.0, Event::Planned(plan_of(vec![planned("v", "c")], &[])));
+        let actions = drain.handle(2.0, DrainEvent::Planned(plan_of(vec![planned("v", "c")], &[])));
         assert_eq!(begins(&actions), ["v"]);
         assert!(planned_anew < 100, "without end");
     }
@@ -335,10 +338,10 @@ fn that_others_took_its_room_is_no_attempt_within_bounds() {
 #[test]
 fn what_fails_on_the_links_is_an_attempt_whoever_refuses_it() {
     let (mut drain, _) = begin(&["v"]);
-    for expected in [vec![Action::Plan], vec![Action::Finish]] {
+    for expected in [vec![DrainAction::Plan], vec![DrainAction::Finish]] {
         drain.handle(1.0, prepared("v"));
         assert_eq!(drain.handle(2.0, refused("v")), expected);
-        drain.handle(3.0, Event::Planned(plan_of(vec![planned("v", "c")], &[])));
+        drain.handle(3.0, DrainEvent::Planned(plan_of(vec![planned("v", "c")], &[])));
     }
 }
 
@@ -349,7 +352,7 @@ fn how_many_go_at_a_time_follows_the_targets_of_a_new_plan() {
     let (mut drain, _) = Drain::begin(both, limits, 0, 0.0);
     assert_eq!(drain.status(0.0).transfers, 2);
     drain.handle(1.0, failed("w"));
-    drain.handle(2.0, Event::Planned(plan_of(vec![planned("w", "b")], &[])));
+    drain.handle(2.0, DrainEvent::Planned(plan_of(vec![planned("w", "b")], &[])));
     assert_eq!(drain.status(2.0).transfers, 1);
 }
 
@@ -364,40 +367,43 @@ fn what_the_links_carry_is_known_anew_with_each_plan() {
     let go_on = |drain: &mut Drain, ticks: std::ops::RangeInclusive<u32>| {
         for tick in ticks {
             let now_ms = f64::from(tick) * 200.0;
-            drain.handle(now_ms, Event::Arrived { vm: "v".into(), bytes: u64::from(tick) * 200 * 118_750 });
-            drain.handle(now_ms, Event::Tick);
+            drain.handle(
+                now_ms,
+                DrainEvent::Arrived { vm: "v".into(), bytes: u64::from(tick) * 200 * 118_750 },
+            );
+            drain.handle(now_ms, DrainEvent::Tick);
         }
         drain.status(8_000.0).transfers
     };
     assert_eq!(go_on(&mut drain, 1..=20), 1, "the links are full");
-    assert_eq!(drain.handle(4_000.0, failed("w")), [Action::Plan]);
-    drain.handle(4_000.0, Event::Planned(over(2_000, vec![planned("w", "c")])));
+    assert_eq!(drain.handle(4_000.0, failed("w")), [DrainAction::Plan]);
+    drain.handle(4_000.0, DrainEvent::Planned(over(2_000, vec![planned("w", "c")])));
     assert_eq!(go_on(&mut drain, 21..=40), 2, "another link leads to c");
 }
 
 #[test]
 fn who_fails_while_a_plan_is_made_is_in_the_next_one() {
     let (mut drain, _) = begin(&["v", "w"]);
-    assert_eq!(drain.handle(1.0, failed("v")), [Action::Plan]);
+    assert_eq!(drain.handle(1.0, failed("v")), [DrainAction::Plan]);
     assert_eq!(drain.handle(2.0, failed("w")), []);
-    let actions = drain.handle(3.0, Event::Planned(plan_of(vec![planned("v", "c")], &["w"])));
-    assert_eq!(actions, [Action::Plan]);
+    let actions = drain.handle(3.0, DrainEvent::Planned(plan_of(vec![planned("v", "c")], &["w"])));
+    assert_eq!(actions, [DrainAction::Plan]);
     let both = plan_of(vec![planned("v", "c"), planned("w", "b")], &[]);
-    assert_eq!(begins(&drain.handle(4.0, Event::Planned(both))), ["v", "w"]);
+    assert_eq!(begins(&drain.handle(4.0, DrainEvent::Planned(both))), ["v", "w"]);
 }
 
 #[test]
 fn what_no_host_can_take_is_looked_at_again_and_then_stays() {
     let (mut drain, _) = begin(&["v"]);
     drain.handle(1.0, failed("v"));
-    assert_eq!(drain.handle(2.0, Event::Planned(plan_of(vec![], &["v"]))), []);
+    assert_eq!(drain.handle(2.0, DrainEvent::Planned(plan_of(vec![], &["v"]))), []);
     let mut now_ms = 2.0;
     for _ in 0..LOOKS {
-        assert_eq!(drain.handle(now_ms + LOOK_AGAIN_MS - 1.0, Event::Tick), []);
+        assert_eq!(drain.handle(now_ms + LOOK_AGAIN_MS - 1.0, DrainEvent::Tick), []);
         now_ms += LOOK_AGAIN_MS;
-        assert_eq!(drain.handle(now_ms, Event::Tick), [Action::Plan]);
-        let actions = drain.handle(now_ms, Event::NotPlanned(Problem::failed("silence")));
-        assert_eq!(actions.contains(&Action::Finish), drain.looks == LOOKS);
+        assert_eq!(drain.handle(now_ms, DrainEvent::Tick), [DrainAction::Plan]);
+        let actions = drain.handle(now_ms, DrainEvent::NotPlanned(Problem::failed("silence")));
+        assert_eq!(actions.contains(&DrainAction::Finish), drain.looks == LOOKS);
     }
     assert!(error(&drain, "v").contains("connection reset; after that: there is no other host"));
 }
@@ -410,13 +416,16 @@ fn what_waits_for_room_that_is_to_come_is_looked_at_until_it_comes() {
     let mut now_ms = 0.0;
     for _ in 0..2 * LOOKS {
         now_ms += LOOK_AGAIN_MS;
-        assert_eq!(drain.handle(now_ms, Event::Tick), [Action::Plan]);
-        assert_eq!(drain.handle(now_ms, Event::Planned(busy())), []);
+        assert_eq!(drain.handle(now_ms, DrainEvent::Tick), [DrainAction::Plan]);
+        assert_eq!(drain.handle(now_ms, DrainEvent::Planned(busy())), []);
     }
     now_ms += LOOK_AGAIN_MS;
-    assert_eq!(drain.handle(now_ms, Event::Tick), [Action::Plan]);
-    assert_eq!(begins(&drain.handle(now_ms, Event::Planned(plan_of(vec![planned("w", "b")], &[])))), ["w"]);
-    assert_eq!(drain.handle(now_ms, completed("w")), [Action::Finish]);
+    assert_eq!(drain.handle(now_ms, DrainEvent::Tick), [DrainAction::Plan]);
+    assert_eq!(
+        begins(&drain.handle(now_ms, DrainEvent::Planned(plan_of(vec![planned("w", "b")], &[])))),
+        ["w"]
+    );
+    assert_eq!(drain.handle(now_ms, completed("w")), [DrainAction::Finish]);
 }
 
 #[test]
@@ -425,8 +434,8 @@ fn looks_for_room_do_not_run_out_while_a_vm_is_on_its_way_that_leaves_some() {
         |room_is_coming| DrainPlan { await_room: owned(&["w"]), room_is_coming, ..plan_of(vec![], &["w"]) };
     let look = |drain: &mut Drain, now_ms: &mut f64, room_is_coming| {
         *now_ms += LOOK_AGAIN_MS;
-        assert_eq!(drain.handle(*now_ms, Event::Tick), [Action::Plan]);
-        drain.handle(*now_ms, Event::Planned(busy(room_is_coming)))
+        assert_eq!(drain.handle(*now_ms, DrainEvent::Tick), [DrainAction::Plan]);
+        drain.handle(*now_ms, DrainEvent::Planned(busy(room_is_coming)))
     };
     let mut now_ms = 0.0;
     let (mut drain, _) = Drain::begin(busy(true), LIMITS, 0, now_ms);
@@ -436,47 +445,47 @@ fn looks_for_room_do_not_run_out_while_a_vm_is_on_its_way_that_leaves_some() {
     for _ in 1..LOOKS_FOR_ROOM {
         assert_eq!(look(&mut drain, &mut now_ms, false), []);
     }
-    assert_eq!(look(&mut drain, &mut now_ms, false), [Action::Finish]);
+    assert_eq!(look(&mut drain, &mut now_ms, false), [DrainAction::Finish]);
     // The drain's own deadline holds all the same.
     let limits = DrainLimits { total_ms: Some(2.5 * LOOK_AGAIN_MS), ..LIMITS };
     let (mut drain, _) = Drain::begin(busy(true), limits, 0, now_ms);
     for _ in 0..2 {
         assert_eq!(look(&mut drain, &mut now_ms, true), []);
     }
-    assert_eq!(drain.handle(now_ms + LOOK_AGAIN_MS, Event::Tick), [Action::Finish]);
+    assert_eq!(drain.handle(now_ms + LOOK_AGAIN_MS, DrainEvent::Tick), [DrainAction::Finish]);
 }
 
 #[test]
 fn in_doubt_is_not_tried_again() {
     let (mut drain, _) = begin(&["v"]);
-    assert_eq!(drain.handle(1.0, in_doubt("v")), [Action::Finish]);
+    assert_eq!(drain.handle(1.0, in_doubt("v")), [DrainAction::Finish]);
     assert_eq!((state(&drain, "v"), drain.outcome()), (MoveState::InDoubt, Some(DrainState::Incomplete)));
 }
 
-fn in_doubt(vm: &str) -> Event {
-    Event::Ended { vm: vm.into(), end: MoveEnd::InDoubt(Problem::failed("the target is silent")) }
+fn in_doubt(vm: &str) -> DrainEvent {
+    DrainEvent::Ended { vm: vm.into(), end: MoveEnd::InDoubt(Problem::failed("the target is silent")) }
 }
 
-fn settled(vm: &str, end: MoveEnd) -> Event {
-    Event::Settled { vm: vm.into(), end }
+fn settled(vm: &str, end: MoveEnd) -> DrainEvent {
+    DrainEvent::Settled { vm: vm.into(), end }
 }
 
 #[test]
 fn what_runs_here_after_all_goes_with_the_others() {
     let discarded = || MoveEnd::Failed(Problem::failed("b has discarded it"));
     let (mut drain, _) = begin(&["v", "w"]);
-    drain.handle(0.0, Event::Begun { vm: "v".into(), migration: "of v".into() });
+    drain.handle(0.0, DrainEvent::Begun { vm: "v".into(), migration: "of v".into() });
     drain.handle(1.0, in_doubt("v"));
     assert_eq!(drain.in_doubt().collect::<Vec<_>>(), [("v", "of v")]);
-    assert_eq!(drain.handle(2.0, settled("v", discarded())), [Action::Plan]);
+    assert_eq!(drain.handle(2.0, settled("v", discarded())), [DrainAction::Plan]);
     assert_eq!(drain.handle(2.5, settled("v", discarded())), [], "once is enough");
-    let actions = drain.handle(3.0, Event::Planned(plan_of(vec![planned("v", "c")], &[])));
+    let actions = drain.handle(3.0, DrainEvent::Planned(plan_of(vec![planned("v", "c")], &[])));
     assert_eq!(begins(&actions), ["v"]);
     drain.handle(4.0, in_doubt("v"));
     assert_eq!(drain.handle(5.0, settled("v", discarded())), []);
     assert_eq!((state(&drain, "v"), error(&drain, "v")), (MoveState::Failed, "b has discarded it".into()));
     assert_eq!(drain.handle(6.0, settled("w", discarded())), [], "it is under way");
-    assert_eq!(drain.handle(7.0, completed("w")), [Action::Finish]);
+    assert_eq!(drain.handle(7.0, completed("w")), [DrainAction::Finish]);
 }
 
 #[test]
@@ -485,7 +494,7 @@ fn what_has_moved_after_all_has_moved() {
     drain.handle(1.0, in_doubt("v"));
     assert_eq!(drain.handle(2.0, settled("v", MoveEnd::Completed { transfer_ms: 7.0 })), []);
     assert_eq!(state(&drain, "v"), MoveState::Moved);
-    assert_eq!(drain.handle(3.0, completed("w")), [Action::Finish]);
+    assert_eq!(drain.handle(3.0, completed("w")), [DrainAction::Finish]);
     assert_eq!(drain.outcome(), Some(DrainState::Drained));
 }
 
@@ -493,7 +502,7 @@ fn what_has_moved_after_all_has_moved() {
 fn nothing_is_tried_again_once_a_drain_is_cancelled() {
     let (mut drain, _) = begin(&["v", "w"]);
     drain.handle(1.0, in_doubt("v"));
-    drain.handle(2.0, Event::CancelRequested);
+    drain.handle(2.0, DrainEvent::CancelRequested);
     assert_eq!(drain.handle(3.0, settled("v", MoveEnd::Failed(Problem::failed("discarded")))), []);
     assert_eq!(state(&drain, "v"), MoveState::Failed);
 }
@@ -503,10 +512,13 @@ fn a_vm_whose_migration_somebody_cancelled_is_not_tried_again() {
     let (mut drain, _) = begin(&["v", "w"]);
     drain.handle(1.0, prepared("v"));
     let end = MoveEnd::Cancelled(Problem::failed("it was cancelled"));
-    let next = drain.handle(2.0, Event::Ended { vm: "v".into(), end });
-    assert!(next.iter().all(|action| !matches!(action, Action::Begin { vm, .. } if vm == "v")), "{next:?}");
+    let next = drain.handle(2.0, DrainEvent::Ended { vm: "v".into(), end });
+    assert!(
+        next.iter().all(|action| !matches!(action, DrainAction::Begin { vm, .. } if vm == "v")),
+        "{next:?}"
+    );
     drain.handle(3.0, prepared("w"));
-    assert_eq!(drain.handle(4.0, completed("w")), [Action::Finish]);
+    assert_eq!(drain.handle(4.0, completed("w")), [DrainAction::Finish]);
     assert_eq!((state(&drain, "v"), drain.outcome()), (MoveState::Failed, Some(DrainState::Incomplete)));
     assert_eq!(error(&drain, "v"), "it was cancelled");
 }
@@ -517,13 +529,13 @@ fn cancelling_undoes_what_is_under_way_and_begins_nothing() {
     drain.handle(1.0, prepared("v"));
     drain.handle(2.0, paused("v"));
     drain.handle(3.0, prepared("w"));
-    assert_eq!(drain.handle(4.0, Event::CancelRequested), [cancel("w"), cancel("x"), cancel("y")]);
+    assert_eq!(drain.handle(4.0, DrainEvent::CancelRequested), [cancel("w"), cancel("x"), cancel("y")]);
     assert_eq!(drain.handle(5.0, prepared("x")), []);
     drain.handle(6.0, failed("w"));
     drain.handle(7.0, failed("x"));
     drain.handle(8.0, completed("v"));
     // It was handed over when the order came.
-    assert_eq!(drain.handle(9.0, completed("y")), [Action::Finish]);
+    assert_eq!(drain.handle(9.0, completed("y")), [DrainAction::Finish]);
     assert_eq!(drain.outcome(), Some(DrainState::Cancelled));
     assert_eq!((state(&drain, "v"), state(&drain, "y")), (MoveState::Moved, MoveState::Moved));
     assert!(error(&drain, "w").starts_with("the drain was cancelled"));
@@ -534,17 +546,17 @@ fn after_the_deadline_what_is_on_the_links_goes_on() {
     let plan = plan_of(["v", "w"].map(|vm| planned(vm, "b")).to_vec(), &[]);
     let (mut drain, _) = Drain::begin(plan, DrainLimits { total_ms: Some(100.0), ..LIMITS }, 0, 50.0);
     drain.handle(60.0, prepared("v"));
-    assert_eq!(drain.handle(149.0, Event::Tick), []);
-    assert_eq!(drain.handle(150.0, Event::Tick), [cancel("w")]);
+    assert_eq!(drain.handle(149.0, DrainEvent::Tick), []);
+    assert_eq!(drain.handle(150.0, DrainEvent::Tick), [cancel("w")]);
     drain.handle(160.0, failed("w"));
-    assert_eq!(drain.handle(170.0, completed("v")), [Action::Finish]);
+    assert_eq!(drain.handle(170.0, completed("v")), [DrainAction::Finish]);
     assert!(error(&drain, "w").contains("deadline"));
 }
 
 #[test]
 fn nothing_to_move_is_over_at_once() {
     let (drain, actions) = Drain::begin(plan_of(vec![], &["v"]), LIMITS, 0, 0.0);
-    assert_eq!((actions, drain.outcome()), (vec![Action::Finish], Some(DrainState::Incomplete)));
+    assert_eq!((actions, drain.outcome()), (vec![DrainAction::Finish], Some(DrainState::Incomplete)));
     assert_eq!(begin(&[]).0.outcome(), Some(DrainState::Drained));
 }
 
@@ -556,8 +568,8 @@ fn bounds_of_zero_are_bounds_of_one() {
     assert_eq!(drain.handle(1.0, prepared("v")), [release("v")]);
 }
 
-fn arrived(vm: &str, gib: u64) -> Event {
-    Event::Arrived { vm: vm.into(), bytes: gib * GIB + 1 }
+fn arrived(vm: &str, gib: u64) -> DrainEvent {
+    DrainEvent::Arrived { vm: vm.into(), bytes: gib * GIB + 1 }
 }
 
 #[test]
@@ -568,7 +580,7 @@ fn a_vm_that_does_not_converge_gives_the_links_to_the_others_and_is_tried_after_
     assert_eq!(drain.handle(3.0, arrived("v", 1)), []);
     assert_eq!(drain.handle(4.0, arrived("v", 2)), [cancel("v")]);
     assert_eq!(drain.handle(5.0, arrived("v", 3)), []);
-    let begin_again = Action::Begin { vm: "v".into(), target: "b".into(), post_copy: false };
+    let begin_again = DrainAction::Begin { vm: "v".into(), target: "b".into(), post_copy: false };
     assert_eq!(drain.handle(6.0, failed("v")), [release("w"), begin_again]);
     assert!(error(&drain, "v").contains("it waits until the others have moved"));
     assert_eq!(drain.handle(7.0, prepared("v")), []);
@@ -577,7 +589,7 @@ fn a_vm_that_does_not_converge_gives_the_links_to_the_others_and_is_tried_after_
     // It keeps nobody waiting any more, for a while.
     assert_eq!(drain.handle(10.0, arrived("v", 19)), []);
     assert_eq!(drain.handle(11.0, arrived("v", 20)), [cancel("v")]);
-    assert_eq!(drain.handle(12.0, failed("v")), [Action::Finish]);
+    assert_eq!(drain.handle(12.0, failed("v")), [DrainAction::Finish]);
     assert_eq!((state(&drain, "v"), drain.outcome()), (MoveState::Failed, Some(DrainState::Incomplete)));
     assert!(error(&drain, "v").contains("--throttle"));
 }
@@ -591,23 +603,23 @@ fn giving_way_is_no_failure() {
     drain.handle(4.0, prepared("w"));
     drain.handle(5.0, completed("w"));
     // The first of two attempts.
-    assert_eq!(drain.handle(6.0, failed("v")), [Action::Plan]);
-    let actions = drain.handle(7.0, Event::Planned(plan_of(vec![planned("v", "c")], &[])));
+    assert_eq!(drain.handle(6.0, failed("v")), [DrainAction::Plan]);
+    let actions = drain.handle(7.0, DrainEvent::Planned(plan_of(vec![planned("v", "c")], &[])));
     assert_eq!(begins(&actions), ["v"]);
-    assert_eq!(drain.handle(8.0, failed("v")), [Action::Finish]);
+    assert_eq!(drain.handle(8.0, failed("v")), [DrainAction::Finish]);
 }
 
 #[test]
 fn a_plan_that_did_not_know_that_it_gave_way_does_not_take_its_place() {
     let (mut drain, _) = begin(&["v", "w", "x"]);
     drain.handle(1.0, prepared("v"));
-    assert_eq!(drain.handle(2.0, failed("w")), [Action::Plan]);
+    assert_eq!(drain.handle(2.0, failed("w")), [DrainAction::Plan]);
     assert_eq!(drain.handle(3.0, arrived("v", 2)), [cancel("v")]);
     drain.handle(4.0, failed("v"));
-    let actions = drain.handle(5.0, Event::Planned(plan_of(vec![planned("w", "c")], &[])));
-    assert_eq!(actions, [Action::Plan]);
+    let actions = drain.handle(5.0, DrainEvent::Planned(plan_of(vec![planned("w", "c")], &[])));
+    assert_eq!(actions, [DrainAction::Plan]);
     let both = plan_of(vec![planned("v", "b"), planned("w", "c")], &[]);
-    assert_eq!(begins(&drain.handle(6.0, Event::Planned(both))), ["w", "v"]);
+    assert_eq!(begins(&drain.handle(6.0, DrainEvent::Planned(both))), ["w", "v"]);
 }
 
 #[test]
@@ -620,7 +632,7 @@ fn past_the_deadline_no_time_is_left_for_what_does_not_converge() {
     drain.handle(4.0, prepared("w"));
     drain.handle(5.0, completed("w"));
     assert_eq!(drain.handle(6.0, prepared("v")), [release("v")]);
-    assert_eq!(drain.handle(100.0, Event::Tick), [cancel("v")]);
+    assert_eq!(drain.handle(100.0, DrainEvent::Tick), [cancel("v")]);
 }
 
 /// Moves these VMs over links that carry `rate`, one at a time, where each takes so long to be prepared, and as long from
@@ -636,14 +648,14 @@ fn etas(plan: DrainPlan, rate: f64, step_ms: f64) -> Vec<(f64, f64)> {
     let (mut now_ms, mut estimates) = (0.0, vec![]);
     while drain.outcome().is_none() {
         now_ms += 200.0;
-        let mut events = vec![Event::Tick];
+        let mut events = vec![DrainEvent::Tick];
         events.extend(preparing.extract_if(.., |(_, at_ms)| *at_ms <= now_ms).map(|(vm, _)| prepared(&vm)));
         events.extend(finishing.extract_if(.., |(_, at_ms)| *at_ms <= now_ms).map(|(vm, _)| completed(&vm)));
         let each = rate * 200.0 / on_links.len().max(1) as f64;
         for (vm, bytes) in &mut on_links {
             *bytes += each;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of a VM")]
-            events.push(Event::Arrived { vm: vm.clone(), bytes: *bytes as u64 });
+            events.push(DrainEvent::Arrived { vm: vm.clone(), bytes: *bytes as u64 });
         }
         for (vm, _) in on_links.extract_if(.., |(_, bytes)| *bytes >= bytes_of_each) {
             events.push(paused(&vm));
@@ -652,8 +664,8 @@ fn etas(plan: DrainPlan, rate: f64, step_ms: f64) -> Vec<(f64, f64)> {
         for event in events {
             for action in drain.handle(now_ms, event) {
                 match action {
-                    Action::Begin { vm, .. } => preparing.push((vm, now_ms + step_ms)),
-                    Action::Release { vm } => on_links.push((vm, 0.0)),
+                    DrainAction::Begin { vm, .. } => preparing.push((vm, now_ms + step_ms)),
+                    DrainAction::Release { vm } => on_links.push((vm, 0.0)),
                     _ => {}
                 }
             }
@@ -700,8 +712,8 @@ fn departure() -> Departure {
     Departure { target: "z".into(), migration: "by hand".into(), memory_bytes: GIB }
 }
 
-fn left(vm: &str) -> Event {
-    Event::Left { vm: vm.into(), departure: departure() }
+fn left(vm: &str) -> DrainEvent {
+    DrainEvent::Left { vm: vm.into(), departure: departure() }
 }
 
 #[test]
@@ -715,8 +727,8 @@ fn who_was_moved_by_somebody_else_has_left_and_is_no_failure() {
     assert_eq!(drain.handle(2.0, left("w")), []);
     assert_eq!(drain.handle(3.0, left("y")), []);
     assert_eq!(begins(&drain.handle(4.0, completed("v"))), ["x"]);
-    let gone = Event::Ended { vm: "x".into(), end: MoveEnd::Left(departure()) };
-    assert_eq!(drain.handle(5.0, gone), [Action::Finish]);
+    let gone = DrainEvent::Ended { vm: "x".into(), end: MoveEnd::Left(departure()) };
+    assert_eq!(drain.handle(5.0, gone), [DrainAction::Finish]);
     assert_eq!(drain.outcome(), Some(DrainState::Drained));
     let status = drain.status(6.0);
     assert_eq!((status.moved(), status.left(), status.all_moved()), (1, 3, true));
@@ -731,18 +743,18 @@ fn who_was_moved_by_somebody_else_has_left_and_is_no_failure() {
 fn who_has_left_after_it_had_failed_is_no_failure() {
     let (mut drain, _) = begin(&["v"]);
     drain.handle(1.0, failed("v"));
-    assert_eq!(drain.handle(2.0, Event::Planned(plan_of(vec![], &["v"]))), []);
-    assert_eq!(drain.handle(3.0, left("v")), [Action::Finish]);
+    assert_eq!(drain.handle(2.0, DrainEvent::Planned(plan_of(vec![], &["v"]))), []);
+    assert_eq!(drain.handle(3.0, left("v")), [DrainAction::Finish]);
     assert_eq!((state(&drain, "v"), drain.outcome()), (MoveState::Left, Some(DrainState::Drained)));
 }
 
 #[test]
 fn a_plan_that_was_made_before_it_left_moves_it_no_more() {
     let (mut drain, _) = begin(&["v"]);
-    assert_eq!(drain.handle(1.0, failed("v")), [Action::Plan]);
+    assert_eq!(drain.handle(1.0, failed("v")), [DrainAction::Plan]);
     assert_eq!(drain.handle(2.0, left("v")), []);
-    let actions = drain.handle(3.0, Event::Planned(plan_of(vec![planned("v", "c")], &[])));
-    assert_eq!(actions, [Action::Finish]);
+    let actions = drain.handle(3.0, DrainEvent::Planned(plan_of(vec![planned("v", "c")], &[])));
+    assert_eq!(actions, [DrainAction::Finish]);
     assert_eq!(state(&drain, "v"), MoveState::Left);
 }
 
@@ -751,10 +763,10 @@ fn no_time_is_left_for_what_is_taken_back() {
     let (mut drain, _) = begin(&["v", "w"]);
     drain.handle(1.0, prepared("v"));
     drain.handle(2.0, prepared("w"));
-    drain.handle(200.0, Event::Arrived { vm: "v".into(), bytes: 40 << 20 });
-    drain.handle(200.0, Event::Tick);
+    drain.handle(200.0, DrainEvent::Arrived { vm: "v".into(), bytes: 40 << 20 });
+    drain.handle(200.0, DrainEvent::Tick);
     assert!(drain.status(200.0).eta_ms.unwrap() > 4_000.0);
-    assert_eq!(drain.handle(201.0, Event::CancelRequested), [cancel("v"), cancel("w")]);
+    assert_eq!(drain.handle(201.0, DrainEvent::CancelRequested), [cancel("v"), cancel("w")]);
     assert_eq!(drain.status(201.0).eta_ms, Some(0.0));
 }
 
@@ -765,23 +777,23 @@ fn who_is_moved_by_somebody_else_counts_among_those_that_leave() {
     let all = DrainPlan { transfers: 3, ..plan_of(moves(), &[]) };
     let (mut drain, actions) = Drain::begin(all, limits, 2, -FIRST_ALONE_MS);
     assert_eq!(begins(&actions), ["v"]);
-    assert_eq!(begins(&drain.handle(0.0, Event::OthersLeave { count: 1 })), ["w"]);
-    assert_eq!(drain.handle(1.0, Event::OthersLeave { count: 3 }), []);
+    assert_eq!(begins(&drain.handle(0.0, DrainEvent::OthersLeave { count: 1 })), ["w"]);
+    assert_eq!(drain.handle(1.0, DrainEvent::OthersLeave { count: 3 }), []);
     assert_eq!(begins(&drain.handle(2.0, completed("v"))), [""; 0]);
     let waits = |drain: &Drain| drain.status(2.0).moves[2].waits.clone();
     assert!(
         waits(&drain).unwrap().contains("others move 3 VMs away from this host, from which no more than 3")
     );
-    assert_eq!(drain.handle(2.0, Event::OthersLeave { count: 2 }), []);
+    assert_eq!(drain.handle(2.0, DrainEvent::OthersLeave { count: 2 }), []);
     assert!(waits(&drain).is_some());
-    assert_eq!(begins(&drain.handle(3.0, Event::OthersLeave { count: 1 })), ["x"]);
+    assert_eq!(begins(&drain.handle(3.0, DrainEvent::OthersLeave { count: 1 })), ["x"]);
     assert_eq!(waits(&drain), None);
 }
 
 const WITH_POST_COPY: DrainLimits = DrainLimits { post_copy: true, ..LIMITS };
 
-fn by_post_copy(vm: &str) -> Action {
-    Action::Begin { vm: vm.into(), target: "b".into(), post_copy: true }
+fn by_post_copy(vm: &str) -> DrainAction {
+    DrainAction::Begin { vm: vm.into(), target: "b".into(), post_copy: true }
 }
 
 #[test]
@@ -795,9 +807,9 @@ fn where_post_copy_is_allowed_a_vm_that_does_not_converge_goes_by_it_next() {
     drain.handle(4.0, prepared("v"));
     assert_eq!(drain.handle(5.0, arrived("v", 3)), [], "it comes to an end");
     drain.handle(6.0, paused("v"));
-    drain.handle(7.0, Event::RestFollows { vm: "v".into() });
+    drain.handle(7.0, DrainEvent::RestFollows { vm: "v".into() });
     assert_eq!(state(&drain, "v"), MoveState::Transferring);
-    assert_eq!(drain.handle(8.0, completed("v")), [Action::Finish]);
+    assert_eq!(drain.handle(8.0, completed("v")), [DrainAction::Finish]);
     assert_eq!(drain.outcome(), Some(DrainState::Drained));
 }
 
@@ -810,9 +822,12 @@ fn what_is_planned_to_go_by_post_copy_does_and_keeps_the_links_until_all_of_it_i
     drain.handle(1.0, prepared("v"));
     drain.handle(2.0, prepared("w"));
     drain.handle(3.0, paused("v"));
-    drain.handle(4.0, Event::RestFollows { vm: "v".into() });
-    assert!(!drain.handle(60_000.0, Event::Tick).contains(&release("w")), "the rest of v is on the links");
-    drain.handle(60_001.0, Event::Sent { vm: "v".into() });
+    drain.handle(4.0, DrainEvent::RestFollows { vm: "v".into() });
+    assert!(
+        !drain.handle(60_000.0, DrainEvent::Tick).contains(&release("w")),
+        "the rest of v is on the links"
+    );
+    drain.handle(60_001.0, DrainEvent::Sent { vm: "v".into() });
     drain.handle(60_002.0, completed("v"));
     assert_eq!(state(&drain, "w"), MoveState::Transferring);
 }
@@ -833,12 +848,12 @@ fn with_disk(vm: &str, from_device: u64) -> Move {
     Move { disks: vec![DrainedDisk { copy, from_device, to_device: 7 }], ..planned(vm, "b") }
 }
 
-fn copied(vm: &str, bytes: u64) -> Event {
-    Event::DisksCopied { vm: vm.into(), bytes }
+fn copied(vm: &str, bytes: u64) -> DrainEvent {
+    DrainEvent::DisksCopied { vm: vm.into(), bytes }
 }
 
-fn memory_follows(vm: &str) -> Event {
-    Event::MemoryFollows { vm: vm.into() }
+fn memory_follows(vm: &str) -> DrainEvent {
+    DrainEvent::MemoryFollows { vm: vm.into() }
 }
 
 #[test]
@@ -868,7 +883,7 @@ fn what_was_not_told_of_a_disk_follows_from_what_is() {
     assert_eq!(state(&drain, "x"), MoveState::Finishing);
     let (mut drain, _) = begin_with(vec![with_disk("x", 1), with_disk("y", 1)], LIMITS);
     drain.handle(10.0, prepared("x"));
-    let arrived = Event::Arrived { vm: "x".into(), bytes: 1 };
+    let arrived = DrainEvent::Arrived { vm: "x".into(), bytes: 1 };
     assert_eq!(begins(&drain.handle(20.0, arrived)), ["y"]);
 }
 
@@ -877,19 +892,19 @@ fn a_copy_that_fails_is_tried_again_and_one_under_way_survives_the_deadline() {
     let limits = DrainLimits { total_ms: Some(60_000.0), ..LIMITS };
     let (mut drain, _) = begin_with(vec![with_disk("x", 1), with_disk("y", 1)], limits);
     drain.handle(10.0, prepared("x"));
-    assert_eq!(drain.handle(20.0, failed("x")), [Action::Plan]);
+    assert_eq!(drain.handle(20.0, failed("x")), [DrainAction::Plan]);
     let again = plan_of(vec![with_disk("x", 1), with_disk("y", 1)], &[]);
-    assert_eq!(begins(&drain.handle(30.0, Event::Planned(again))), ["x"]);
+    assert_eq!(begins(&drain.handle(30.0, DrainEvent::Planned(again))), ["x"]);
     drain.handle(40.0, prepared("x"));
-    assert_eq!(drain.handle(70_000.0, Event::Tick), [], "it is on the links");
-    assert_eq!(drain.handle(70_001.0, Event::CancelRequested), [cancel("x")]);
+    assert_eq!(drain.handle(70_000.0, DrainEvent::Tick), [], "it is on the links");
+    assert_eq!(drain.handle(70_001.0, DrainEvent::CancelRequested), [cancel("x")]);
 }
 
 #[test]
 fn who_copies_disks_does_not_give_the_links_to_others_when_it_does_not_converge() {
     let (mut drain, _) = begin_with(vec![with_disk("x", 1), planned("v", "b")], LIMITS);
     drain.handle(10.0, prepared("x"));
-    let arrived = |gib| Event::Arrived { vm: "x".into(), bytes: gib * GIB };
+    let arrived = |gib| DrainEvent::Arrived { vm: "x".into(), bytes: gib * GIB };
     assert_eq!(drain.handle(20.0, arrived(4)), [], "its disks would be copied again");
     assert_eq!(drain.handle(30.0, arrived(21)), [cancel("x")], "but this has no end");
 }

@@ -4,7 +4,7 @@ use super::super::limits::{AHEAD, FIRST_ALONE_MS};
 use super::super::plan::Move;
 use super::entry::{Entry, LinkClaim, Patience, Stage};
 use super::planning::Planning;
-use super::{Action, Drain};
+use super::{Drain, DrainAction};
 use crate::migration::ENDING_MS;
 
 /// What has arrived is told some time later.
@@ -28,7 +28,7 @@ impl Drain {
 
     /// The next one begins when little is left of another: it takes as long to its first byte. One at a time, and
     /// not in the moment in which a VM stands still.
-    pub(super) fn release(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
+    pub(super) fn release(&mut self, now_ms: f64, actions: &mut Vec<DrainAction>) {
         let allowed = self.concurrency.allowed();
         let on_links = self.staying_on_links(now_ms);
         let near_pause = self.count(|entry| entry.is_near_pause(now_ms));
@@ -42,9 +42,9 @@ impl Drain {
             entry.release(if gives_way { LinkClaim::Given } else { LinkClaim::Taken });
             self.turns += 1;
             if gives_way {
-                actions.push(Action::GiveWay { vm: entry.planned.vm.clone() });
+                actions.push(DrainAction::GiveWay { vm: entry.planned.vm.clone() });
             }
-            actions.push(Action::Release { vm: entry.planned.vm.clone() });
+            actions.push(DrainAction::Release { vm: entry.planned.vm.clone() });
         }
         let copied_before = actions.len();
         if !gives_way {
@@ -56,11 +56,11 @@ impl Drain {
     }
 
     /// Those with disks, whose turn came when they were begun.
-    fn release_copies(&mut self, actions: &mut Vec<Action>) {
+    fn release_copies(&mut self, actions: &mut Vec<DrainAction>) {
         for entry in self.entries.iter_mut().filter(|entry| entry.stage == Stage::Ready) {
             if !entry.planned.disks.is_empty() {
                 entry.release(LinkClaim::Taken);
-                actions.push(Action::Release { vm: entry.planned.vm.clone() });
+                actions.push(DrainAction::Release { vm: entry.planned.vm.clone() });
             }
         }
     }
@@ -75,7 +75,7 @@ impl Drain {
 
     /// Who gave way to a VM that was to be paused may have the links when it is. It takes a moment until it does: by
     /// then the last pages of that one are gone. A VM that is paused itself gives way to nobody.
-    pub(super) fn take_all(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
+    pub(super) fn take_all(&mut self, now_ms: f64, actions: &mut Vec<DrainAction>) {
         let has_the_links = |entry: &Entry| entry.is_ending(now_ms) && entry.link_claim == LinkClaim::Taken;
         let are_wanted = self.entries.iter().any(has_the_links);
         let takes_them = |entry: &&mut Entry| {
@@ -83,12 +83,12 @@ impl Drain {
         };
         for entry in self.entries.iter_mut().filter(takes_them) {
             entry.link_claim = LinkClaim::Taken;
-            actions.push(Action::TakeAll { vm: entry.planned.vm.clone() });
+            actions.push(DrainAction::TakeAll { vm: entry.planned.vm.clone() });
         }
     }
 
     /// Not while a plan is made: it counts on the room that what is begun now would take.
-    pub(super) fn begin_more(&mut self, now_ms: f64, actions: &mut Vec<Action>) {
+    pub(super) fn begin_more(&mut self, now_ms: f64, actions: &mut Vec<DrainAction>) {
         while self.planning == Planning::Not
             && !self.spares_a_pause(now_ms)
             && let Some(next) = self.next_to_begin(now_ms)
@@ -97,7 +97,7 @@ impl Drain {
             entry.begin();
             let Move { vm, target, post_copy, .. } = entry.planned.clone();
             let post_copy = post_copy || self.limits.post_copy && entry.patience == Patience::Yielded;
-            actions.push(Action::Begin { vm, target, post_copy });
+            actions.push(DrainAction::Begin { vm, target, post_copy });
         }
     }
 

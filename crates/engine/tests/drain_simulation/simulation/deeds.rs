@@ -2,7 +2,7 @@
 
 use drainpipe_engine::drain::lint::lint;
 use drainpipe_engine::drain::plan::{DrainPlan, plan};
-use drainpipe_engine::drain::run::{Action, Event, MoveEnd, Standing};
+use drainpipe_engine::drain::run::{DrainAction, DrainEvent, MoveEnd, Standing};
 use drainpipe_engine::problem::Problem;
 
 use super::{Answer, Course, PendingAction, Simulation};
@@ -16,12 +16,12 @@ const REFUSALS_MAX: u64 = 8;
 impl Simulation {
     pub(super) fn perform(&mut self, pending: PendingAction) -> Result<(), String> {
         match pending.action {
-            Action::Begin { vm, target, post_copy } => self.begin(&vm, &target, post_copy),
-            Action::Release { vm } => self.release(&vm, pending.transfers),
-            Action::Cancel { vm } => self.cancel(&vm),
-            Action::Plan => self.make_plan(),
-            Action::GiveWay { .. } | Action::TakeAll { .. } => Ok(()),
-            Action::Finish => {
+            DrainAction::Begin { vm, target, post_copy } => self.begin(&vm, &target, post_copy),
+            DrainAction::Release { vm } => self.release(&vm, pending.transfers),
+            DrainAction::Cancel { vm } => self.cancel(&vm),
+            DrainAction::Plan => self.make_plan(),
+            DrainAction::GiveWay { .. } | DrainAction::TakeAll { .. } => Ok(()),
+            DrainAction::Finish => {
                 self.course = Course::Finished;
                 Ok(())
             }
@@ -55,17 +55,17 @@ impl Simulation {
         let (name, is_gone) = (vm.name.clone(), vm.at == At::EndedHere);
         if vm.at == At::Elsewhere {
             self.world.saw(Sight::BegunWhenMovedByHand);
-            self.own_news.push_back(Event::Ended { vm: name, end: MoveEnd::Left(departure()) });
+            self.own_news.push_back(DrainEvent::Ended { vm: name, end: MoveEnd::Left(departure()) });
             return Ok(());
         }
         if is_gone || self.disk_fills() {
             self.world.saw(if is_gone { Sight::BegunWhenGone } else { Sight::BegunWithoutDisk });
             let problem = Problem::failed("it cannot be begun");
-            self.own_news.push_back(Event::Ended { vm: name, end: MoveEnd::Failed(problem) });
+            self.own_news.push_back(DrainEvent::Ended { vm: name, end: MoveEnd::Failed(problem) });
             return Ok(());
         }
         self.world.vms[index].flight = Some(Flight::to(target));
-        self.own_news.push_back(Event::Begun { vm: name, migration: name_of(self.migrations) });
+        self.own_news.push_back(DrainEvent::Begun { vm: name, migration: name_of(self.migrations) });
         Ok(())
     }
 
@@ -146,11 +146,11 @@ impl Simulation {
         Ok(())
     }
 
-    pub(super) fn new_plan(&mut self, standing: &Standing) -> Result<Event, String> {
+    pub(super) fn new_plan(&mut self, standing: &Standing) -> Result<DrainEvent, String> {
         if self.random.chance(self.world.faults.no_plan) {
-            return Ok(Event::NotPlanned(Problem::failed("no host answers")));
+            return Ok(DrainEvent::NotPlanned(Problem::failed("no host answers")));
         }
-        self.sound_plan(standing).map(Event::Planned)
+        self.sound_plan(standing).map(DrainEvent::Planned)
     }
 
     /// Only a plan in which nothing is found is carried out. Here each must be.

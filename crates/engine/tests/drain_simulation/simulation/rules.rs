@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drainpipe_engine::drain::run::{Action, Event};
+use drainpipe_engine::drain::run::{DrainAction, DrainEvent};
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
 
 use super::{Answer, Course, Simulation};
@@ -18,32 +18,32 @@ const ONE_COPY_MS: f64 = 5_000.0;
 
 impl Simulation {
     /// What the drain may want at this moment.
-    pub(super) fn check_given(&mut self, action: &Action) -> Result<(), String> {
+    pub(super) fn check_given(&mut self, action: &DrainAction) -> Result<(), String> {
         if self.course != Course::UnderWay {
             return Err(format!("{action:?} after it was over"));
         }
         match action {
-            Action::Begin { .. } | Action::Release { .. } if self.is_closing() => {
+            DrainAction::Begin { .. } | DrainAction::Release { .. } if self.is_closing() => {
                 Err(format!("{action:?} while nothing may be"))
             }
-            Action::Begin { vm, .. } if self.answer.is_some() => {
+            DrainAction::Begin { vm, .. } if self.answer.is_some() => {
                 Err(format!("{vm} is begun while nothing may be"))
             }
-            Action::Begin { vm, .. } => self.check_begin(vm),
-            Action::Release { vm } => self.check_turn(vm),
-            Action::GiveWay { vm } => self.give_way(vm),
-            Action::TakeAll { vm } if self.giving_way.remove(vm) => Ok(()),
-            Action::TakeAll { vm } => Err(format!("{vm} did not give way")),
-            Action::Cancel { vm } => self.take_back(vm),
-            Action::Plan if self.answer.is_some() => Err("two plans are made at once".into()),
-            Action::Plan => {
+            DrainAction::Begin { vm, .. } => self.check_begin(vm),
+            DrainAction::Release { vm } => self.check_turn(vm),
+            DrainAction::GiveWay { vm } => self.give_way(vm),
+            DrainAction::TakeAll { vm } if self.giving_way.remove(vm) => Ok(()),
+            DrainAction::TakeAll { vm } => Err(format!("{vm} did not give way")),
+            DrainAction::Cancel { vm } => self.take_back(vm),
+            DrainAction::Plan if self.answer.is_some() => Err("two plans are made at once".into()),
+            DrainAction::Plan => {
                 self.answer = Some(Answer::Awaited);
                 if self.planted != Planted::StalePlan {
                     self.answer_again = None;
                 }
                 Ok(())
             }
-            Action::Finish => self.check_finish(),
+            DrainAction::Finish => self.check_finish(),
         }
     }
 
@@ -53,9 +53,9 @@ impl Simulation {
         }
         let under_way = self.world.vms.iter().filter(|vm| vm.flight.is_some()).count();
         let wanted =
-            self.pending.iter().filter(|pending| matches!(pending.action, Action::Begin { .. })).count();
+            self.pending.iter().filter(|pending| matches!(pending.action, DrainAction::Begin { .. })).count();
         let leaving = 1 + under_way + wanted + usize::from(self.others);
-        let is_told = !self.own_news.iter().any(|news| matches!(news, Event::OthersLeave { .. }));
+        let is_told = !self.own_news.iter().any(|news| matches!(news, DrainEvent::OthersLeave { .. }));
         if is_told && leaving > usize::from(self.limits.outbound) {
             return Err(format!("{vm} is begun while as many leave as may"));
         }
