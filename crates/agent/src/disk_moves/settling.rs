@@ -191,7 +191,7 @@ impl Mover {
         let left_at = Timestamp::now().to_string();
         let is_device = file.is_some_and(FileId::is_device);
         let disk = LeftDisk { path, was, vm, target, left_at, kept_until: None, is_device };
-        LeftFile { disk, file, part: None }
+        LeftFile { disk, file, part: None, until_s: None }
     }
 
     fn tell(&self, settled: Settled, problem: Option<Problem>) {

@@ -24,7 +24,7 @@ pub(super) use self::kept::{bytes as kept_bytes, expire};
 use super::free_port::bind_free_port;
 use super::vm::IncomingVm;
 use super::{Incoming, must_wait, refused_here};
-use crate::store::journal::{DiskFile, FileId, LeftFile, MadeDisk, UnfinishedIncoming};
+use crate::store::journal::{CopiedDisk, DiskFile, FileId, LeftFile, UnfinishedIncoming};
 use crate::store::lock::lock;
 use crate::transfer::disk_streams::DiskReceiver;
 use crate::vms::QMP_DEADLINE;
@@ -257,7 +257,7 @@ pub(super) async fn close_left_open(incoming: &Incoming, id: &str, vmm: &dyn Mac
 /// removes them.
 pub(super) fn keep_given_back(incoming: &Incoming, unfinished: &UnfinishedIncoming) -> Result<(), Problem> {
     let UnfinishedIncoming { id, vm, source } = unfinished;
-    for MadeDisk { disk: DiskFile { path, file }, .. } in incoming.journal.made_disks(id)? {
+    for CopiedDisk { disk: DiskFile { path, file }, part } in incoming.journal.made_disks(id)? {
         warn!(
             vm,
             source,
@@ -268,7 +268,7 @@ pub(super) fn keep_given_back(incoming: &Incoming, unfinished: &UnfinishedIncomi
         let (was, vm, target) = (path.clone(), vm.clone(), source.clone());
         let is_device = file.is_some_and(FileId::is_device);
         let disk = LeftDisk { path, was, vm, target, left_at, kept_until: None, is_device };
-        incoming.journal.disk_left(&LeftFile { disk, file, part: None })?;
+        incoming.journal.disk_left(&LeftFile { disk, file, part, until_s: None })?;
     }
     Ok(incoming.journal.forget_made_disks(id)?)
 }

@@ -15,7 +15,7 @@ use super::{Meeting, Outgoing};
 use crate::check::disks_there;
 use crate::incoming::named_disks;
 use crate::peers::client::ApiClient;
-use crate::store::journal::{FileId, LeftFile, Unrenamed};
+use crate::store::journal::{CopiedDisk, FileId, LeftFile, Unrenamed};
 use crate::vms::QMP_DEADLINE;
 use crate::vms::vm_files::{VmFiles, device_at};
 use drainpipe_api_types::{LeftDisk, MigrateRequest};
@@ -85,7 +85,7 @@ pub(crate) async fn disks_of(vmm: &dyn Machine) -> Result<Vec<VmDisk>, Problem> 
 pub(crate) async fn keep_left(outgoing: &Outgoing, of: &Unrenamed, named: &[PathBuf]) -> Result<(), Problem> {
     let Unrenamed { migration, vm, target } = of;
     let (journal, files) = (&outgoing.journal, &outgoing.incoming.files);
-    for disk in journal.leaving_disks(migration)? {
+    for CopiedDisk { disk, part } in journal.leaving_disks(migration)? {
         let is_device = disk.file.is_some_and(FileId::is_device);
         let was = disk.path.clone();
         let path = if is_device { was.clone() } else { VmFiles::left_path(&was, migration) };
@@ -94,7 +94,7 @@ pub(crate) async fn keep_left(outgoing: &Outgoing, of: &Unrenamed, named: &[Path
             let left_at = Timestamp::now().to_string();
             let (vm, target) = (vm.clone(), target.clone());
             let left = LeftDisk { path, was, vm, target, left_at, kept_until: None, is_device };
-            journal.disk_left(&LeftFile { disk: left, file: disk.file, part: None })?;
+            journal.disk_left(&LeftFile { disk: left, file: disk.file, part, until_s: None })?;
         } else {
             warn!(
                 vm,

@@ -29,7 +29,7 @@ use tokio::sync::watch;
 
 pub(crate) use self::changes::HostChange;
 pub(crate) use self::disk_moves::DiskMoveRecord;
-pub(crate) use self::disks::{DiskFile, FileId, LeftFile, MadeDisk, Unrenamed};
+pub(crate) use self::disks::{CopiedDisk, DiskFile, FileId, LeftFile, Unrenamed};
 pub(crate) use self::drains::DrainRecord;
 pub(crate) use self::hooks::HookDue;
 pub(crate) use self::incoming::{IncomingRecord, UnfinishedIncoming};

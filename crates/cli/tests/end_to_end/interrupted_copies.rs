@@ -12,7 +12,7 @@ use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::Test;
-use crate::copied_disks::{Apart, DISK_MIB, content};
+use crate::copied_disks::{Apart, DISK_MIB, content, lab};
 use crate::mute_qemu::Still;
 use crate::program::Running;
 use crate::support::{TestLab, eventually};
@@ -23,6 +23,7 @@ pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("a_copy_whose_agent_dies_goes_on", a_copy_whose_agent_dies_goes_on),
     ("a_copy_whose_target_dies_goes_on", a_copy_whose_target_dies_goes_on),
     ("a_copy_whose_links_fail_goes_on", a_copy_whose_links_fail_goes_on),
+    ("a_vm_that_comes_back_brings_what_has_changed", a_vm_that_comes_back_brings_what_has_changed),
     ("nothing_is_kept_where_nobody_wants_it", nothing_is_kept_where_nobody_wants_it),
     ("an_agent_that_stands_still_holds_up_no_writes", an_agent_that_stands_still_holds_up_no_writes),
 ];
@@ -52,7 +53,7 @@ impl Apart {
     /// QEMU's other monitor, while no guard has it.
     #[track_caller]
     pub(crate) fn monitor(&self) -> Monitor {
-        Monitor::of(&self.lab)
+        Monitor::of(&self.lab, "a")
     }
 
     /// Fails the test unless the VM runs on `a` with its disks, and parts of them are kept on `b`. Back with what these hold.
@@ -106,10 +107,10 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    /// Of VM web on host `a`.
+    /// Of VM web on this host.
     #[track_caller]
-    pub(crate) fn of(lab: &TestLab) -> Self {
-        let socket = UnixStream::connect(lab.directory("a").join("run/vms/web/guard.sock")).unwrap();
+    pub(crate) fn of(lab: &TestLab, host: &str) -> Self {
+        let socket = UnixStream::connect(lab.directory(host).join("run/vms/web/guard.sock")).unwrap();
         let mut monitor = Self { heard: BufReader::new(socket.try_clone().unwrap()), socket };
         monitor.ask("qmp_capabilities", &json!({}));
         monitor
@@ -248,6 +249,36 @@ fn a_copy_whose_links_fail_goes_on() {
     let contents = [written(content(7), 1, 0x5c), content(8)];
     assert_sent_only_the_rest(&apart.goes_on(), &kept, [&contents[0], &contents[1]]);
     apart.assert_has("b", ["web.raw", "web.qcow2"], [&contents[0], &contents[1]]);
+}
+
+fn a_vm_that_comes_back_brings_what_has_changed() {
+    let apart = Apart::under_two_paths(lab());
+    let lab = &apart.lab;
+    let migrate = |host: &str| {
+        let copies = apart.copies_to(host);
+        lab.migrate("web", host, &copies.iter().map(String::as_str).collect::<Vec<&str>>())
+    };
+    migrate("b");
+    assert_eq!(lab.json::<Vec<LeftDisk>>(&["disk", "left", "a"]).len(), 2);
+    let mut monitor = Monitor::of(lab, "b");
+    monitor.write(0, 2, 0x5a);
+    monitor.write(1, 11, 0x5b);
+    // Holes, and what was one.
+    monitor.write(0, 4, 0);
+    monitor.write(1, 4, 0);
+    monitor.write(0, DISK_MIB - 1, 0x5c);
+    drop(monitor);
+    let result = migrate("a");
+    let of_raw = written(written(content(7), 2, 0x5a), DISK_MIB - 1, 0x5c);
+    let contents = [of_raw, written(content(8), 11, 0x5b)].map(|content| written(content, 4, 0));
+    // All of the half that is not zeroes, but for what was written to it.
+    let same_mib: Vec<u64> = result.disks.iter().map(|disk| disk.same_bytes >> 20).collect();
+    assert!(same_mib.iter().all(|mib| mib + WRITTEN_MIB >= DISK_MIB as u64 / 2), "{result:#?}");
+    assert_eq!(lab.json::<Vec<LeftDisk>>(&["disk", "left", "a"]), []);
+    assert_eq!(apart.names("a"), ["web.qcow2", "web.raw"]);
+    lab.assert_runs_on("web", "a");
+    lab.drainpipe(&["vm", "stop", "web", "--force"]).done();
+    apart.assert_has("a", ["web.raw", "web.qcow2"], [&contents[0], &contents[1]]);
 }
 
 fn nothing_is_kept_where_nobody_wants_it() {

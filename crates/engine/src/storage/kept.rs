@@ -1,4 +1,5 @@
-//! A copy that was interrupted: whether what the target has of it is kept, and which copy may go on from it.
+//! A copy that was interrupted: whether what the target has of it is kept, and which copy may go on from it. A disk that its
+//! VM has left is as good to go on from, when the VM comes back.
 //!
 //! Nobody relies on what a kept part holds. The next copy compares each part of it, by a digest, with what the source has
 //! then, and sends what differs. So it need not be known what was durable when the copy broke, nor what the guest has written
@@ -47,6 +48,11 @@ impl KeptPart {
     /// Of a copy that has begun.
     pub fn of(copy: &DiskCopy) -> Self {
         Self { image: copy.image, size_bytes: copy.size_bytes, room_bytes: copy.room_bytes() }
+    }
+
+    /// Of the disk that is copied: what comes back to it may go on from it. Not where the copy is of another kind.
+    pub fn of_source(copy: &DiskCopy) -> Option<Self> {
+        (!copy.is_flattened).then(|| Self::of(copy))
     }
 
     /// Whether a copy may go on from it: the file must be like the one that would be made.

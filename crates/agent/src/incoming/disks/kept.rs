@@ -1,5 +1,6 @@
 //! What is here of copies that were interrupted: kept under a name that no VM has, taken up by the next copy of the same
-//! disk of the same VM from the same host, and removed when its time is over.
+//! disk of the same VM from the same host, and removed when its time is over. A disk that its VM has left is taken up by the
+//! copy that comes back.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use tracing::{info, warn};
 use super::{named_by_others, remove_one_left};
 use crate::incoming::Incoming;
 use crate::incoming::vm::IncomingVm;
-use crate::store::journal::{DiskFile, FileId, LeftFile, MadeDisk};
+use crate::store::journal::{CopiedDisk, DiskFile, FileId, LeftFile};
 use crate::vms::vm_files::{FileAtPath, VmFiles};
 use drainpipe_api_types::LeftDisk;
 
@@ -26,19 +27,20 @@ const EXPIRE_EVERY: Duration = Duration::from_mins(10);
 struct Kept {
     path: String,
     file: FileId,
+    /// A VM's disk that it has left, and no part of one.
+    is_whole: bool,
 }
 
 fn find(incoming: &Incoming, (vm, source): (&str, &str), copy: &DiskCopy) -> Result<Option<Kept>, Problem> {
     let is_of = |disk: &LeftDisk| disk.vm == vm && disk.target == source && disk.was == copy.to;
     let may_go_on = |part: &KeptPart| part.is_like(copy);
     let left = incoming.journal.left_disks()?;
-    let mut fitting = left
-        .into_iter()
-        .filter(|left| is_of(&left.disk) && left.part.is_some_and(|(part, _)| may_go_on(&part)));
+    let mut fitting =
+        left.into_iter().filter(|left| is_of(&left.disk) && left.part.as_ref().is_some_and(may_go_on));
     // The newest has most of it.
-    Ok(fitting
-        .next_back()
-        .and_then(|LeftFile { disk, file, .. }| Some(Kept { path: disk.path, file: file? })))
+    Ok(fitting.next_back().and_then(|LeftFile { disk, file, until_s, .. }| {
+        Some(Kept { path: disk.path, file: file?, is_whole: until_s.is_none() })
+    }))
 }
 
 /// What there is already of a disk that is to be copied from `source`.
@@ -47,15 +49,18 @@ pub(in crate::incoming) async fn bytes(
     of: (&str, &str),
     copy: &DiskCopy,
 ) -> Result<u64, Problem> {
-    let Some(Kept { path, file }) = find(incoming, of, copy)? else { return Ok(0) };
+    let Some(Kept { path, file, .. }) = find(incoming, of, copy)? else { return Ok(0) };
     Ok(incoming.files.file_room(&path, file).await?.map_or(0, |room| room.taken_bytes))
 }
 
-/// Whether a device has what QEMU may open: others may have written to it since.
-async fn is_image(incoming: &Incoming, path: &str, copy: &DiskCopy) -> bool {
+/// Whether there is what QEMU may open: others may have written since to what had its name all the time, or is a VM's old disk.
+async fn is_usable(incoming: &Incoming, path: &str, copy: &DiskCopy) -> bool {
     let is_image = copy.image != DiskImage::Raw;
     let format = is_image.then_some(DiskFormat::Qcow2);
-    matches!(incoming.files.look(Path::new(path), format).await, FileAtPath::Present(_))
+    match incoming.files.look(Path::new(path), format).await {
+        FileAtPath::Present(found) => is_image || found.size_bytes == copy.size_bytes,
+        FileAtPath::Missing | FileAtPath::Silent | FileAtPath::NotAllowed(_) => false,
+    }
 }
 
 /// Gives what there is of a disk its place. Whether there was any.
@@ -67,8 +72,8 @@ pub(super) async fn take_up(
     copy: &DiskCopy,
 ) -> Result<bool, Problem> {
     let of = (entry.definition.name.as_str(), entry.source.as_str());
-    let Some(Kept { path, file }) = find(incoming, of, copy)? else { return Ok(false) };
-    if file.is_device() && !is_image(incoming, &path, copy).await {
+    let Some(Kept { path, file, is_whole }) = find(incoming, of, copy)? else { return Ok(false) };
+    if (is_whole || file.is_device()) && !is_usable(incoming, &path, copy).await {
         return Ok(false);
     }
     match incoming.files.settle(&path, file).await {
@@ -85,8 +90,8 @@ pub(super) async fn take_up(
     // While both are recorded, it is found under either name.
     incoming.journal.make_disk(&entry.id, &copy.to)?;
     incoming.journal.disk_made(&entry.id, &copy.to, file)?;
-    if copy.image == DiskImage::Raw {
-        // Of an image it is not known before QEMU has opened it whether it is one.
+    if is_whole || copy.image == DiskImage::Raw {
+        // Of a part of an image it is not known before QEMU has opened it whether it is one.
         incoming.journal.disk_opens(&entry.id, &copy.to, &KeptPart::of(copy))?;
     }
     let kept = DiskFile { path, file: Some(file) };
@@ -94,7 +99,7 @@ pub(super) async fn take_up(
         incoming.files.rename_left(&kept, &copy.to, named_by_others(incoming, &entry.id)?).await?;
     incoming.journal.forget_left_disk(&kept.path)?;
     if has_place {
-        info!(path = copy.to, "a copy goes on from what was interrupted");
+        info!(path = copy.to, from = kept.path, "a copy goes on from what there is already");
     } else {
         incoming.journal.forget_made_disk(&entry.id, &copy.to)?;
     }
@@ -102,7 +107,7 @@ pub(super) async fn take_up(
 }
 
 /// Whether what is there of a disk is kept. If not, it is of no use any more.
-pub(super) async fn keep(incoming: &Incoming, id: &str, made: &MadeDisk, named: Vec<PathBuf>) -> bool {
+pub(super) async fn keep(incoming: &Incoming, id: &str, made: &CopiedDisk, named: Vec<PathBuf>) -> bool {
     let path = &made.disk.path;
     match try_keep(incoming, id, made, named).await {
         Ok(Some(until)) => {
@@ -121,10 +126,10 @@ pub(super) async fn keep(incoming: &Incoming, id: &str, made: &MadeDisk, named: 
 async fn try_keep(
     incoming: &Incoming,
     id: &str,
-    made: &MadeDisk,
+    made: &CopiedDisk,
     named: Vec<PathBuf>,
 ) -> Result<Option<String>, Problem> {
-    let MadeDisk { disk: DiskFile { path: was, file: Some(file) }, part: Some(part) } = made else {
+    let CopiedDisk { disk: DiskFile { path: was, file: Some(file) }, part: Some(part) } = made else {
         return Ok(None);
     };
     let Some(record) = incoming.journal.incoming_record(id)? else { return Ok(None) };
@@ -148,7 +153,7 @@ async fn try_keep(
         kept_until: Some(kept_until.clone()),
         is_device: file.is_device(),
     };
-    let left = LeftFile { disk, file: Some(*file), part: Some((*part, until_s)) };
+    let left = LeftFile { disk, file: Some(*file), part: Some(*part), until_s: Some(until_s) };
     incoming.journal.disk_left(&left)?;
     if incoming.files.rename_left(&made.disk, &left.disk.path, named).await? {
         settle_soon(incoming, left.disk.path, *file);
@@ -181,7 +186,7 @@ pub(crate) async fn keep_expiring(incoming: Arc<Incoming>) {
 pub(in crate::incoming) async fn expire(incoming: &Incoming, now: Timestamp) -> Result<(), Problem> {
     let now_s = now.as_second().cast_unsigned();
     for left in incoming.journal.left_disks()? {
-        if left.part.is_some_and(|(_, until_s)| until_s <= now_s) && remove_one_left(incoming, &left).await? {
+        if left.until_s.is_some_and(|until_s| until_s <= now_s) && remove_one_left(incoming, &left).await? {
             info!(
                 path = left.disk.path,
                 "what was kept of an interrupted copy is given up: its time is over"

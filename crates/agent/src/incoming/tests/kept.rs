@@ -8,9 +8,14 @@ use drainpipe_engine::storage::{CopyReason, DiskCopy, DiskImage, DiskName, KeptP
 
 use super::*;
 use crate::incoming::disks;
+use crate::store::journal::LeftFile;
+use drainpipe_api_types::LeftDisk;
 
 /// The migration after the one that was interrupted.
 const NEXT: &str = "22222222-2222-4222-8222-222222222222";
+
+/// The one after that.
+const LAST: &str = "33333333-3333-4333-8333-333333333333";
 
 const DISK_BYTES: u64 = 1 << 20;
 
@@ -95,6 +100,47 @@ fn the_next_copy_goes_on_from_it() {
     is_given_up(&life, NEXT);
     assert_eq!(left(&life), [kept_at(&host, NEXT).to_str().unwrap()]);
     assert!(fs::read(kept_at(&host, NEXT)).unwrap().starts_with(b"some of it"));
+}
+
+#[test]
+fn a_disk_whose_vm_comes_back_is_gone_on_from() {
+    let host = TestHost::new();
+    let life = host.start();
+    let copy = request(&host, &life, NEXT).disks[0].clone();
+    let left_path = VmFiles::left_path(&copy.to, ID);
+    let leaves = |size_bytes: u64| {
+        fs::write(place(&host), "its disk").unwrap();
+        fs::OpenOptions::new().write(true).open(place(&host)).unwrap().set_len(size_bytes).unwrap();
+        let files = &life.parts.incoming.files;
+        let disk = life.block_on(files.identify(&copy.to)).unwrap();
+        assert!(life.block_on(files.rename_left(&disk, &left_path, vec![])).unwrap());
+        let left = LeftDisk {
+            path: left_path.clone(),
+            was: copy.to.clone(),
+            vm: "web".into(),
+            target: "source".into(),
+            left_at: "2026-11-29T11:00:00Z".into(),
+            kept_until: None,
+            is_device: false,
+        };
+        let part = KeptPart::of_source(&copy);
+        life.parts.journal.disk_left(&LeftFile { disk: left, file: disk.file, part, until_s: None }).unwrap();
+    };
+    let stayed = Path::new(&left_path);
+    // Somebody has made it another size.
+    leaves(DISK_BYTES + 512);
+    begins(&host, &life, NEXT, "source", None);
+    assert!(stayed.exists() && !fs::read(place(&host)).unwrap().starts_with(b"its disk"));
+    is_given_up(&life, NEXT);
+    fs::remove_file(stayed).unwrap();
+
+    leaves(DISK_BYTES);
+    assert!(!place(&host).exists() && stayed.exists());
+    begins(&host, &life, LAST, "source", None);
+    assert!(!stayed.exists() && fs::read(place(&host)).unwrap().starts_with(b"its disk"));
+    assert_eq!(left(&life), [""; 0]);
+    is_given_up(&life, LAST);
+    assert_eq!(left(&life), [kept_at(&host, LAST).to_str().unwrap()], "as a copy that was interrupted");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use drainpipe_engine::migration::timing::DISKS_END_WITHIN;
 use drainpipe_engine::migration::{Event, Stage};
 use drainpipe_engine::problem::Problem;
-use drainpipe_engine::storage::{DiskName, DiskState};
+use drainpipe_engine::storage::{DiskName, DiskState, KeptPart};
 use drainpipe_hypervisor::spec::VmSpec;
 use drainpipe_hypervisor::{CopyTo, DiskCopies};
 use tracing::warn;
@@ -18,7 +18,7 @@ use super::{Executor, LOOK_EVERY, qemu_failed};
 use crate::outgoing::Running;
 use crate::outgoing::disks::keep_left;
 use crate::outgoing::target_watch::TargetWatch;
-use crate::store::journal::Unrenamed;
+use crate::store::journal::{CopiedDisk, Unrenamed};
 use crate::transfer::bandwidth::{DiskPhase, FirstShare, Throttle, Valve};
 use crate::transfer::disk_streams::{Connector, DiskSender, NamingClient, SentDisk};
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
@@ -69,9 +69,10 @@ impl Executor {
         let target = &self.running.target;
         let identity = &self.outgoing.peers.identity;
         let connector = Connector::new(address, disks.token, plan.encryption.is_encrypted, identity, target)?;
-        for disk in &plan.disks {
-            let file = self.outgoing.incoming.files.identify(&disk.from).await?;
-            self.outgoing.journal.disk_leaves(&self.running.id, &file)?;
+        for copy in &plan.disks {
+            let disk = self.outgoing.incoming.files.identify(&copy.from).await?;
+            let leaving = CopiedDisk { disk, part: KeptPart::of_source(copy) };
+            self.outgoing.journal.disk_leaves(&self.running.id, &leaving)?;
         }
         let pace = &self.copying.pace;
         let valve = Valve::Splitters(pace.clone());

@@ -58,12 +58,13 @@ pub(crate) struct DiskFile {
     pub(crate) file: Option<FileId>,
 }
 
-/// A disk that was made for a VM on its way here.
+/// A disk at one end of a copy: made for a VM on its way here, or of a VM on its way from here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct MadeDisk {
+pub(crate) struct CopiedDisk {
     /// Where it is, if it is.
     pub(crate) disk: DiskFile,
-    /// Of what it has a part, once the source may write to it.
+    /// What a later copy to it may go on from. Of one that was made here, once the source may write to it; of one that leaves,
+    /// unless the copy is of another kind.
     pub(crate) part: Option<KeptPart>,
 }
 
@@ -74,8 +75,10 @@ pub(crate) struct LeftFile {
     pub(crate) disk: LeftDisk,
     /// Which file it is.
     pub(crate) file: Option<FileId>,
-    /// Of what it is a part, if it is one, and until when that is kept, in seconds since 1970.
-    pub(crate) part: Option<(KeptPart, u64)>,
+    /// What a copy to it may go on from, if one may.
+    pub(crate) part: Option<KeptPart>,
+    /// Until when a part of an interrupted copy is kept, in seconds since 1970. All else stays until somebody removes it.
+    pub(crate) until_s: Option<u64>,
 }
 
 /// A disk that was to stay here under another name, of a VM that has left.
@@ -133,28 +136,25 @@ impl Journal {
     }
 
     /// The disks that were made for a VM on its way, and are not its own for good.
-    pub(crate) fn made_disks(&self, migration: &str) -> Result<Vec<MadeDisk>, JournalError> {
+    pub(crate) fn made_disks(&self, migration: &str) -> Result<Vec<CopiedDisk>, JournalError> {
+        self.copied_disks(
+            "SELECT path, file, part FROM made_disks WHERE migration = ?1 ORDER BY path",
+            migration,
+        )
+    }
+
+    fn copied_disks(&self, select: &str, migration: &str) -> Result<Vec<CopiedDisk>, JournalError> {
         self.run(|connection| {
-            let mut statement = connection
-                .prepare("SELECT path, file, part FROM made_disks WHERE migration = ?1 ORDER BY path")?;
+            let mut statement = connection.prepare(select)?;
             let rows = statement.query_map([migration], |row| {
                 let disk = DiskFile { path: row.get(0)?, file: row.get(1)? };
                 Ok((disk, row.get::<_, Option<String>>(2)?))
             })?;
-            let made = rows.map(|row| {
+            let copied = rows.map(|row| {
                 let (disk, part) = row?;
-                Ok(MadeDisk { disk, part: part.map(|part| from_json(&part)).transpose()? })
+                Ok(CopiedDisk { disk, part: part.map(|part| from_json(&part)).transpose()? })
             });
-            made.collect()
-        })
-    }
-
-    fn disk_files(&self, select: &str, migration: &str) -> Result<Vec<DiskFile>, JournalError> {
-        self.run(|connection| {
-            let mut statement = connection.prepare(select)?;
-            let rows = statement
-                .query_map([migration], |row| Ok(DiskFile { path: row.get(0)?, file: row.get(1)? }))?;
-            Ok(rows.collect::<Result<_, _>>()?)
+            copied.collect()
         })
     }
 
@@ -176,19 +176,24 @@ impl Journal {
     }
 
     /// Records that a VM takes a copy of this disk with it, if it leaves.
-    pub(crate) fn disk_leaves(&self, migration: &str, disk: &DiskFile) -> Result<(), JournalError> {
+    pub(crate) fn disk_leaves(&self, migration: &str, leaving: &CopiedDisk) -> Result<(), JournalError> {
+        let CopiedDisk { disk, part } = leaving;
         self.run(|connection| {
             connection.execute(
-                "INSERT INTO leaving_disks (migration, path, file) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING",
-                params![migration, disk.path, disk.file],
+                "INSERT INTO leaving_disks (migration, path, file, part) VALUES (?1, ?2, ?3, ?4) \
+                 ON CONFLICT DO NOTHING",
+                params![migration, disk.path, disk.file, part.as_ref().map(to_json).transpose()?],
             )?;
             Ok(())
         })
     }
 
     /// The disks of which a VM takes copies with it.
-    pub(crate) fn leaving_disks(&self, migration: &str) -> Result<Vec<DiskFile>, JournalError> {
-        self.disk_files("SELECT path, file FROM leaving_disks WHERE migration = ?1 ORDER BY path", migration)
+    pub(crate) fn leaving_disks(&self, migration: &str) -> Result<Vec<CopiedDisk>, JournalError> {
+        self.copied_disks(
+            "SELECT path, file, part FROM leaving_disks WHERE migration = ?1 ORDER BY path",
+            migration,
+        )
     }
 
     /// VMs that have left, and whose disks have not all been given other names.
@@ -250,9 +255,8 @@ impl Journal {
 }
 
 pub(super) fn insert_left(connection: &Connection, left: &LeftFile) -> Result<(), JournalCause> {
-    let LeftFile { disk: LeftDisk { path, was, vm, target, left_at, .. }, file, part } = left;
-    let (part, until_s) = part.map(|(part, until_s)| (part, until_s.cast_signed())).unzip();
-    let part = part.as_ref().map(to_json).transpose()?;
+    let LeftFile { disk: LeftDisk { path, was, vm, target, left_at, .. }, file, part, until_s } = left;
+    let (part, until_s) = (part.as_ref().map(to_json).transpose()?, until_s.map(u64::cast_signed));
     connection.execute(
         "INSERT OR REPLACE INTO left_disks (path, was, vm, target, left_at, file, part, kept_until_s) \
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
@@ -265,8 +269,8 @@ pub(super) fn insert_left(connection: &Connection, left: &LeftFile) -> Result<()
 type LeftRow = (LeftDisk, Option<FileId>, Option<String>, Option<i64>);
 
 fn left_file((disk, file, part, until_s): LeftRow) -> Result<LeftFile, JournalCause> {
-    let Some((part, until_s)) = part.zip(until_s) else { return Ok(LeftFile { disk, file, part: None }) };
-    let kept_until = Some(Timestamp::from_second(until_s)?.to_string());
-    let part = Some((from_json(&part)?, until_s.cast_unsigned()));
-    Ok(LeftFile { disk: LeftDisk { kept_until, ..disk }, file, part })
+    let part = part.map(|part| from_json(&part)).transpose()?;
+    let kept_until = until_s.map(Timestamp::from_second).transpose()?.map(|until| until.to_string());
+    let until_s = until_s.map(i64::cast_unsigned);
+    Ok(LeftFile { disk: LeftDisk { kept_until, ..disk }, file, part, until_s })
 }

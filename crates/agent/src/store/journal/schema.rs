@@ -194,6 +194,10 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
         recorded INTEGER NOT NULL DEFAULT 0
     );
 ",
+    // What a disk is of that goes with its VM: a copy that comes back goes on from it.
+    "
+    ALTER TABLE leaving_disks ADD COLUMN part TEXT;
+",
 ];
 
 /// Makes the journal's directory, if it is not there.

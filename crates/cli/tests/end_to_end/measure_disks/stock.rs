@@ -78,7 +78,7 @@ pub(super) fn mirror(moved: &Moved) -> Copied {
 }
 
 fn begin(moved: &Moved) -> (Monitor, Instant) {
-    let mut monitor = Monitor::of(&moved.lab);
+    let mut monitor = Monitor::of(&moved.lab, "a");
     let server = json!({ "type": "inet", "host": address(moved), "port": PORT.to_string() });
     let node = json!({ "driver": "nbd", "node-name": "stock", "server": server, "export": "disk" });
     monitor.ask("blockdev-add", &node);
