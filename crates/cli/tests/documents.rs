@@ -1,6 +1,8 @@
 //! What the documents promise of themselves: links that lead somewhere, pages that people finish, and the
-//! findings that there are. What is made from the program is held against it in `src/reference.rs`, and the keys of
-//! agent.toml in `crates/agent/src/store/config/documents.rs`.
+//! findings that there are. What is made from the program is held against it in `src/reference.rs`; fields in JSON
+//! and keys of a specification in `tests/reference_fields.rs`; the keys of agent.toml in
+//! `crates/agent/src/store/config/documents.rs`; what an agent keeps and changes in `crates/agent/src/app/tests.rs` and
+//! `crates/net/src/change.rs`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,10 +11,17 @@ use std::path::{Path, PathBuf};
 use drainpipe_engine::finding::code::FindingCode;
 
 /// Words of a page that is read for a task or has measurements, of `architecture.md`, and of a decision. What is looked up
-/// (`reference/`, `decisions/README.md`, what programs left in `bench/results/`) may be longer.
+/// (`reference/`, what programs left in `bench/results/`, lists that are made) may be longer.
 const PAGE_WORDS_MAX: usize = 900;
 const ARCHITECTURE_WORDS_MAX: usize = 1_800;
 const DECISION_WORDS_MAX: usize = 200;
+
+/// Between them stands what a test makes.
+const BEGIN: &str = "<!-- generated";
+const END: &str = "<!-- end of what is generated -->";
+/// Set to have it made anew.
+const UPDATE: &str = "DRAINPIPE_UPDATE";
+const HOW: &str = "DRAINPIPE_UPDATE=1 cargo test -p drainpipe-cli --test documents decisions";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("it is in the repository")
@@ -45,9 +54,11 @@ fn prose(page: &Path) -> String {
     text.split("```").step_by(2).collect()
 }
 
-/// As `wc -w` counts them: tables, and what is between fences, too.
+/// As `wc -w` counts them: tables, and what is between fences, too. What is made is looked up, and not read.
 fn words(page: &Path) -> usize {
-    fs::read_to_string(page).expect("it can be read").split_whitespace().count()
+    let text = fs::read_to_string(page).expect("it can be read");
+    let written = text.split(BEGIN).map(|part| part.split_once(END).map_or(part, |(_, written)| written));
+    written.map(|part| part.split_whitespace().count()).sum()
 }
 
 /// As GitHub makes them of headings.
@@ -112,7 +123,7 @@ fn pages_are_short() {
     for page in pages() {
         let within = page.strip_prefix(root()).expect("it is below").to_str().expect("names are plain");
         let most = match within {
-            "CHANGELOG.md" | "docs/decisions/README.md" => continue,
+            "CHANGELOG.md" => continue,
             _ if within.starts_with("docs/reference/") || within.starts_with("bench/results/") => continue,
             "docs/architecture.md" => ARCHITECTURE_WORDS_MAX,
             _ if within.starts_with("docs/decisions/") => DECISION_WORDS_MAX,
@@ -123,13 +134,31 @@ fn pages_are_short() {
     }
 }
 
+/// A line of the list: number, and title as a link.
+fn listed(decision: &Path) -> String {
+    let name = decision.file_name().and_then(|name| name.to_str()).expect("names are plain");
+    let text = fs::read_to_string(decision).expect("it can be read");
+    let title = text.lines().next().and_then(|line| line.strip_prefix("# ")?.split_once(". "));
+    let (number, title) = title.unwrap_or_else(|| panic!("{name} has no title as `# 1. What was decided`"));
+    assert!(name.starts_with(&format!("{number:0>4}-")), "{name} calls itself {number}");
+    format!("{number}. [{title}]({name})\n")
+}
+
 #[test]
-fn every_decision_is_listed() {
-    let decisions = root().join("docs/decisions");
-    let listed: BTreeSet<String> = links(&decisions.join("README.md")).into_iter().collect();
-    for page in files_below(&decisions, ".md") {
-        let name = page.file_name().and_then(|name| name.to_str()).expect("names are plain");
-        assert!(name == "README.md" || listed.contains(name), "{name} is not listed");
+fn the_list_of_decisions_is_made_of_their_titles() {
+    let page = root().join("docs/decisions/README.md");
+    let mut decisions = files_below(&root().join("docs/decisions"), ".md");
+    decisions.retain(|decision| *decision != page);
+    decisions.sort();
+    let list: String = decisions.iter().map(|decision| listed(decision)).collect();
+    let checked_in = fs::read_to_string(&page).expect("it can be read");
+    let (before, rest) = checked_in.split_once(BEGIN).expect("it has marks of what is generated");
+    let (_, after) = rest.split_once(END).expect("it has marks of what is generated");
+    let anew = format!("{before}{BEGIN}: {HOW} -->\n\n{list}\n{END}{after}");
+    if std::env::var_os(UPDATE).is_some() {
+        fs::write(&page, anew).expect("it can be written");
+    } else {
+        assert!(checked_in == anew, "docs/decisions/README.md is out of date: run `{HOW}`");
     }
 }
 

@@ -211,3 +211,55 @@ impl fmt::Display for RouteAttributes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ROUTE_PROTOCOL, ignore_linkdown, packet_size};
+
+    const PAGE: &str = include_str!("../../../docs/reference/kept.md");
+
+    /// What docs/reference/kept.md says of a change.
+    fn said_of(change: &Change) -> String {
+        match change {
+            Change::Address { .. } => "| the migration address on `lo` |".into(),
+            Change::Route { .. } => {
+                format!("| a route to the other host's migration address, marked `proto {ROUTE_PROTOCOL}`")
+            }
+            Change::Unreachable { .. } => {
+                format!("| an `unreachable` route to the same address, `proto {ROUTE_PROTOCOL}`")
+            }
+            Change::OnlyFrom { .. } => {
+                format!("| `ip rule` entries of priority 1 to 3, protocol {ROUTE_PROTOCOL}")
+            }
+            Change::Sysctl { key, value } if key.contains(".conf.") => {
+                format!("| `{}` = {value}", key.rsplit('.').next().unwrap_or(key))
+            }
+            Change::Sysctl { key, value } => format!("| `{key}` = {value}"),
+        }
+    }
+
+    #[test]
+    fn the_page_of_what_is_kept_has_every_change_and_how_it_is_put_back() {
+        let own: IpAddr = "10.255.0.1".parse().unwrap();
+        let hop = NextHop { link: "eth0".into(), gateway: own, weight: 1 };
+        let cubic = Some(crate::multichannel::CUBIC);
+        let changes = crate::multichannel_changes(own, "10.255.0.2".parse().unwrap(), &[hop], cubic).unwrap();
+        let others = [
+            ignore_linkdown(own, "eth0"),
+            Change::Sysctl { key: packet_size::KEY.into(), value: packet_size::BY_PACE.into() },
+            Change::OnlyFrom { address: own, port: 49152, sources: vec![] },
+        ];
+        for change in changes.iter().chain(&others) {
+            let said = said_of(change);
+            assert!(PAGE.lines().any(|line| line.starts_with(&said)), "kept.md needs a row of {said}");
+        }
+        let rows =
+            PAGE.split("\n## ").find(|section| section.starts_with("Changes to the host's network")).unwrap();
+        let rows = rows.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| change"));
+        for row in rows {
+            let is_made = changes.iter().chain(&others).any(|change| row.starts_with(&said_of(change)));
+            assert!(is_made, "kept.md has a change that nothing makes: {row}");
+        }
+    }
+}

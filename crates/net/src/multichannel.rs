@@ -12,7 +12,7 @@ use crate::change::{Change, NextHop, RouteAttributes, WEIGHT_MAX};
 /// path; this hashes the ports as well.
 const HASH_ADDRESSES_AND_PORTS: &str = "1";
 
-const CUBIC: &str = "cubic";
+pub(crate) const CUBIC: &str = "cubic";
 
 /// Why no changes can be said.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,6 +1,8 @@
 //! The agent of one host: how it starts and stops.
 
 pub(crate) mod core_count;
+#[cfg(test)]
+mod tests;
 pub(crate) mod unresponsive;
 pub(crate) mod watchdog;
 
