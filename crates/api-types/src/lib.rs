@@ -593,7 +593,7 @@ pub enum HandOverView {
 #[serde(deny_unknown_fields)]
 pub struct Hearing {
     /// How far it is now; absent where it only asks.
-    #[serde(default, deserialize_with = "told")]
+    #[serde(default, deserialize_with = "bounded_standing")]
     pub told: Option<JournalStanding>,
 }
 
@@ -713,12 +713,12 @@ fn migration_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D:
     Uuid::deserialize(deserializer).map(|id| id.to_string())
 }
 
-fn told<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<JournalStanding>, D::Error> {
-    let told = Option::<JournalStanding>::deserialize(deserializer)?;
-    if told.as_ref().is_some_and(|told| told.mark.generation > GENERATION_MAX) {
+fn bounded_standing<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<JournalStanding>, D::Error> {
+    let standing = Option::<JournalStanding>::deserialize(deserializer)?;
+    if standing.as_ref().is_some_and(|standing| standing.mark.generation > GENERATION_MAX) {
         return Err(D::Error::custom(format!("told.mark.generation: 0 to {GENERATION_MAX} is allowed")));
     }
-    Ok(told)
+    Ok(standing)
 }
 
 fn throttle_max_percent<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Error> {

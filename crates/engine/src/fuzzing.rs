@@ -96,9 +96,9 @@ fn plans(answers: &Answers, is_plausible: bool) -> Vec<(RequestedOption, Plan)> 
             let request = Request { option, encrypt, memory, ..Request::default() };
             let made = plan(ours, theirs, request, &reaches, MEMORY_BYTES);
             if is_plausible {
-                let told =
+                let reason =
                     made.as_ref().map_or_else(ToString::to_string, |plan| format!("{:?}", plan.reason()));
-                assert!(!told.contains(char::is_control), "{told:?}");
+                assert!(!reason.contains(char::is_control), "{reason:?}");
             }
             let Ok(plan) = made else { continue };
             check_plan(&plan, theirs);

@@ -27,7 +27,7 @@ impl Refusals {
 
     fn tell(&self, peer: SocketAddr, kind: &'static str, why: &dyn Display) {
         if self.is_first(kind) {
-            warn!(%peer, %why, "a connection to a relay was refused; others for the like are told at debug level");
+            warn!(%peer, %why, "a connection to a relay was refused; more like it are logged at debug level");
         } else {
             debug!(%peer, %why, "a connection to a relay was refused");
         }

@@ -72,7 +72,7 @@ struct Others {
 
 /// What a person should know of the plan that is carried out.
 struct Warnings {
-    told: Vec<String>,
+    of_plan: Vec<String>,
     // VMs and plans of which the log has a warning already.
     logged: BTreeSet<String>,
 }
@@ -182,7 +182,7 @@ impl Executor {
         if let Some(event) = self.news.own() {
             return event;
         }
-        let event = self.news.told().await;
+        let event = self.news.next().await;
         // Told first: a new plan says nothing of a VM that has left, and the drain may be over with this event.
         self.note_departures();
         self.note_settled();
@@ -340,17 +340,17 @@ impl Executor {
         let listed: BTreeSet<&str> = status.moves.iter().map(|one| one.vm.as_str()).collect();
         let stays = |vm: &str| status.stays.iter().any(|stay| stay.vm == vm);
         // One that is in doubt is here still, by its claim; that it may run elsewhere is what counts.
-        let is_told = |one: &MoveStatus| {
+        let is_listed = |one: &MoveStatus| {
             listed.contains(one.vm.as_str()) || (one.state != MoveState::InDoubt && stays(&one.vm))
         };
         let mut moves: Vec<MoveStatus> =
-            self.earlier.moves.iter().filter(|one| !is_told(one)).cloned().collect();
+            self.earlier.moves.iter().filter(|one| !is_listed(one)).cloned().collect();
         status.stays.retain(|stay| moves.iter().all(|one| one.vm != stay.vm));
         moves.append(&mut status.moves);
         let unrecorded = || self.flights.values().find_map(|flight| flight.unrecorded().clone());
         let obstacle = self.written.problem().cloned().or_else(unrecorded);
         let links = if self.drain.outcome().is_some() { vec![] } else { self.links() };
-        DrainStatus { moves, obstacle, links, warnings: self.warnings.told.clone(), ..status }
+        DrainStatus { moves, obstacle, links, warnings: self.warnings.of_plan.clone(), ..status }
     }
 
     /// With what changes all the time, and is of no use later.
@@ -413,14 +413,14 @@ fn leaving_beside(drains: &Drains, flights: &BTreeMap<String, Arc<Running>>) -> 
 
 impl Warnings {
     fn of(plan: &DrainPlan) -> Self {
-        let mut warnings = Self { told: vec![], logged: BTreeSet::new() };
+        let mut warnings = Self { of_plan: vec![], logged: BTreeSet::new() };
         warnings.change(plan);
         warnings
     }
 
     /// Takes those of this plan, and logs them: of each VM once, as the figures in it are others each time.
     fn change(&mut self, plan: &DrainPlan) {
-        self.told = plan_warnings(plan).collect();
+        self.of_plan = plan_warnings(plan).collect();
         for one in &plan.moves {
             if let Some(warning) = &one.warning
                 && self.logged.insert(one.vm.clone())

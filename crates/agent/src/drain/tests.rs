@@ -27,7 +27,7 @@ fn again(host: &TestHost, life: Life) -> Life {
     host.start()
 }
 
-fn told(life: &Life) -> DrainView {
+fn shown(life: &Life) -> DrainView {
     view(&life.parts.drains).unwrap()
 }
 
@@ -43,7 +43,7 @@ fn begin_drain(life: &Life, request: DrainRequest) -> Result<DrainView, Problem>
 fn ended(life: &Life) -> DrainView {
     life.block_on(async {
         loop {
-            let view = told(life);
+            let view = shown(life);
             if view.ended_at.is_some() {
                 return view;
             }
@@ -69,7 +69,7 @@ fn a_drain_that_is_refused_leaves_its_host_as_it_was() {
     let swap = DrainRequest { swap_with: Some("source".into()), ..request(&["target"]) };
     refused(begin_drain(&life, swap), ProblemKind::BadInput, "name no others");
     let as_it_was = |life: &Life| {
-        let view = told(life);
+        let view = shown(life);
         assert_eq!((view.cordoned, view.kind, view.id), (false, None, None));
         life.parts.incoming.check_cordon(None).unwrap();
     };
@@ -89,12 +89,12 @@ fn a_host_that_cannot_be_emptied_says_why_and_stays_cordoned_until_it_is_resumed
     assert_eq!(stays[0].vm, "web");
     assert_eq!(vm.state(), RunState::Running);
     let life = again(&host, life);
-    let found = told(&life);
+    let found = shown(&life);
     assert_eq!((found.cordoned, &found.id, &found.ended_at), (true, &view.id, &view.ended_at));
     refused(life.parts.incoming.check_cordon(None), ProblemKind::Refused, "`drainpipe resume here`");
     assert!(!resume(&life.parts.drains, ResumeRequest::default()).unwrap().cordoned);
     let life = again(&host, life);
-    assert!(!told(&life).cordoned);
+    assert!(!shown(&life).cordoned);
     life.parts.incoming.check_cordon(None).unwrap();
     assert_eq!(vm.state(), RunState::Running);
 }
@@ -118,7 +118,7 @@ fn nothing_is_cancelled_or_brought_back_where_nothing_was_drained() {
     refused(cancel(&life.parts.drains), ProblemKind::Conflict, "no drain of here is under way");
     let failback = ResumeRequest { failback: true, ..ResumeRequest::default() };
     resume(&life.parts.drains, failback).unwrap_err();
-    assert_eq!((told(&life).kind, vm.state()), (None, RunState::Running));
+    assert_eq!((shown(&life).kind, vm.state()), (None, RunState::Running));
 }
 
 /// A host that says nothing, and takes its time.
@@ -139,13 +139,13 @@ fn while_a_drain_is_planned_nothing_else_begins_and_an_agent_that_ends_then_has_
             sleep(Duration::from_millis(1)).await;
         }
     });
-    assert_eq!(state(&told(&life)), DrainState::Moving);
+    assert_eq!(state(&shown(&life)), DrainState::Moving);
     let planning = "is just being planned";
     refused(begin_drain(&life, DrainRequest::default()), ProblemKind::Conflict, planning);
     refused(cancel(&life.parts.drains), ProblemKind::Conflict, planning);
     refused(resume(&life.parts.drains, ResumeRequest::default()), ProblemKind::Conflict, planning);
     let life = again(&host, life);
-    let view = told(&life);
+    let view = shown(&life);
     assert_eq!((view.cordoned, state(&view)), (true, DrainState::Interrupted));
     assert!(view.ended_at.is_some());
     assert_eq!(vm.state(), RunState::Running);
@@ -209,7 +209,7 @@ fn an_agent_that_ended_in_the_midst_tells_what_has_become_of_each_vm() {
     journal.begin_migration("of mail", &migrate("mail"), Timestamp::UNIX_EPOCH).unwrap();
     assert!(journal.hand_over("of mail").unwrap());
     let life = again(&host, life);
-    let view = told(&life);
+    let view = shown(&life);
     assert_eq!((view.cordoned, state(&view)), (true, DrainState::Interrupted));
     assert!(view.ended_at.is_some());
     let rows = view.status.unwrap().moves;
@@ -248,7 +248,7 @@ fn a_vm_that_was_reclaimed_is_lost_until_it_is_booted_anew_and_is_then_still_to_
     journal.record_drain("one", &DrainStatus::begun(), &placed, &[]).unwrap();
     was_reclaimed(&life, "db");
     was_reclaimed(&life, "web");
-    let [db, web] = <[MoveStatus; 2]>::try_from(told(&life).status.unwrap().moves).unwrap();
+    let [db, web] = <[MoveStatus; 2]>::try_from(shown(&life).status.unwrap().moves).unwrap();
     let says = |one: &MoveStatus| one.error.as_ref().unwrap().message.clone();
     assert_eq!((db.state, web.state), (MoveState::Lost, MoveState::Failed));
     assert!(says(&db).ends_with("by the operator's word"), "{db:?}");

@@ -107,7 +107,7 @@ pub(super) async fn finish_incoming(incoming: &Incoming, id: &str) -> Result<(),
 /// Ends the QEMU of a VM that was told to run here, and of which nobody has said that it does, as somebody wants it. What
 /// the VM had in memory is lost, here and on its source. False if there is no such VM.
 pub(crate) async fn stop_told(incoming: &Arc<Incoming>, vm: &str, force: bool) -> Result<bool, Problem> {
-    let Some(entry) = incoming.entries.told(vm) else { return Ok(false) };
+    let Some(entry) = incoming.entries.ordered(vm) else { return Ok(false) };
     let Some(vmm) = entry.built() else { return Ok(false) };
     if !force {
         return Err(Problem::conflict(format!(

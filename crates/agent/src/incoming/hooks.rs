@@ -30,7 +30,7 @@ pub(super) fn note_due(incoming: &Incoming, entry: &IncomingVm) {
         target: incoming.host.name().into(),
     };
     if let Err(error) = incoming.journal.hook_is_due(&due) {
-        warn!(vm = due.vm, %error, "no hook is told when it runs here: that cannot be recorded");
+        warn!(vm = due.vm, %error, "the journal cannot record the hook, so `after` will not run for the VM");
     }
 }
 
@@ -42,7 +42,7 @@ pub(super) fn tell_it_runs(incoming: &Incoming, id: &str) {
         }
         Ok(None) => {}
         Err(error) => {
-            warn!(%error, migration = id, "no hook is told that it runs here, until the next start");
+            warn!(%error, migration = id, "the hook `after` does not run before the agent's next start");
         }
     }
 }
@@ -59,7 +59,7 @@ async fn tell(
 ) {
     hooks::run(&hooks, Moment::Moved, &due).await;
     if let Err(error) = journal.hook_is_done(&due.migration) {
-        warn!(%error, vm = due.vm, "a hook that was told that it runs here is told so again at the next start");
+        warn!(%error, vm = due.vm, "the hook `after` has run, and runs again at the agent's next start");
     }
 }
 

@@ -150,15 +150,15 @@ impl IncomingVms {
         lock(&self.by_id).values().any(|entry| entry.definition.name.as_str() == vm)
     }
 
-    /// That of a VM which was told to run here, and of which nobody has said yet that it does.
-    fn told(&self, vm: &str) -> Option<Arc<IncomingVm>> {
+    /// The entry of a VM that has its order to run here, and that nobody has reported to run yet.
+    fn ordered(&self, vm: &str) -> Option<Arc<IncomingVm>> {
         let entries = lock(&self.by_id);
         entries.values().find(|entry| entry.definition.name.as_str() == vm && entry.is_told()).cloned()
     }
 
     /// Whether a VM was told to run here, and nobody has said yet that it does.
     pub(crate) fn is_told(&self, vm: &str) -> bool {
-        self.told(vm).is_some()
+        self.ordered(vm).is_some()
     }
 
     /// The VMs on their way.

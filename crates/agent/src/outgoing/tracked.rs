@@ -321,10 +321,10 @@ mod tests {
     /// Of two connections, the target has those of these numbers.
     fn known(translated: usize, is_whole: bool, there: &[usize]) -> Known {
         let connections = vec![udp("10.0.9.9", true), udp("10.0.9.8", true)];
-        let told = there.iter().map(|number| connections[*number]).collect();
+        let answered = there.iter().map(|number| connections[*number]).collect();
         let listed = Tracked { connections, translated, others: 0, is_whole };
         let mut known = Known { listed: Some(listed), ..Known::default() };
-        known.is_answered(&Changes { ended: vec![], connections: told }, TrackedTaken::default());
+        known.is_answered(&Changes { ended: vec![], connections: answered }, TrackedTaken::default());
         known
     }
 

@@ -186,17 +186,17 @@ fn is_free(entry: &Entry, vmm: Option<&Arc<dyn Machine>>) -> bool {
 
 /// Looks at the manager's VMs whenever it says that something has changed, and now and then.
 pub(crate) async fn keep_looking(vms: Arc<Vms>) {
-    let mut was_told = false;
+    let mut has_warned = false;
     loop {
         match vms.look_at_managed().await {
-            Ok(()) => was_told = false,
-            Err(problem) if !was_told => {
-                was_told = true;
+            Ok(()) => has_warned = false,
+            Err(problem) if !has_warned => {
+                has_warned = true;
                 warn!(%problem, "the manager beside Drainpipe does not answer: its VMs stay where they are until it does");
             }
             Err(_) => {}
         }
-        let look_after = if was_told { LOOK_AGAIN_AFTER } else { LOOK_EVERY };
+        let look_after = if has_warned { LOOK_AGAIN_AFTER } else { LOOK_EVERY };
         if timeout(look_after, vms.hypervisor.managed_changed()).await.is_ok() {
             sleep(LOOK_AFTER).await;
         }

@@ -87,7 +87,7 @@ impl Entry {
     }
 
     fn is_unresponsive(&self) -> bool {
-        matches!(self.claim, Some(Claim::OutOfReach(_)))
+        matches!(self.claim, Some(Claim::Unresponsive(_)))
     }
 
     fn outstanding_bytes(&self) -> u64 {
@@ -107,7 +107,7 @@ impl Entry {
     }
 }
 
-/// Who works on a VM.
+/// What work keeps others from a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Claim {
     /// It is being started, stopped or removed.
@@ -117,7 +117,7 @@ pub(crate) enum Claim {
     /// One of its disks is being moved on this host; which, and the move's identifier.
     MovingDisk(DiskName, String),
     /// Its QEMU lives and could not be taken hold of when the agent started; why.
-    OutOfReach(String),
+    Unresponsive(String),
 }
 
 impl Claim {
@@ -134,7 +134,7 @@ impl Claim {
                      --cancel`"
                 )
             }
-            Self::OutOfReach(why) => {
+            Self::Unresponsive(why) => {
                 format!(
                     "{why}; it is tried again all the time: `drainpipe vm stop {name} --force` ends that process if it \
                      stays so"
@@ -206,7 +206,7 @@ impl Vms {
                 Ok(vmm) => (vmm, None),
                 Err(problem) => {
                     warn!(vm = name, %problem, "out of reach; tried again");
-                    (None, Some(Claim::OutOfReach(problem.message)))
+                    (None, Some(Claim::Unresponsive(problem.message)))
                 }
             };
             vms.lock().insert(name, Entry { vmm, claim, ..Entry::of(definition) });
@@ -298,7 +298,7 @@ impl Vms {
     pub(crate) fn why_unresponsive(&self, name: &str) -> Option<String> {
         let entries = self.lock();
         let claim = entries.get(name).and_then(|entry| entry.claim.as_ref());
-        claim.filter(|claim| matches!(claim, Claim::OutOfReach(_))).map(|claim| claim.describe(name))
+        claim.filter(|claim| matches!(claim, Claim::Unresponsive(_))).map(|claim| claim.describe(name))
     }
 
     /// Takes hold of a VM that was out of reach, or removes its remains, and claims it.

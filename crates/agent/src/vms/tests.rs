@@ -21,7 +21,7 @@ use drainpipe_api_types::MoveDiskRequest;
 const ID: &str = "11111111-1111-4111-8111-111111111111";
 
 /// Each VM that is told of, and what it does.
-fn told(life: &Life) -> Vec<(String, VmState)> {
+fn shown(life: &Life) -> Vec<(String, VmState)> {
     let vms = life.block_on(life.parts.vms.list());
     vms.into_iter().map(|vm| (vm.name, vm.state)).collect()
 }
@@ -62,9 +62,9 @@ fn a_definition_that_is_refused_leaves_nothing() {
     let unknown = VmSpec { machine: "pc-q35-99.0".to_owned().try_into().unwrap(), ..definition("web") };
     refused(vms.create(unknown), ProblemKind::BadInput, "pc-q35-10.0");
     refused(vms.create(domain("web")), ProblemKind::Refused, "`virsh define web`");
-    assert_eq!(told(&life), []);
+    assert_eq!(shown(&life), []);
     let life = again(&host, life);
-    assert_eq!(told(&life), []);
+    assert_eq!(shown(&life), []);
     life.parts.vms.create(definition("web")).unwrap();
 }
 
@@ -87,7 +87,7 @@ fn no_vm_takes_the_name_of_a_process_that_lives_and_that_nobody_knows() {
     let life = host.start();
     let process = format!("process {}", forgotten.pid());
     refused(life.parts.vms.create(definition("web")), ProblemKind::Conflict, &process);
-    assert_eq!(told(&life), []);
+    assert_eq!(shown(&life), []);
     assert!(forgotten.alive());
 }
 
@@ -98,10 +98,10 @@ fn a_vm_that_does_not_start_is_stopped_and_can_be_started_again() {
     life.parts.vms.create(definition("web")).unwrap();
     host.hypervisor.fails_once(Act::Start, Fault::Fails);
     refused(try_start(&life, "web"), ProblemKind::Failed, "VM web does not start");
-    assert_eq!(told(&life), web(VmState::Stopped));
+    assert_eq!(shown(&life), web(VmState::Stopped));
     assert_eq!(host.hypervisor.with_files().unwrap(), []);
     try_start(&life, "web").unwrap();
-    assert_eq!(told(&life), web(VmState::Running));
+    assert_eq!(shown(&life), web(VmState::Running));
     refused(try_start(&life, "web"), ProblemKind::Conflict, "runs already");
 }
 
@@ -129,7 +129,7 @@ fn what_runs_is_not_removed_and_goes_on_in_the_next_life() {
         "`drainpipe vm stop web` first",
     );
     let life = again(&host, life);
-    assert_eq!(told(&life), web(VmState::Running));
+    assert_eq!(shown(&life), web(VmState::Running));
     assert!(vm.alive());
     refused(try_start(&life, "web"), ProblemKind::Conflict, "runs already");
 }
@@ -145,9 +145,9 @@ fn what_is_removed_is_forgotten_for_good_and_its_disks_stay() {
     try_start(&life, "web").unwrap();
     life.block_on(life.parts.vms.stop("web", false)).unwrap();
     assert_eq!(host.vm("web").acts(), [Act::StopGuest]);
-    assert_eq!(told(&life), web(VmState::Stopped));
+    assert_eq!(shown(&life), web(VmState::Stopped));
     life.block_on(life.parts.vms.remove("web")).unwrap();
-    assert_eq!(told(&again(&host, life)), []);
+    assert_eq!(shown(&again(&host, life)), []);
     assert_eq!(fs::read_to_string(path).unwrap(), "what the guest wrote");
 }
 
@@ -158,10 +158,10 @@ fn a_vm_that_does_not_stop_runs_on_and_can_be_stopped_otherwise() {
     let (running, vms) = (runs(&host, &life), &life.parts.vms);
     running.fails_once(Act::StopGuest, Fault::Ignored);
     refused(life.block_on(vms.stop("web", false)), ProblemKind::Failed, "`drainpipe vm stop --force web`");
-    assert_eq!(told(&life), web(VmState::Running));
+    assert_eq!(shown(&life), web(VmState::Running));
     life.block_on(vms.stop("web", true)).unwrap();
     assert!(!running.alive());
-    assert_eq!(told(&life), web(VmState::Stopped));
+    assert_eq!(shown(&life), web(VmState::Stopped));
     refused(life.block_on(vms.stop("web", true)), ProblemKind::Conflict, "does not run");
 }
 
@@ -173,7 +173,7 @@ fn a_vm_whose_guest_the_last_life_had_not_let_run_is_stopped() {
     vm.guest_is(RunState::Prelaunch);
     let life = again(&host, life);
     assert!(!vm.alive());
-    assert_eq!(told(&life), web(VmState::Stopped));
+    assert_eq!(shown(&life), web(VmState::Stopped));
     try_start(&life, "web").unwrap();
 }
 
@@ -185,7 +185,7 @@ fn a_vm_that_does_not_answer_a_new_life_is_only_killed_when_somebody_insists() {
     host.hypervisor.fails(Act::Attach, Fault::Mute);
     let life = again(&host, life);
     let vms = &life.parts.vms;
-    assert_eq!(told(&life), web(VmState::Unknown));
+    assert_eq!(shown(&life), web(VmState::Unknown));
     let ends_it = "`drainpipe vm stop web --force`";
     refused(try_start(&life, "web"), ProblemKind::Conflict, ends_it);
     refused(life.block_on(vms.stop("web", false)), ProblemKind::Conflict, ends_it);
@@ -193,7 +193,7 @@ fn a_vm_that_does_not_answer_a_new_life_is_only_killed_when_somebody_insists() {
     assert!(running.alive() && running.acts().is_empty());
     life.block_on(vms.stop("web", true)).unwrap();
     assert!(!running.alive());
-    assert_eq!(told(&life), web(VmState::Stopped));
+    assert_eq!(shown(&life), web(VmState::Stopped));
     try_start(&life, "web").unwrap();
 }
 
@@ -207,7 +207,7 @@ fn is_not_killed(begin: impl FnOnce(&Journal), why: &str) {
     let life = again(&host, life);
     refused(life.block_on(life.parts.vms.stop("web", true)), ProblemKind::Conflict, why);
     assert!(running.alive() && running.acts().is_empty());
-    assert_eq!(told(&life), web(VmState::Unknown));
+    assert_eq!(shown(&life), web(VmState::Unknown));
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn a_domain_is_told_of_and_all_that_is_libvirts_to_do_is_left_to_it() {
     manages(&host, &[domain("web")]);
     let life = host.start();
     let vms = &life.parts.vms;
-    assert_eq!(told(&life), web(VmState::Running));
+    assert_eq!(shown(&life), web(VmState::Running));
     refused(try_start(&life, "web"), ProblemKind::Refused, "`virsh start web`");
     refused(life.block_on(vms.stop("web", false)), ProblemKind::Refused, "`virsh shutdown web`");
     refused(life.block_on(vms.stop("web", true)), ProblemKind::Refused, "`virsh destroy web`");
@@ -260,7 +260,7 @@ fn a_domain_is_told_of_and_all_that_is_libvirts_to_do_is_left_to_it() {
     let moved = life.block_on(disk_moves::begin(&life.parts.disk_moves, "web", &request));
     refused(moved, ProblemKind::Refused, "`virsh blockcopy web DISK PATH --pivot`");
     assert!(running.alive() && running.acts().is_empty());
-    assert_eq!(told(&life), web(VmState::Running));
+    assert_eq!(shown(&life), web(VmState::Running));
     assert!(life.parts.journal.vms().unwrap().is_empty(), "until it migrates");
 }
 
@@ -273,11 +273,11 @@ fn a_domain_that_libvirt_has_no_more_is_forgotten_once_it_has_ended() {
     life.parts.vms.note_managed(&domain("web")).unwrap();
     manages(&host, &[]);
     life.block_on(life.parts.vms.look_at_managed()).unwrap();
-    assert_eq!(told(&life), web(VmState::Running), "its QEMU lives");
+    assert_eq!(shown(&life), web(VmState::Running), "its QEMU lives");
     running.ends(Exit::Code(0));
     life.block_on(life.parts.vms.look_at_managed()).unwrap();
-    assert_eq!(told(&life), []);
-    assert_eq!(told(&again(&host, life)), []);
+    assert_eq!(shown(&life), []);
+    assert_eq!(shown(&again(&host, life)), []);
 }
 
 #[test]

@@ -137,7 +137,7 @@ impl<'a> Lint<'a> {
         findings
     }
 
-    /// Of a group that must be together, nobody may be left behind or be elsewhere.
+    /// No VM of a group that must be together may be left behind or be elsewhere.
     fn torn_groups(&self, vm: &VmView, target: &str) -> Vec<Finding> {
         let shares = |other: &BTreeSet<String>| !vm.placement.together.is_disjoint(other);
         let moved = self.to_each.iter().filter(|(other, _)| **other != target);
@@ -165,7 +165,7 @@ impl<'a> Lint<'a> {
 
     fn of_target(&self, target: &str, vms: &[&VmView]) -> Vec<Finding> {
         let Some(view) = self.targets.get(target) else { return vec![] };
-        let mut findings = self.crowded_groups(view, vms);
+        let mut findings = self.joined_groups(view, vms);
         let needs_bytes: u128 = vms.iter().map(|vm| u128::from(vm.needs_bytes)).sum();
         if needs_bytes > u128::from(view.memory_available_bytes) {
             let what = format!(
@@ -175,7 +175,7 @@ impl<'a> Lint<'a> {
             findings.push(self.finding(FindingCode::DrainOvercommit, None, what));
         }
         findings.extend(self.overfilled(view, vms));
-        findings.extend(self.untold_risk(view, needs_bytes));
+        findings.extend(self.unmentioned_risk(view, needs_bytes));
         findings
     }
 
@@ -196,12 +196,12 @@ impl<'a> Lint<'a> {
         target.file_systems.iter().filter_map(finding).collect()
     }
 
-    /// That the failure of one more host would leave its VMs without room is allowed, but must be told.
+    /// The failure of one more host may leave its VMs without room, but the plan must mention it.
     ///
     /// Memory in all, which is the least that must be there: whether each VM fits is the planner's to see.
-    fn untold_risk(&self, lost: &TargetView, comes_bytes: u128) -> Option<Finding> {
+    fn unmentioned_risk(&self, lost: &TargetView, comes_bytes: u128) -> Option<Finding> {
         let words = format!("if {} failed after this,", lost.name);
-        let is_told = self.plan.warnings.iter().any(|warning| warning.starts_with(&words));
+        let is_mentioned = self.plan.warnings.iter().any(|warning| warning.starts_with(&words));
         let there: u128 = lost.vms.iter().map(|vm| u128::from(vm.needs_bytes)).sum();
         let others = self.targets.values().copied().filter(|other| {
             other.name != lost.name && other.name != self.view.host && other.unavailable.is_none()
@@ -212,17 +212,17 @@ impl<'a> Lint<'a> {
             u128::from(other.memory_available_bytes).saturating_sub(comes)
         };
         let left: u128 = others.map(left).sum();
-        (there + comes_bytes > left && !is_told).then(|| {
+        (there + comes_bytes > left && !is_mentioned).then(|| {
             let what = format!(
                 "if {} failed after this, its VMs would have nowhere to go, and the plan does not say so",
                 lost.name
             );
-            self.finding(FindingCode::DrainRiskUntold, None, what)
+            self.finding(FindingCode::DrainRiskUnmentioned, None, what)
         })
     }
 
-    /// Of a group that must be apart, no VM may come to another one.
-    fn crowded_groups(&self, target: &TargetView, vms: &[&VmView]) -> Vec<Finding> {
+    /// No two VMs of a group that must be apart may come together.
+    fn joined_groups(&self, target: &TargetView, vms: &[&VmView]) -> Vec<Finding> {
         let mut findings = vec![];
         for (index, vm) in vms.iter().enumerate() {
             let earlier = vms[..index].iter().map(|other| (other.name.as_str(), &other.placement.apart));
@@ -235,7 +235,7 @@ impl<'a> Lint<'a> {
                     "VM {} must be apart from {other}, and both would be on {}",
                     vm.name, target.name
                 );
-                findings.push(self.finding(FindingCode::DrainCrowdedGroup, Some(&vm.name), what));
+                findings.push(self.finding(FindingCode::DrainJoinedGroup, Some(&vm.name), what));
             }
         }
         findings

@@ -274,11 +274,11 @@ fn the_number_to_begin_with_is_from_history_and_bounded() {
         plan(&view(vec![vm("x", 1)], vec![b.clone()]), most.map(at_most).as_ref()).transfers
     };
     assert_eq!(transfers(&b, Some(4)), 1);
-    b.path_history = Some(remembering(4, 1));
+    b.path_history = Some(history_of(4, 1));
     assert_eq!((transfers(&b, None), transfers(&b, Some(2)), transfers(&b, Some(0))), (4, 2, 1));
 }
 
-fn remembering(transfers: u8, targets: u8) -> PathHistory {
+fn history_of(transfers: u8, targets: u8) -> PathHistory {
     let transfers = Some(FoundTransfers { transfers, targets });
     PathHistory { transfer_mbps: 500.0, setup_ms: 90.0, completion_ms: 40.0, transfers, disk_mbps: None }
 }
@@ -288,7 +288,7 @@ fn of_a_number_that_was_found_for_several_targets_each_has_its_share() {
     let planned = |found: &[Option<(u8, u8)>], most: u8| {
         let target = |(at, found): (usize, &Option<(u8, u8)>)| TargetView {
             no_post_copy: None,
-            path_history: found.map(|(transfers, targets)| remembering(transfers, targets)),
+            path_history: found.map(|(transfers, targets)| history_of(transfers, targets)),
             ..target(["b", "c", "d"][at], 64)
         };
         let vms = (0..6).map(|at| vm(&format!("v{at}"), 1)).collect();
@@ -309,7 +309,7 @@ fn of_a_number_that_was_found_for_several_targets_each_has_its_share() {
 
 #[test]
 fn a_target_that_nothing_goes_to_lets_no_more_vms_on_the_links() {
-    let b = TargetView { path_history: Some(remembering(8, 1)), ..target("b", 64) };
+    let b = TargetView { path_history: Some(history_of(8, 1)), ..target("b", 64) };
     let cordoned = TargetView { unavailable: Some("it is cordoned".into()), ..target("c", 64) };
     let planned = plan(&view(vec![vm("x", 1)], vec![b, cordoned]), Some(&limits(8, 2, None)));
     assert_eq!((planned.transfers, planned.transfers_found), (2, false));
@@ -378,7 +378,7 @@ fn what_each_vm_takes_is_predicted_for_the_number_that_there_will_be() {
 
 /// Reached over one link of this host at 1 Gb/s, by two VMs at a time.
 fn over(link: &str, link_mbps: u64, name: &str) -> TargetView {
-    let path_history = PathHistory { transfer_mbps: 950.0, ..remembering(2, 1) };
+    let path_history = PathHistory { transfer_mbps: 950.0, ..history_of(2, 1) };
     TargetView {
         paths_mbps: 1_000,
         paths: vec![PathView { link: link.into(), link_mbps: Some(link_mbps), mbps: Some(1_000) }],
@@ -637,7 +637,7 @@ fn plant(plan: &mut DrainPlan, view: &DrainView, fault: usize, at: Index) -> Opt
         7 => {
             let near = mate(plan, view, vm, |placement| &placement.apart)?;
             plan.moves[at].target = plan.moves[near].target.clone();
-            Some("drain-crowded-group")
+            Some("drain-joined-group")
         }
         8 => {
             let left = mate(plan, view, vm, |placement| &placement.together)?;
@@ -662,7 +662,7 @@ fn plant(plan: &mut DrainPlan, view: &DrainView, fault: usize, at: Index) -> Opt
             let other_news =
                 |planned: &Move| format!("how fast the links to {} are is not known", planned.target);
             plan.warnings = plan.moves.iter().map(other_news).collect();
-            (usable.count() == 1 && vm.needs_bytes > 0).then_some("drain-risk-untold")
+            (usable.count() == 1 && vm.needs_bytes > 0).then_some("drain-risk-unmentioned")
         }
         13 => {
             plan.moves[at].disks.push(disk(0, 0, 1));
@@ -748,7 +748,7 @@ fn whose_disks_are_copied_go_last_unless_told_otherwise_and_take_their_time() {
 
 #[test]
 fn what_copies_were_seen_to_carry_bounds_the_prediction() {
-    let slow = PathHistory { disk_mbps: Some(400.0), ..remembering(1, 1) };
+    let slow = PathHistory { disk_mbps: Some(400.0), ..history_of(1, 1) };
     let b = TargetView { path_history: Some(slow), ..with_room("b", 64, 64) };
     let plan = plan(&view(vec![with_disk("x", 1, 8, &["b"])], vec![b]), None);
     let disk_ms = 8.0 * GIB as f64 / (400.0 * 125.0);

@@ -176,6 +176,6 @@ finding_codes! {
     DrainRefused "drain-refused" Refusal,
     DrainOvercommit "drain-overcommit" Refusal,
     DrainTornGroup "drain-torn-group" Refusal,
-    DrainCrowdedGroup "drain-crowded-group" Refusal,
-    DrainRiskUntold "drain-risk-untold" Refusal,
+    DrainJoinedGroup "drain-joined-group" Refusal,
+    DrainRiskUnmentioned "drain-risk-unmentioned" Refusal,
 }

@@ -78,8 +78,8 @@ impl Disks {
     fn hold_writes(&mut self, change: impl FnOnce(&mut HeldWrites)) -> Option<WriteLimit> {
         change(&mut self.held_writes);
         // What rises and falls again was told before.
-        let told = self.told_limit.map_or(u64::MAX, |limit| limit.bytes_per_s);
-        let limit = self.held_writes.limit().filter(|limit| limit.bytes_per_s < told)?;
+        let before = self.told_limit.map_or(u64::MAX, |limit| limit.bytes_per_s);
+        let limit = self.held_writes.limit().filter(|limit| limit.bytes_per_s < before)?;
         self.told_limit = Some(limit);
         Some(limit)
     }

@@ -12,12 +12,12 @@ use crate::drain::Course;
 /// How often the engine is told that time has passed.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Events that may wait. Who has more to tell waits, too.
+/// Events that may wait. A task that has more to send waits, too.
 const NEWS_MAX: usize = 64;
 
 pub(super) struct News {
     tell: mpsc::Sender<DrainEvent>,
-    told: mpsc::Receiver<DrainEvent>,
+    events: mpsc::Receiver<DrainEvent>,
     // What the executor itself has to tell.
     own: VecDeque<DrainEvent>,
     cancelled: watch::Receiver<bool>,
@@ -26,10 +26,10 @@ pub(super) struct News {
 
 impl News {
     pub(super) fn of(course: &Course) -> Self {
-        let (tell, told) = mpsc::channel(NEWS_MAX);
+        let (tell, events) = mpsc::channel(NEWS_MAX);
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { tell, told, own: VecDeque::new(), cancelled: course.cancelled.subscribe(), ticks }
+        Self { tell, events, own: VecDeque::new(), cancelled: course.cancelled.subscribe(), ticks }
     }
 
     /// For who has to tell something.
@@ -48,10 +48,10 @@ impl News {
     }
 
     /// The next of what others have to tell.
-    pub(super) async fn told(&mut self) -> DrainEvent {
+    pub(super) async fn next(&mut self) -> DrainEvent {
         tokio::select! {
             // Its sender is kept here, so it is never closed.
-            Some(event) = self.told.recv() => event,
+            Some(event) = self.events.recv() => event,
             Ok(()) = self.cancelled.changed() => DrainEvent::CancelRequested,
             _ = self.ticks.tick() => DrainEvent::Tick,
         }

@@ -117,7 +117,7 @@ impl Executor {
         match self.outgoing.journal.hook_is_due(&due) {
             Ok(()) => Some(due),
             Err(error) => {
-                warn!(vm = due.vm, %error, "no hook is told before the pause: that cannot be recorded");
+                warn!(vm = due.vm, %error, "the journal cannot record the hook, so `before_pause` does not run");
                 None
             }
         }

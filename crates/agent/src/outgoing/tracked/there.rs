@@ -56,14 +56,14 @@ impl There {
 
     /// Whether the target's kernel tracks it then as it is now.
     pub(super) fn has(&self, connection: &TrackedConnection, then: Instant) -> bool {
-        let Some((told, Some(at))) = self.0.get(&connection.key()) else { return false };
-        is_same(told, connection) && *at + Duration::from_secs(told.timeout_s.into()) > then
+        let Some((there, Some(at))) = self.0.get(&connection.key()) else { return false };
+        is_same(there, connection) && *at + Duration::from_secs(there.timeout_s.into()) > then
     }
 
     /// From now until that is answered: what has ended may be there until the target has said that it heard it.
     pub(super) fn is_told(&mut self, Changes { ended, connections }: &Changes) {
-        let told = ended.iter().chain(connections);
-        self.0.extend(told.map(|connection| (connection.key(), (*connection, None))));
+        let sent = ended.iter().chain(connections);
+        self.0.extend(sent.map(|connection| (connection.key(), (*connection, None))));
     }
 
     /// The target tracks these connections now, but for those left out.

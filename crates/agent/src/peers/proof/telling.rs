@@ -75,13 +75,14 @@ impl Proof {
     }
 }
 
-/// What a host has heard of this one's journal, which is told it now if it is given.
+/// What a host has heard of this one's journal. It hears how the journal stands now, if that is given.
 pub(crate) async fn hear(
     peer: &ApiClient,
-    told: Option<JournalStanding>,
+    standing: Option<JournalStanding>,
 ) -> Result<Option<JournalMark>, Problem> {
-    let asked =
-        peer.post_within::<HeardMark>("/v1/journal/marks", &Hearing { told }, ANSWER_DEADLINE).await?;
+    let asked = peer
+        .post_within::<HeardMark>("/v1/journal/marks", &Hearing { told: standing }, ANSWER_DEADLINE)
+        .await?;
     Ok(asked.heard.filter(|mark| mark.generation <= GENERATION_MAX))
 }
 

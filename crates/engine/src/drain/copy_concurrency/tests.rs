@@ -78,7 +78,7 @@ fn count(busy: &Busy) -> f64 {
 }
 
 #[test]
-fn each_lane_begins_with_one() {
+fn each_pair_begins_with_one() {
     let copies = CopyConcurrency::default();
     let (one, other) = (pair(0), pair(1));
     let busy = Busy::from([(one.clone(), 1)]);
@@ -145,7 +145,7 @@ fn nothing_is_learnt_beside_memory_and_a_try_ends_with_who_wanted_it() {
 
 proptest! {
     #[test]
-    fn whatever_is_seen_each_lane_has_one_to_four_and_one_is_tried_at_a_time(
+    fn whatever_is_seen_each_pair_has_one_to_four_and_one_is_tried_at_a_time(
         looks in prop::collection::vec(
             (0.0..3_000.0_f64, prop::option::weighted(0.8, 0..1_000_000_u64), prop::collection::vec(0..6_u8, 3), 0..8_u8),
             0..200,

@@ -55,7 +55,7 @@ async fn fleet(State(joining): State<Arc<Joining>>) -> Answer<FleetView> {
 ///
 /// A token for one host, at the host that has the authority's key.
 #[utoipa::path(post, path = "/v1/fleet/tokens", tag = tags::FLEET, request_body = TokenRequest, responses(
-    (status = 200, description = "The token. It is told once.", body = TokenView),
+    (status = 200, description = "The token. It is shown only once.", body = TokenView),
     (status = 422, description = "Another host has the authority's key.", body = Problem),
 ))]
 async fn open_token(

@@ -141,8 +141,8 @@ async fn may_speak_of_the_journal_of_its_own_host_only() {
     let Some(agent) = TestAgent::start().await else { return };
     let tell = async |who: Who, identity: &str, generation: u64| {
         let mark = json!({ "identity": identity, "generation": generation });
-        let told = json!({ "told": { "mark": mark, "replaces": [] } }).to_string();
-        let answer = agent.say(who, "POST", "/v1/journal/marks", &told).await;
+        let request = json!({ "told": { "mark": mark, "replaces": [] } }).to_string();
+        let answer = agent.say(who, "POST", "/v1/journal/marks", &request).await;
         serde_json::from_str::<Value>(&answer.body).unwrap()["heard"]["generation"].as_u64()
     };
     assert_eq!(tell(Who::Target, "one", 5).await, None);
