@@ -16,7 +16,7 @@ const TOKEN: Uuid = Uuid::max();
 
 /// A datagram of the watch of paths, or of a check; with its token in front where the first byte is even.
 ///
-/// Holds: what is heard is what the other end makes. Who does not know the token is not heard.
+/// Holds: what is heard is what the other end makes, and nothing from a sender without the token.
 pub fn datagrams(data: &[u8]) {
     let (first, rest) = data.split_first().unwrap_or((&1, &[]));
     let token: &[u8] = if first % 2 == 0 { TOKEN.as_bytes() } else { &[] };

@@ -1,4 +1,4 @@
-//! The list of the fleet's hosts, as its authority signs it. Whoever has a newer one may hand it on: nobody can change
+//! The list of the fleet's hosts, as its authority signs it. Any host may hand a newer one on: nobody can change
 //! it, and an older one is not taken.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,7 +81,7 @@ pub enum ListError {
 }
 
 impl FleetList {
-    /// Of a fleet that consists of the host with the authority.
+    /// The list of a fleet that consists of the host with the authority.
     pub fn first(host: &str, address: SocketAddr, certificate_s: u32, now: Timestamp) -> Self {
         let member = Member { address, since: now, by: "drainpipe init".into() };
         Self {

@@ -118,12 +118,12 @@ impl Fleet {
         self.find_entry(name, the_one_it_leaves).await
     }
 
-    /// Of a VM that several hosts list, the one that has a process: what is to be moved or stopped.
+    /// If several hosts list the VM, the one that has a process: what is to be moved or stopped.
     pub(crate) async fn find_running_vm(&self, name: &str) -> Result<VmView, Problem> {
         self.find_entry(name, the_living_one).await
     }
 
-    /// Of a VM that several hosts list, the one that has no process: what is to be started or removed.
+    /// If several hosts list the VM, the one that has no process: what is to be started or removed.
     pub(crate) async fn find_stopped_vm(&self, name: &str) -> Result<VmView, Problem> {
         self.find_entry(name, the_stopped_one).await
     }

@@ -1,7 +1,7 @@
 //! Which connection is closed when a new one comes and all slots are taken.
 //!
 //! A holder is whoever connects: an address before anything else is known of it, a host or an operator after that.
-//! Its share is what each would have if all holders divided the slots evenly. Whoever keeps to its share is never
+//! Its share is what each would have if all holders divided the slots evenly. A holder that keeps to its share is never
 //! closed for somebody who does not, and somebody who has priority and keeps to its share is never refused.
 
 use std::cmp::Reverse;

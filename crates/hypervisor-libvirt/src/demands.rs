@@ -12,7 +12,7 @@ use crate::errors::failed;
 use crate::snapshots::{self, KnownSnapshot};
 use crate::versions;
 
-/// Of a domain that is active.
+/// Asks what an active domain demands.
 pub(crate) async fn ask(
     connection: &Connection,
     domain: &Domain,
@@ -90,7 +90,7 @@ impl Kept {
     }
 }
 
-/// Of a domain as it is described, of which that is kept; pure.
+/// The demands of a domain, by its description and what is kept of it; pure.
 pub(crate) fn of(description: &DomainDescription, kept: &Kept) -> Demands {
     let doubts = description.doubts();
     let spec = description.vm_spec();

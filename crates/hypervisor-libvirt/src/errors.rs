@@ -6,7 +6,7 @@ use drainpipe_libvirt::Error;
 /// As QEMU says it, which libvirt passes on.
 const PORT_TAKEN: &str = "Address already in use";
 
-/// Of a call about a domain.
+/// The error of a call about a domain.
 pub(crate) fn failed(error: Error) -> VmError {
     let kind = match &error {
         Error::TimedOut { .. } => VmErrorKind::Mute,

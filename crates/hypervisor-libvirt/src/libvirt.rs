@@ -130,7 +130,7 @@ impl Libvirt {
         if domain.id.is_some() {
             let job = connection.job_stats(domain, JobStatsOf::UnderWay, deadline).await.map_err(failed)?;
             if job.kind != JobKind::None {
-                // Whoever has it ends it first.
+                // Its holder ends it first.
                 return Ok(());
             }
         }
@@ -442,7 +442,7 @@ impl Hypervisor for Libvirt {
         qemu_process::number(spec.uuid()).map_err(VmError::failed)
     }
 
-    /// The domain is libvirt's: what is left of it is no matter of Drainpipe's. Of one that is to be ended, or was to come,
+    /// The domain is libvirt's: what is left of it is no matter of Drainpipe's. If it is to be ended, or was to come,
     /// it is known until that is done.
     fn clear(&self, vm: &VmName) -> Result<(), VmError> {
         let directory = self.found_directory(vm)?;

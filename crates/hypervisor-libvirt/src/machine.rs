@@ -90,7 +90,7 @@ impl Drop for DomainVm {
 }
 
 impl DomainVm {
-    /// Of one that has a process here, or will have one.
+    /// The machine of a domain that has a process here, or will have one.
     pub(crate) fn new(
         daemon: &Arc<Daemon>,
         spec: ResolvedSpec,
@@ -480,7 +480,7 @@ impl Vm for DomainVm {
         Err(is_libvirts("`virsh shutdown` ends its guest"))
     }
 
-    /// Of one that has left, or that came and was given up. Its definition goes too, unless this host had it before.
+    /// Ends a domain that has left, or that came and was given up. Its definition goes too, unless this host had it before.
     async fn destroy(&self, deadline: Duration) -> Result<(), VmError> {
         self.close_leaving().await;
         files::write_to_end(&self.directory)?;

@@ -22,7 +22,7 @@ const ALLOWED: &str = "tunnelmigrate.dest";
 /// Anybody may make files in it, and nobody may list it or remove another's.
 const OPEN: u32 = 0o1733;
 
-/// Whoever knows its name may reach what is in it.
+/// A process that knows its name may reach what is in it.
 const PASSABLE: u32 = 0o711;
 
 /// The agent's.

@@ -38,7 +38,7 @@ struct Says<T> {
 }
 
 impl Monitor {
-    /// Of a QEMU whose libvirt has ended.
+    /// Opens the monitor of a QEMU whose libvirt has ended.
     pub(crate) async fn open(process: &Process, deadline: Duration) -> Result<Self, VmError> {
         // As its QEMU sees it, which may be in a mount namespace with libvirt.
         let root = process.open_hidden(ProcessFile::Root).map_err(VmError::failed)?;

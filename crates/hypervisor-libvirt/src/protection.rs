@@ -17,7 +17,7 @@ pub(crate) struct Protection {
 }
 
 impl Protection {
-    /// Of a domain that no other job has, by a connection of its own. Whether it stands still is to be asked after this.
+    /// Protects a domain that has no other job, by a connection of its own. Ask only afterwards whether it stands still.
     pub(crate) async fn begin(
         connection: Connection,
         domain: &Domain,

@@ -38,7 +38,8 @@ use crate::vmm::Vmm;
 /// What QEMU calls a job that is done but for its last act, for which it waits.
 const PENDING: &str = "pending";
 
-/// Of a move's identifier, as much as tells it from others of one disk. A node's name has at most 31 characters.
+/// The first characters of a move's identifier, enough to tell it from others of one disk. A node's name has at most 31
+/// characters.
 const ID_CHARACTERS: usize = 8;
 
 /// What comes before the number of a set of descriptors in a path.

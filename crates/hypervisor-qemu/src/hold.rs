@@ -17,7 +17,7 @@ pub(crate) async fn of(vmm: &Vmm, deadline: Duration) -> Result<Hold, VmError> {
 
 fn judge(transfer: &TransferStatus, state: &RunState, allows_post_copy: bool) -> Result<Hold, VmError> {
     let status = &transfer.status;
-    // Of one that has failed QEMU does not say any more how much of it followed.
+    // After a failure, QEMU does not say any more how much of it followed.
     if allows_post_copy && matches!(status, MigrationStatus::Failed | MigrationStatus::Cancelled) {
         return Ok(Hold::Astray);
     }

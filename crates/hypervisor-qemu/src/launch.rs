@@ -129,7 +129,7 @@ pub(crate) struct Launched {
 pub(crate) fn create_directory(paths: &RuntimePaths) -> Result<Unfinished<RuntimePaths>, LaunchError> {
     let directory = paths.directory();
     let failed = |source| io_error("create", directory, source);
-    // Whoever reaches the control sockets controls the guest.
+    // A process that reaches the control sockets controls the guest.
     let mut builder = DirBuilder::new();
     builder.mode(0o700);
     if let Some(parent) = directory.parent() {

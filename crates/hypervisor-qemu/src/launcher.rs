@@ -46,7 +46,7 @@ pub struct Launcher {
     pub program: PathBuf,
     /// Arguments of the program.
     pub arguments: Vec<OsString>,
-    /// Whom QEMU runs as.
+    /// The user that QEMU runs as.
     pub user: QemuUser,
 }
 
@@ -138,7 +138,7 @@ fn prepare(order: &Order) -> io::Result<()> {
     // While it is root.
     order.control_groups.clone().try_for_each(join).map_err(step("join the agent's control group"))?;
     close(order).map_err(step("close what QEMU is not to have"))?;
-    // Whoever may enter its directory may connect to QEMU's sockets there.
+    // A process that may enter its directory may connect to QEMU's sockets there.
     umask(Mode::empty());
     block_hang_up().map_err(step("block SIGHUP"))?;
     drop_bounding_set().map_err(step("give up capabilities for good"))?;

@@ -23,7 +23,7 @@ use crate::reach::{ProcessFile, Reach, Reached, parse_pid, proc_path};
 /// A guest can make QEMU print warnings without end. Past this the log is emptied.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 const LOG_CHECK_EVERY: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
-/// Who has started it writes how it has ended as soon as it may.
+/// Its parent writes how it has ended as soon as it can.
 const TOLD_WITHIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// What tells a process from all others of this host since it was booted.

@@ -47,7 +47,7 @@ pub struct VcpuThrottle {
 }
 
 impl VcpuThrottle {
-    /// Of a VM whose vCPUs run as they like.
+    /// The throttle of a VM whose vCPUs run freely.
     pub async fn of(vmm: &Vmm, deadline: Duration) -> Result<Self, ThrottleError> {
         Self::of_threads(vmm.pid(), vcpu_threads(vmm, deadline).await?)
     }

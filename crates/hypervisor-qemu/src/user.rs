@@ -1,4 +1,4 @@
-//! Whom QEMU runs as.
+//! The user that QEMU runs as.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// No user of any host: between those of systemd's dynamic users and those of containers.
 const NOBODY: u32 = 60_999;
 
-/// Whom QEMU runs as.
+/// The user that QEMU runs as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QemuUser {
     /// Number of the user.
@@ -56,8 +56,8 @@ impl QemuUser {
         Ok(Self { uid: user.uid.as_raw(), gid: user.gid.as_raw() })
     }
 
-    /// Whom the QEMU of a lab runs as: nobody of this host, who needs no more than its agent hands over. Where nobody may
-    /// reach its program, as in a home directory that is closed to others, whoever has called `sudo`; else root.
+    /// The user that the QEMU of a lab runs as: this host's `nobody`, who needs no more than the agent hands over. Where
+    /// nobody may reach its program, as in a home directory that is closed to others, whoever has called `sudo`; else root.
     pub fn of_lab(binary: &Path) -> Self {
         let number = |name| std::env::var(name).ok().and_then(|value| value.parse().ok());
         let caller = number("SUDO_UID").zip(number("SUDO_GID")).map(|(uid, gid)| Self { uid, gid });
@@ -66,7 +66,7 @@ impl QemuUser {
         users.into_iter().flatten().find(reaches).unwrap_or(Self { uid: 0, gid: 0 })
     }
 
-    /// Of a program that is looked for in `PATH`, or is not there, its start says so.
+    /// If the program is looked for in `PATH`, or is not there, its start says so.
     fn reaches(self, binary: &Path) -> bool {
         let is_in_path = binary.components().count() == 1;
         let Some(binary) = binary.canonicalize().ok().filter(|_| !is_in_path) else { return true };
@@ -82,7 +82,7 @@ impl QemuUser {
         file.mode() & bit != 0
     }
 
-    /// Whom this process runs as.
+    /// The user that this process runs as.
     pub fn own() -> Self {
         Self { uid: geteuid().as_raw(), gid: getegid().as_raw() }
     }

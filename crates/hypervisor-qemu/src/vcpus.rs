@@ -18,7 +18,7 @@ pub struct VcpuTime {
 }
 
 impl VcpuTime {
-    /// Of a VM whose QEMU answers now.
+    /// The vCPUs of a VM whose QEMU answers now.
     pub async fn of(vmm: &Vmm, deadline: Duration) -> Result<Self, QmpError> {
         Ok(Self::of_threads(vmm.pid(), &vcpu_threads(vmm, deadline).await?))
     }

@@ -41,7 +41,7 @@ pub struct ModelFeatures {
 }
 
 impl CpuModels {
-    /// Of a QEMU that knows no model.
+    /// The models of a QEMU that knows none.
     #[cfg(any(test, feature = "fake"))]
     pub(crate) fn none(hardware: Hardware) -> Self {
         Self { hardware, lacking: BTreeMap::new(), offered: BTreeMap::new(), dependents: BTreeMap::new() }

@@ -84,7 +84,7 @@ pub struct CopyState {
 pub struct CopyTo {
     /// Which disk, from 0.
     pub disk: usize,
-    /// Who takes it, by NBD.
+    /// The NBD server that takes it.
     pub address: Address,
     /// Under which name; where [`DiskCopies::names`] says some, under that.
     pub name: String,
@@ -148,8 +148,8 @@ pub trait DiskCopies: Send + Sync {
     /// where one of them is not copied, or has failed.
     async fn end(&self, disks: &[usize], deadline: Duration) -> Result<(), VmError>;
 
-    /// Ends the copies as they are, if there are any, and lets the guest write as it likes. May be repeated. Whoever took them has closed their connections, lest
-    /// the process wait for what is on its way.
+    /// Ends the copies as they are, if there are any, and lets the guest write as it likes. May be repeated. Their receiver
+    /// has closed the connections before, or the process would wait for what is on its way.
     async fn abandon(&self, deadline: Duration) -> Result<(), VmError>;
 }
 

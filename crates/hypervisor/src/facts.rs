@@ -59,7 +59,7 @@ pub struct BinaryStamp {
 }
 
 impl BinaryStamp {
-    /// Of a program that is found as a shell finds it; `None` where there is none.
+    /// The stamp of a program, found as a shell finds it; `None` where there is none.
     pub fn of(binary: &Path) -> Option<Self> {
         let metadata = find(binary)?.metadata().ok()?;
         Some(Self { inode: metadata.ino(), modified: metadata.modified().ok()? })

@@ -138,7 +138,7 @@ impl TransferStatus {
     }
 
     /// Whether a source's switchover to post-copy has begun, so that it does not run its guest again, and the transfer
-    /// has not completed. Of one that was cancelled nevertheless (QEMU 7.2 lets one) and has ended, nobody can tell.
+    /// has not completed. If somebody cancelled it nevertheless (QEMU 7.2 allows it) and it has ended, nobody can tell.
     pub fn has_left_for_post_copy(&self) -> bool {
         self.status.is_post_copy() || (self.status == MigrationStatus::Cancelling && self.pages_followed())
     }

@@ -69,7 +69,7 @@ const BESIDE_VIRTQEMUD: [&str; 3] = ["virtnetworkd", "virtsecretd", "virtstorage
 const END_LIMIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(2);
 
-/// Of a log, in an error.
+/// Lines of a log that an error quotes.
 const LAST_WORDS_LINES: usize = 4;
 
 /// Process 1 of a host's libvirt. Its arguments: the directory for it all, the host's name, the directory for what is

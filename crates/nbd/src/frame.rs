@@ -183,11 +183,11 @@ const DIFFERS: u8 = 7;
 /// From the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// Of a request that brings no data, or failed.
+    /// Answers a request that brings no data, or failed.
     Done { handle: u64, error: Option<ErrorCode> },
-    /// Of a READ: so many bytes follow.
+    /// Answers a READ: so many bytes follow.
     Data { handle: u64, length: u32 },
-    /// Of a COMPARE: something else is there, or it cannot be read.
+    /// Answers a COMPARE: something else is there, or it cannot be read.
     Differs { handle: u64 },
     /// Nothing more of this stream reaches the disk.
     Fenced(StreamNumber),

@@ -20,7 +20,7 @@
 //!   [`Packers`](drainpipe_relay::Packers). What a stream wants to send now never waits for them while the wire is idle.
 //! - [`Counters`] say how far it is, and which streams live: who brings the streams brings new ones, too.
 //!
-//! Who calls has connected, and encrypted, the streams; they are any bytes that go both ways. Memory is bounded at both
+//! The caller has connected, and encrypted, the streams; they are any bytes that go both ways. Memory is bounded at both
 //! ends, each wait has an end, and nothing that the other host sends is trusted.
 
 mod buffers;

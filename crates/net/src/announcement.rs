@@ -1,6 +1,6 @@
 //! Tells a network where a guest is, in the guest's place.
 //!
-//! Whoever goes on where it was before may have nothing to say, while the bridge here and the switches behind it have
+//! A guest that goes on may have nothing to say, while the bridge here and the switches behind it have
 //! learned that it is elsewhere.
 //!
 //! - The bridge is told at which port the guest is, as if it had heard it there.

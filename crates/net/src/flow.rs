@@ -188,7 +188,7 @@ impl Network {
 
     /// For each connection the link that the route leads its packets over; none if there is no route.
     ///
-    /// Of a multipath route the kernel chooses the way by a hash of addresses and ports
+    /// On a multipath route, the kernel chooses the way by a hash of addresses and ports
     /// (`fib_multipath_hash_policy=1`), for this question (since Linux 4.18) just as for the packets. But
     /// a connection that was made before it had a port, as by a plain connect(2), goes another way until
     /// the route next changes (seen with Linux 6.18).

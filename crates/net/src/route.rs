@@ -51,7 +51,7 @@ impl Route {
 impl Network {
     /// The way that the kernel would take to `address` now; none if there is none.
     ///
-    /// Of a multipath route this is the way of one flow; other flows may take another.
+    /// On a multipath route, this is the way of one flow; other flows may take another.
     pub async fn route_to(&self, address: IpAddr) -> Result<Option<RouteInfo>, Error> {
         let operation = format!("find the route to {address}");
         let request = route_message(IpNet::from(address), &operation)?;

@@ -1,7 +1,6 @@
 //! What the receiving program answers: a few bytes, by the first connection only (QEMU's return path).
 //!
-//! Nothing fails here. Whoever waits for an answer sees that the connection has ended, and what ended it is told by the way
-//! forward.
+//! Nothing fails here. QEMU sees that the connection has ended, and the direction towards the target reports why.
 
 use std::io::{self, Read};
 use std::net::Shutdown;

@@ -44,8 +44,8 @@ use crate::{CONNECTIONS_MAX, MAIN_STREAM, PACKING_THREADS_MAX, answers};
 /// What a sender is to do.
 #[derive(Debug, Clone)]
 pub struct SenderSettings {
-    /// Unix socket at which the program connects. Made anew, and removed with the sender. Who may use it is
-    /// for its directory to say.
+    /// Unix socket at which the program connects. Made anew, and removed with the sender. Its directory
+    /// says who may use it.
     pub path: PathBuf,
     /// Users whose programs may connect there; empty for all. Others' are closed at once.
     pub users: Vec<u32>,
@@ -222,7 +222,7 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        // The program may not bear to lose all connections at once. Whoever cleans up after the panic has it stop first,
+        // The program may not bear to lose all connections at once. The clean-up after the panic stops it first,
         // and its connections end with that.
         if thread::panicking() {
             return;
@@ -272,7 +272,7 @@ fn listen(path: &PathBuf) -> io::Result<UnixListener> {
         removed => removed?,
     }
     let listener = UnixListener::bind(path)?;
-    // The program may be another user's. Whoever is to keep others away does so by the directory.
+    // The program may be another user's. The directory keeps others away.
     fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
     Ok(listener)
 }

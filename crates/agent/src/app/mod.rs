@@ -132,7 +132,7 @@ async fn live(
     let runtime = &config.runtime_directory;
     std::fs::create_dir_all(runtime)
         .map_err(|error| Problem::failed(format!("cannot create {}: {error}", runtime.display())))?;
-    // Whoever writes there says which processes are VMs.
+    // A user who can write there decides which processes are VMs.
     check_unchangeable(runtime, "runtime directory").map_err(Problem::refused)?;
     check_journal_is_own(&config.state_directory)?;
     // They end with their drop.
@@ -173,7 +173,7 @@ async fn live(
     looking.spawn(renewal::keep_renewing(joining, host, peers));
     let mut doubts = journal.doubts();
     tokio::select! {
-        // Who could have said so may be gone: that stops it too.
+        // The sender may be gone: that stops it too.
         _ = stop.wait_for(|stop| *stop) => {}
         Ok(_) = doubts.wait_for(|doubts| !doubts.is_empty()) => return Ok(Ended::Doubted),
     }
@@ -218,7 +218,7 @@ fn tell_service_manager() {
     }
 }
 
-/// Whoever writes to the journal says which VMs run here.
+/// A user who can write to the journal decides which VMs run here.
 fn check_journal_is_own(directory: &Path) -> Result<(), Problem> {
     check_unchangeable(directory, "state directory").map_err(Problem::refused)?;
     for name in ["journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm"] {
@@ -243,7 +243,7 @@ pub(crate) fn load_identity(config: &Config) -> Result<Identity, Problem> {
     )))
 }
 
-/// Who is not root runs QEMU as himself.
+/// An agent that is not root runs QEMU as its own user.
 fn launcher(config: &Config) -> Result<Launcher, Problem> {
     let own = QemuUser::own();
     let user = if own.is_root() { QemuUser::find(&config.qemu.user).map_err(Problem::refused)? } else { own };

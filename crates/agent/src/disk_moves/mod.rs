@@ -54,7 +54,7 @@ pub(crate) struct DiskMoves {
     incoming: Arc<Incoming>,
     // The last of each VM.
     by_vm: Mutex<BTreeMap<String, Arc<DiskMove>>>,
-    // Whoever holds a guest's writes has it.
+    // Held by the move that holds a guest's writes.
     holding: Arc<AsyncMutex<()>>,
 }
 

@@ -195,7 +195,7 @@ impl Course {
 pub(crate) async fn wait_over(drains: &Drains, at_most: Duration) {
     let status = drains.under_way.current().map(|course| course.status.subscribe());
     let Some(mut status) = status else { return };
-    // What tells of it is gone once it has ended. Whoever asks looks himself how it stands.
+    // The sender is gone once it has ended. The caller then looks how it stands.
     let _ended = timeout(at_most, async { while status.changed().await.is_ok() {} }).await;
 }
 

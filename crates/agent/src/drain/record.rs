@@ -86,7 +86,7 @@ pub(super) fn settled(drains: &Drains, mut record: DrainRecord) -> Result<DrainR
         match record.kind {
             DrainKind::Drain if is_open(one.state) => settle(drains, one)?,
             DrainKind::Failback if is_open(one.state) => settle_return(drains, one),
-            // Whoever has brought it.
+            // No matter who has brought it.
             DrainKind::Failback if one.state == MoveState::Waiting && has_arrived(drains, &one.vm) => {
                 one.state = MoveState::Moved;
             }

@@ -14,7 +14,7 @@
 //! still. So the guard cuts QEMU's connections to the agent then, without asking QEMU, whose main thread may wait for them
 //! too; the guest goes on with its own disks, and the migration fails.
 //!
-//! Of a compressed or encrypted migration the guard holds the agent's ends of QEMU's connections too.
+//! In a compressed or encrypted migration, the guard holds the agent's ends of QEMU's connections too.
 //! Should the agent end, QEMU waits for somebody to read, and can be told to stop. If it saw all of them
 //! close at once, it might wait for its own threads without end (7.2, 10.0). But while it sends the last bytes of a VM
 //! that is paused for them, QEMU waits for that reader with the lock that each command needs. The agent says when that
@@ -247,7 +247,7 @@ pub struct Orders {
 /// The guard's own process: watches standard input, and acts when it falls silent.
 pub async fn stand(orders: &Orders, hypervisor: Arc<dyn Hypervisor>) -> Result<(), Problem> {
     // A Ctrl-C at the agent's terminal is not for it, nor does the kernel end one that is stopped when the agent ends
-    // (`kill_orphaned_pgrp`). Who leads a process group, as one that a shell has started, cannot have a session.
+    // (`kill_orphaned_pgrp`). The leader of a process group, such as a process started by a shell, cannot begin a session.
     let _leads_a_group = setsid();
     let vm = &orders.vm;
     let name: VmName = vm.parse().map_err(Problem::bad_input)?;

@@ -64,7 +64,7 @@ impl MigrationLinks {
 /// that belong to no bridge or bond, have an address other than IPv4's link-local ones, and are not
 /// excluded.
 ///
-/// Of a card and its VLANs, which share its speed, the engine takes one: the first that finds a partner. So those with
+/// A card and its VLANs share its speed, so the engine takes one of them: the first that finds a partner. So those with
 /// an address that somebody gave them stand before the others, then VLANs before the card, then the lowest VLAN, which
 /// is the same on both hosts. A card that only carries VLANs is no network of its own, though the kernel gives it an
 /// address.

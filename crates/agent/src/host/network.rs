@@ -218,7 +218,7 @@ impl HostNetwork {
     }
 
     async fn undo(&self, change: &HostChange, others: &[HostChange]) -> Result<(), Problem> {
-        // Of a route the watch of its paths says how it leads now, not the record.
+        // For a route, the watch of its paths knows how it leads now; the record does not.
         if others.iter().any(|other| same_object(&other.change, &change.change)) {
             return Ok(());
         }

@@ -46,7 +46,7 @@ const BACKLOG: u32 = 4096;
 /// A TLS handshake takes milliseconds; what needs longer is not a peer.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(3);
 
-/// Who joins sends one request.
+/// A host that joins sends one request.
 const JOIN_DEADLINE: Duration = Duration::from_secs(15);
 
 /// How long a connection whose slot another one has got may still take for the answer that is under way.
@@ -55,8 +55,8 @@ const CLOSING_MAX: Duration = Duration::from_millis(250);
 /// How long a request's head may take, which also ends idle connections.
 const HEAD_DEADLINE: Duration = Duration::from_mins(2);
 
-/// A killed agent holds its sockets until its process has ended, which takes time on a busy host. Whoever starts the
-/// next one at once, as a script that does not wait, waits for that.
+/// A killed agent holds its sockets until its process has ended, which takes time on a busy host. An
+/// agent that is started at once, as by a script, waits for that.
 const ENDING_MAX: Duration = Duration::from_secs(3);
 const ENDED_LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -260,8 +260,8 @@ impl Door {
             .ok()?
     }
 
-    /// Whoever says that he wants to join, while somebody may, needs no certificate, and reaches nothing but what lets
-    /// him join. All others need one.
+    /// A client that says it wants to join needs no certificate while a token is open, and reaches nothing but what lets
+    /// it join. All others need one.
     async fn shake_hands(&self, stream: TcpStream) -> io::Result<Option<Guest>> {
         let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
         if wants_to_join(&hello.client_hello())

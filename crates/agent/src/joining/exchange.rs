@@ -1,5 +1,5 @@
-//! Agents tell each other which list of hosts they have, and hand the newer one on. Who was away hears of all of it from
-//! whomever it reaches first.
+//! Agents tell each other which list of hosts they have, and hand the newer one on. A host that was away hears
+//! everything from the first one that it reaches.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -387,7 +387,7 @@ fn renewed_validity(list: &FleetList, host: &str) -> Validity {
     Validity { not_before, ..validity }
 }
 
-/// Of an agent that listens at all addresses, the one that it comes from. It must be one by which others reach it.
+/// The address at which an agent listens: if that is all of them, the one that it comes from. Others must reach it there.
 fn reachable(listens: SocketAddr, from: IpAddr) -> Result<SocketAddr, Problem> {
     let from = from.to_canonical();
     let listened = listens.ip().to_canonical();

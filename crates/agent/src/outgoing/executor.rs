@@ -440,7 +440,7 @@ impl Executor {
             Beside::note_departure(&self.claimed.definition, vmm.directory(), None);
         }
         self.outgoing.migrations.lock().remove(&self.running.id);
-        // Who hears that it has ended may want to begin it anew.
+        // Somebody who hears that it has ended may begin another one at once.
         drop(self.claimed);
         self.running.stage.send_replace(Stage::Ended);
     }

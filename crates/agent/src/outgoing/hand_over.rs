@@ -94,7 +94,7 @@ pub(crate) async fn hand_over_view(
         let goes_on = outgoing.migrations.get(id).is_some_and(|running| !running.is_over());
         let view = match (open.handed_over, goes_on) {
             (true, _) if has_let_go(outgoing, &open.vm).await => HandOverView::HandedOver,
-            // Of a VM that has run on here, it is about to be revoked.
+            // The VM has run on here, so it is about to be revoked.
             (true, _) | (false, true) => HandOverView::Pending,
             (false, false) => HandOverView::Refused,
         };

@@ -100,8 +100,8 @@ impl Measurements {
         self.sample(network, now_ms).await
     }
 
-    /// The connection is broken, and another one will be made to `destination`. Of a transfer that another life of the
-    /// agent began, only QEMU counts.
+    /// The connection is broken, and another one will be made to `destination`. If an earlier life of
+    /// the agent began the transfer, only QEMU counts it.
     pub(crate) fn transfer_goes_on(&mut self, destination: SocketAddr) {
         if let Some(counters) = &mut self.counters {
             counters.expect_again(destination);

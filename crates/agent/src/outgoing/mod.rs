@@ -52,8 +52,8 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 /// How often it looks.
 const SHUTDOWN_LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// How long it then still answers. Who follows a migration asks several times a second, and shall hear how
-/// it has ended.
+/// How long it then still answers. A command that follows a migration asks several times a second, and must learn
+/// how it has ended.
 const TELL_RESULTS_FOR: Duration = Duration::from_secs(1);
 
 /// Before a migration is taken up that has crashed though it was taken up already.

@@ -181,7 +181,7 @@ impl Running {
     /// Waits until it is over, or its outcome is left open, for so long at most.
     pub(crate) async fn wait_over(&self, at_most: Duration) {
         let mut stages = self.stages();
-        // Whoever asks looks himself how it stands.
+        // The caller then looks how it stands.
         let _ended = timeout(at_most, stages.wait_for(|stage| *stage == Stage::Ended)).await;
     }
 

@@ -87,7 +87,7 @@ fn disk_mbps(result: &MigrationResult) -> Option<f64> {
     (result.disk_bytes > 0).then(|| result.disk_bytes as f64 * 8.0 / 1_000.0 / ms)
 }
 
-/// Of one that was not long enough, nothing. Those beside it had as much of the cores and of the links.
+/// Nothing if the migration was too short. The others beside it had as much of the cores and links.
 fn saved(compression: CompressionUse, transfer_ms: f64, others_at_once: f64) -> Option<Saved> {
     let CompressionUse { stream_bytes, compressed_bytes, overtaken_bytes, .. } = compression;
     let sent_for_ms = sending_ms(transfer_ms);

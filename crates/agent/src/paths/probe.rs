@@ -113,8 +113,8 @@ async fn answer(listener: TcpListener, token: Uuid) -> io::Result<()> {
         if matches!(read, Ok(Ok(_))) && said == *token.as_bytes() {
             stream.write_all(&said).await?;
             let mut large = vec![0; LARGE_BYTES];
-            // Who asks for it tries large packets too. The other side closes first: it keeps the port's wait state,
-            // and QEMU gets the port.
+            // The side that asks for it tries large packets too. The other side closes first: it keeps the port's wait
+            // state, and QEMU gets the port.
             if stream.read_exact(&mut large).await.is_ok() {
                 stream.write_all(&said).await?;
                 let _closed = stream.read(&mut said).await?;

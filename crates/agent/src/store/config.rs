@@ -121,7 +121,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Of a host that has joined: its certificate and key are one file.
+    /// The files of a host that has joined: its certificate and key are one file.
     pub(crate) fn of_joined(files: &JoinedFiles) -> Self {
         let JoinedFiles { host, authority, .. } = files;
         Self { certificate: host.clone(), key: host.clone(), authority: authority.clone() }
@@ -145,7 +145,7 @@ impl Default for Tls {
 pub struct Qemu {
     /// Name in PATH, or a path.
     pub binary: PathBuf,
-    /// Whom it runs as: name or number.
+    /// The user that it runs as: name or number.
     pub(crate) user: String,
     /// The program that becomes it, with its first arguments: this one, but in tests.
     #[serde(skip)]

@@ -133,7 +133,7 @@ pub(crate) fn known_peers(config: &Config, identity: &Identity) -> Result<Vec<Pe
     Ok(merged(&config.name, &config.peers, held.as_ref().map(|held| &held.list)))
 }
 
-/// Of a host that is named in both, the configuration is right. Who is no member any more has no others.
+/// If both name a host, the configuration is right. A host that is no member any more has no peers from the list.
 fn merged(own_name: &str, configured: &[Peer], list: Option<&FleetList>) -> Vec<Peer> {
     let members = list.map(|list| &list.members).filter(|members| members.contains_key(own_name));
     let joined = members

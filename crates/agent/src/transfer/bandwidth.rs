@@ -31,7 +31,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long the target may take to say what share it grants; the last answer holds meanwhile.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(1);
 
-/// Who leaves the links to another one takes so small a part of them.
+/// A migration that leaves the links to another one takes so small a part of them.
 const SHARE_OF_WAY_GIVEN: u64 = 8;
 
 /// For so long at a time at most, whatever it is told.

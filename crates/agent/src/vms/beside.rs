@@ -68,8 +68,8 @@ impl Beside {
         Self::read(directory).unwrap_or_else(|| Self::of(definition.clone()))
     }
 
-    /// In the shape in which it stands there. Of a new QEMU it does so before that begins: between the two the agent may
-    /// end.
+    /// In the shape in which it stands there. For a new QEMU, it stands there before QEMU begins: between the two the agent
+    /// may end.
     pub(crate) fn as_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("texts, numbers and lists of them can be written")
     }

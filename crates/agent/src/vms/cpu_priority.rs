@@ -100,7 +100,7 @@ fn end_lease(lease: &mut Option<Lease>, others: impl FnOnce() -> Vec<u32>) {
     lease.processes.into_iter().chain(others()).for_each(lower_session);
 }
 
-/// Of a QEMU that has ended by then others may be in its session.
+/// If a QEMU has ended by then, its session may hold other processes.
 fn others_in_session(vms: &Vms) -> Vec<u32> {
     vms.all_running().iter().map(|vmm| vmm.pid()).collect()
 }

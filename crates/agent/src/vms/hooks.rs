@@ -109,7 +109,7 @@ pub(crate) async fn run(hooks: &Hooks, moment: Moment, of: &HookDue) {
 
 async fn carry_out(program: &Path, moment: Moment, of: &HookDue, within: Duration) -> (Ended, String) {
     let not_run = |error: &dyn fmt::Display| (Ended::NotRun(error.to_string()), String::new());
-    // Whoever may write to it is as good as the agent.
+    // A user who may write to it can do what the agent can.
     if let Err(error) = check_unchangeable(program, "hook") {
         return not_run(&error);
     }
@@ -154,7 +154,7 @@ async fn spawn(mut command: Command) -> io::Result<Child> {
     thread::Builder::new().name("hook".into()).spawn(move || {
         let _entered = runtime.enter();
         let spawned = give_up_privileges().and_then(|()| command.spawn());
-        // Who waited for it may be gone: then it is ended with this.
+        // The task that waited for it may be gone: then this ends it.
         drop(tell.send(spawned));
     })?;
     result.await.map_err(io::Error::other)?
@@ -201,7 +201,7 @@ async fn follow(mut child: Child, output: Receiver, within: Duration) -> (Ended,
     (ended, output)
 }
 
-/// A hook with all that it has started, but for what has left its process group. Whoever drops this ends it.
+/// A hook with all that it has started, but for what has left its process group. It ends when this is dropped.
 struct Group(Option<Pid>);
 
 impl Drop for Group {

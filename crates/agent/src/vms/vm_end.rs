@@ -39,7 +39,7 @@ fn expect_end(vmm: &Weak<dyn Machine>) {
 
 fn tell(vm: &str, vmm: &Weak<dyn Machine>, End { exit, log_tail }: &End) {
     let said = last_said(log_tail);
-    // Of one that nobody holds any more this host has let go.
+    // If nobody holds it any more, this host has let it go.
     if vmm.upgrade().is_none_or(|vmm| vmm.is_ending()) || *exit == Exit::Code(0) {
         info!(vm, %exit, said, "its QEMU has ended");
     } else {

@@ -104,7 +104,7 @@ impl VmFiles {
         Self { host: config.name.clone(), rules, looks, since: Arc::default() }
     }
 
-    /// What is at a path. Of a disk that is an image, also whether VMs may use what that names.
+    /// What is at a path; for an image, also whether VMs may use what it names.
     pub(crate) async fn look(&self, path: &Path, format: Option<DiskFormat>) -> FileAtPath {
         // No thread for what is decided without a look.
         if let Err(why) = self.rules.resources.allowed_path(path) {

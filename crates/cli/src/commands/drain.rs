@@ -60,7 +60,7 @@ async fn drain(
         output::remark("nothing is changed");
         return Ok(Exit::Cancelled);
     }
-    // Who was asked has seen them, and JSON has them.
+    // A user who was asked has seen them, and JSON has them.
     let warns = !asks && !json;
     let begun = |view: &DrainView| {
         let status = view.status.iter().filter(|_| warns);

@@ -32,7 +32,7 @@ pub(crate) async fn run(
     if let Some(name) = arguments.host.as_ref().filter(|name| !hosts.iter().any(|host| host.name == **name)) {
         return Err(Problem::not_found(format!("no host {name}; `drainpipe hosts` lists them")));
     }
-    // Of one host, what others have sent to it counts too.
+    // For one host, what others have sent to it counts too.
     let Found { mut migrations, silent } = of_all_hosts(&fleet, arguments.limit).await?;
     if let Some(name) = &arguments.host {
         migrations.retain(|view| [&view.source, &view.target].contains(&name));

@@ -30,7 +30,7 @@ async fn begin_and_follow(
     show: impl FnOnce(&DrainView),
 ) -> Result<Followed<DrainView>, Problem> {
     let mut interrupts = interrupts()?;
-    // Who cannot be reached now has not begun anything.
+    // A host that cannot be reached now has not begun anything.
     host.client().get::<DrainView>(&host.path("/v1/drain")).await?;
     let begun: DrainView = match host.client().post_within(&host.path(path), request, PLAN_DEADLINE).await {
         Err(problem) if problem.kind == ProblemKind::Unreachable => {

@@ -243,7 +243,7 @@ pub(crate) fn describe_pace(status: &DrainStatus) -> String {
     )
 }
 
-/// Of one link the whole rate is told already.
+/// A single link carries the whole rate, which is shown already.
 fn describe_links(status: &DrainStatus) -> String {
     if status.links.len() < 2 {
         return String::new();

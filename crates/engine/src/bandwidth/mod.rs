@@ -357,7 +357,7 @@ mod tests {
             let most = shares.iter().copied().max().unwrap_or_default();
             for (share, wanted) in shares.iter().zip(&wanted) {
                 prop_assert!((1..=*wanted).contains(share));
-                // Who gets less than another wants no more, but for what does not divide.
+                // A migration that gets less than another wants no more, but for what does not divide.
                 prop_assert!(share == wanted || share + least >= most);
             }
             if wanted.iter().sum::<u64>() >= limit && limit >= least {

@@ -1,7 +1,7 @@
 //! Emptying a host: what is known, the plan that follows, who decides while it is carried out.
 //!
 //! ```text
-//! view              what was seen when the plan was made: VMs, targets, what was remembered
+//! view              what was seen when the plan was made: VMs, targets, path histories
 //! disks             which disks go with a VM, and between which devices
 //! plan              which VM goes where, in which order, how long it will take; which stay, and why
 //! placement         which target takes which VM

@@ -385,7 +385,7 @@ impl Play<'_> {
             let wanted = rivals.map(|(rival, _)| alone(rival, target)).sum::<f64>().max(own);
             own * (links.target_bytes_per_ms[target] / wanted).min(1.0)
         };
-        // Who gives way gets next to nothing, and the others what it leaves.
+        // A VM that gives way gets next to nothing, and the others what it leaves.
         let is_alone =
             self.active.iter().all(|active| active.gives_way || active.phase.left_bytes().is_none());
         let to_active = |(active, target): (&Active, &Option<usize>)| match target {

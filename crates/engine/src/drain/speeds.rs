@@ -5,10 +5,10 @@ use super::view::{PathHistory, TargetView};
 use crate::estimate::cores::{carried_bytes_per_ms, slowed_ms};
 use crate::estimate::sending::{COMPLETION_MS, GOODPUT_SHARE, SETUP_MS, UNKNOWN_SPEED_MBPS};
 
-/// What was remembered below this, in Mb/s, was no transfer.
+/// A path history with less than this, in Mb/s, is of no transfer.
 const SLOWEST_MBPS: f64 = 1.0;
 
-/// What was remembered above this, in ms, was no step that went well: more than Drainpipe waits for any.
+/// A path history with more than this, in ms, is of no step that went well: Drainpipe waits for none so long.
 const LONGEST_MS: f64 = 3_600_000.0;
 
 /// What one VM's transfer to this target carries, in Mb/s.

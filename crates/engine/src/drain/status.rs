@@ -61,7 +61,7 @@ pub struct DrainStatus {
 }
 
 impl DrainStatus {
-    /// Of one that has just begun, with no move yet.
+    /// The status of one that has just begun, with no move yet.
     pub fn begun() -> Self {
         Self {
             state: DrainState::Moving,

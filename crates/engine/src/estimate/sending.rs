@@ -14,14 +14,14 @@ pub(crate) const START_MS: f64 = 100.0;
 /// From the last byte until the target has taken it, in ms. As `bench/results` has it.
 pub(crate) const END_MS: f64 = 40.0;
 
-/// Steps 1 to 5 where nothing is remembered, in ms: the median of `bench/results`.
+/// Steps 1 to 5 without a path history, in ms: the median of `bench/results`.
 pub(crate) const SETUP_MS: f64 = 110.0;
 
-/// Steps 9 and 10 where nothing is remembered, in ms: the median of `bench/results`.
+/// Steps 9 and 10 without a path history, in ms: the median of `bench/results`.
 pub(crate) const COMPLETION_MS: f64 = 45.0;
 
-/// From the request to the end of a migration that sends so much memory once, of which the wire carries this share, and
-/// for which nothing is remembered.
+/// From the request to the end of a migration that sends so much memory once, of which the wire carries this share, over
+/// paths without a history.
 pub fn sent_ms(bytes: f64, wire_share: f64, paths_mbps: f64, free_cores: Option<f64>) -> f64 {
     let steps_ms = SETUP_MS + START_MS + END_MS + COMPLETION_MS;
     slowed_ms(steps_ms, free_cores) + copied_ms(bytes * wire_share, paths_mbps, free_cores)

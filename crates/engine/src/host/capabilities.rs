@@ -92,7 +92,8 @@ impl Capabilities {
         copies_disks: false,
     };
 
-    /// Of a QEMU of this major version that its agent drives; of any that Drainpipe works with where it is not known.
+    /// What a QEMU of this major version can do that its agent drives; if that is not known, what each can that Drainpipe
+    /// works with.
     pub fn of_qemu(major: Option<u32>) -> Self {
         let is_from = |first| major.is_some_and(|major| major >= first);
         Self {
@@ -111,8 +112,9 @@ impl Capabilities {
         }
     }
 
-    /// Of a libvirt whose migration protocol two agents run phase by phase. `Perform` pauses the guest and sends the rest in
-    /// one act, and `Finish` leaves it paused. Any libvirt that Drainpipe works with sends by Unix sockets, too (6.8).
+    /// What a libvirt can do whose migration protocol two agents run phase by phase. `Perform` pauses the guest and sends
+    /// the rest in one act, and `Finish` leaves it paused. Any libvirt that Drainpipe works with sends by Unix sockets, too
+    /// (6.8).
     pub fn of_libvirt(qemu_major: Option<u32>) -> Self {
         Self {
             pauses_before_switchover: false,

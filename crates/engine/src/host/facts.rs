@@ -35,7 +35,7 @@ pub struct MemoryNeeds {
 }
 
 impl MemoryNeeds {
-    /// Of a VM with so much memory, in huge pages of this size if one is given.
+    /// The needs of a VM with so much memory, in huge pages of this size if one is given.
     pub fn of(memory_bytes: u64, huge_page_mib: Option<u64>) -> Self {
         let Some(size_mib) = huge_page_mib.filter(|size_mib| *size_mib > 0) else {
             return Self { bytes: memory_bytes.saturating_add(QEMU_OVERHEAD_BYTES), huge_pages: None };

@@ -19,7 +19,7 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(500);
 const LATEST: usize = 2;
 const LOOKS_MAX: usize = 10;
 
-/// Who wanted a core for less than this, in seconds, shows nothing.
+/// A process that wanted a core for less than this, in seconds, shows nothing.
 const WAITED_FOR_S: f64 = 0.02;
 
 /// What became of a host's cores between two looks. In cores: CPU seconds per second.

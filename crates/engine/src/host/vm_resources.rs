@@ -90,7 +90,7 @@ impl VmResources {
         let holds = |allowed: &&PathBuf| plain.starts_with(allowed) && plain != **allowed;
         let innermost =
             self.directories.iter().filter(holds).max_by_key(|directory| directory.as_os_str().len());
-        // Whoever allows a directory and devices somewhere in it means devices there.
+        // A configuration that allows a directory and devices somewhere in it means devices there.
         let is_within = |allowed: &&PathBuf| {
             innermost.is_none_or(|directory| allowed.starts_with(directory) && *allowed != directory)
         };

@@ -21,7 +21,7 @@ pub const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(2);
 /// now.
 pub const TELL_EVERY: Duration = Duration::from_secs(20);
 
-/// A generation that no journal comes to. Whoever names a later one knows of nothing.
+/// A generation that no journal reaches. A host that names a later one knows of nothing.
 pub const GENERATION_MAX: u64 = 1 << 53;
 
 /// Which journal it is, and how far it has come.

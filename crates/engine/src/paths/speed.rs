@@ -32,7 +32,7 @@ pub struct SpeedWatch {
 struct PathSpeed {
     nominal_mbps: Option<u64>,
     assumed_mbps: Option<u64>,
-    // Of a path that came later than the last reading there is none.
+    // A path that came after the last reading has none.
     last_bytes: Option<u64>,
     slow_for: u8,
 }

@@ -41,7 +41,7 @@ pub enum UnfitDevice {
         /// Where.
         path: String,
     },
-    /// Of a raw disk, the guest sees the device's size.
+    /// With a raw disk, the guest sees the device's size.
     #[error(
         "it has {there_bytes} bytes and {disk} has {bytes}, and a guest must see the same size: make a device of {bytes} \
          bytes, or copy the disk to a file"

@@ -33,7 +33,7 @@ const JUDGED_OVER_MS: f64 = 1_000.0;
 /// What has kept up for so long may be held back less.
 const RISES_AFTER_MS: f64 = 5_000.0;
 
-/// Of a VM whose copy has been too fast to be measured.
+/// For a VM whose copy has been too fast to be measured.
 const COPIED_BYTES_PER_S_MIN: f64 = 2_000_000.0;
 
 /// No VM is held back further: it would answer nobody.

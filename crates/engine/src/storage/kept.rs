@@ -45,7 +45,7 @@ pub enum NotKept {
 }
 
 impl KeptPart {
-    /// Of a copy that has begun.
+    /// The part that a copy has begun.
     pub fn of(copy: &DiskCopy) -> Self {
         Self { image: copy.image, size_bytes: copy.size_bytes, room_bytes: copy.room_bytes() }
     }

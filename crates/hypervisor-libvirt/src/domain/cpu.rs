@@ -104,7 +104,7 @@ pub(super) fn bound(domain: Element<'_>) -> Bound {
     Bound { highest_cpu: cpus.filter_map(highest).max(), highest_node: nodes.filter_map(highest).max() }
 }
 
-/// Of a set such as `0-3,^2,8`. What it leaves out again counts too.
+/// The highest number in a set such as `0-3,^2,8`. What it leaves out again counts too.
 fn highest(set: &str) -> Option<u32> {
     let numbers = set.split([',', '-']).map(|number| number.trim().trim_start_matches('^'));
     numbers.filter_map(|number| number.parse().ok()).max()

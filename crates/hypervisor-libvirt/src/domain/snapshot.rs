@@ -1,6 +1,6 @@
 //! What libvirt knows of a domain's snapshot, which goes with the domain where the snapshot itself is in disks that go too.
 //!
-//! Whoever reverts to a snapshot has libvirt start the domain that it was made of. So what another host sends of one is let in
+//! To revert to a snapshot, libvirt starts the domain that it was made of. So what another host sends of one is let in
 //! as a domain's XML is ([`super::trust`]), and names no disk but those of the domain that comes.
 
 use std::collections::BTreeSet;
@@ -59,7 +59,7 @@ pub enum Left {
         /// Its name.
         name: String,
     },
-    /// Of a domain that had another disk then.
+    /// The domain had another disk then.
     #[error(
         "the snapshot {} is of the domain with the disk {}, which it does not have any more in this format",
         plain(name),
@@ -71,7 +71,7 @@ pub enum Left {
         /// Path of the disk.
         path: String,
     },
-    /// Of a domain that could not come itself.
+    /// The domain could not come itself.
     #[error("the snapshot {} is of a domain that no host accepts: {}", plain(name), why)]
     Untrusted {
         /// Its name.

@@ -1,7 +1,7 @@
 //! What XML of another host must not have this host's libvirt do, which runs as root: only what is known to stay within the
 //! specification is let in.
 //!
-//! Whoever has a host's certificate may send any XML. libvirt would change the owner of what it names, write to it, or run
+//! Somebody with a host's certificate may send any XML. libvirt would change the owner of what it names, write to it, or run
 //! it. So each path must be one of the specification, which `[vms]` lets in, or one where libvirt has its own.
 
 use std::path::{Component, Path};

@@ -50,7 +50,7 @@ pub(crate) struct Copies {
     memory_follows: bool,
 }
 
-/// Who takes a copy's connections are gone: whatever libvirt says, no disk is written to by two.
+/// Checks that nothing takes a copy's connections any more: whatever libvirt says, no disk has two writers.
 pub(super) async fn check_closed(socket: &Path) -> Result<(), VmError> {
     match UnixStream::connect(socket).await {
         Ok(_open) => Err(VmError::failed("libvirt has left the domain's disks open for its source")),

@@ -15,7 +15,7 @@ const TOLD_WITHIN: Duration = Duration::from_secs(2);
 impl DomainVm {
     /// Has libvirt forget them, since it begins no migration otherwise. They are kept until it knows them again.
     pub(super) async fn take_snapshots(&self, deadline: Duration) -> Result<Vec<KnownSnapshot>, VmError> {
-        // Of an earlier migration: there is no other place that has them.
+        // They are of an earlier migration, and nowhere else.
         self.try_return_snapshots(deadline).await?;
         let (connection, domain) = self.domain(deadline).await?;
         let known = snapshots::known(&connection, &domain, deadline).await?;

@@ -177,7 +177,7 @@ impl DomainVm {
     }
 
     /// libvirt keeps the job of a transfer that has failed until whoever began it confirms that the domain stays, or closes the
-    /// connection. Of one whose connection was closed before, nobody does: then libvirt would let nobody change or move the
+    /// connection. If the connection was closed before, nobody does: then libvirt would let nobody change or move the
     /// domain any more.
     async fn free_failed(
         &self,
@@ -370,7 +370,7 @@ impl SourceVm for DomainVm {
 
     fn outgoing_relay(&self) -> SharedPath {
         if let Err(error) = self.meeting.make() {
-            // Who listens there fails, and says where.
+            // The task that listens there fails, and says where.
             tracing::warn!(%error, "no directory for QEMU to meet the agent in");
         }
         shared(self.meeting.outgoing())

@@ -104,7 +104,7 @@ fn pid_of(pidfd: &OwnedFd) -> io::Result<Pid> {
     pid.ok_or_else(|| io::Error::other("this is no pidfd of a process that lives"))
 }
 
-/// libvirt's QEMUs have users of their own. Whoever has taken over an agent reaches into nothing else.
+/// libvirt's QEMUs have users of their own. A thief who has taken over an agent reaches into nothing else.
 fn must_be_qemu(pid: Pid, user: QemuUser) -> io::Result<()> {
     let is_qemus = fs::metadata(proc_path(pid, ""))?.uid() == user.uid && !user.is_root();
     if is_qemus || is_qemu(&fs::read_link(proc_path(pid, "exe"))?) {

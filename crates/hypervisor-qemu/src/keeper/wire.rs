@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::launcher::Launch;
 use crate::reach::Reach;
 
-/// Of a packet. A QEMU's arguments are a few KiB.
+/// Bound of a packet. A QEMU's arguments are a few KiB.
 const BYTES_MAX: usize = 128 << 10;
 
 /// The kernel passes on no more at a time (`SCM_MAX_FD`).
@@ -44,7 +44,7 @@ pub(crate) enum Reply {
     },
 }
 
-/// Sends a packet. Whoever gets it has duplicates of the files.
+/// Sends a packet. Its receiver has duplicates of the files.
 pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     if bytes.len() > BYTES_MAX || descriptors.len() > DESCRIPTORS_MAX {
         return Err(Errno::TOOBIG.into());

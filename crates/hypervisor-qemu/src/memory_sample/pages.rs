@@ -23,7 +23,7 @@ const BLOCK_PAGES: usize = 512;
 /// Blocks that are looked at: all of up to 8 GiB.
 const BLOCKS_MAX: usize = 4096;
 
-/// Of so many touched pages one is read. Of a large guest more are needed than of a small one: a page that is
+/// One in so many touched pages is read. A large guest needs more of them than a small one: a page that is
 /// seen to change stands for all those that were not read.
 const TOUCHED_PER_READ: usize = 64;
 

@@ -75,7 +75,7 @@ struct Inner {
     acts: Vec<Act>,
 }
 
-/// Of one that sends as much as it can.
+/// What a connection that sends as much as it can shows.
 const IN_USE: ConnectionUse = ConnectionUse { is_in_use: true, has_unsent: true, link_bytes: 0 };
 
 impl FakeVm {

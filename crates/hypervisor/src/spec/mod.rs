@@ -35,7 +35,7 @@ const HUGE_PAGE_MIB: [u64; 2] = [2, 1024];
 const VCPUS: std::ops::RangeInclusive<u32> = 1..=255;
 /// Devices of one kind, so that every one has its own fixed PCI slot.
 const DEVICES_MAX: usize = 8;
-/// Of one that another manager builds, which chooses the slots.
+/// Devices of a VM that another manager builds, which chooses the slots.
 const MANAGED_DEVICES_MAX: usize = 256;
 /// Linux' limit for the name of an interface.
 const INTERFACE_NAME_LENGTH_MAX: usize = 15;

@@ -157,7 +157,7 @@ impl VmSpec {
 }
 
 impl ResolvedSpec {
-    /// Whether the host that `facts` describe can run this VM as it is. Of one that another manager owns, that manager says
+    /// Whether the host that `facts` describe can run this VM as it is. If another manager owns it, that manager says
     /// so when it is asked to make ready for it.
     pub fn check_host(&self, facts: &HypervisorFacts) -> Result<(), ResolveError> {
         if self.spec.is_built_elsewhere() {

@@ -39,7 +39,7 @@ impl Patience {
         let waits = (!sight.is_idle && sight.live_streams > 0).then_some(sight.advances);
         let still = self.unanswered.filter(|(advances, _)| Some(*advances) == waits);
         self.unanswered = still.or(waits.map(|advances| (advances, now)));
-        // Who has no stream has none for a fence either.
+        // Without a stream, there is none for a fence either.
         let awaited = sight.awaits_fence.filter(|_| sight.live_streams > 0);
         let same = self.fence.filter(|(number, _)| Some(*number) == awaited);
         self.fence = same.or(awaited.map(|number| (number, now)));

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The states of TCP that the kernel knows, from the first to the last (`enum tcp_conntrack`).
 const TCP_STATES: std::ops::RangeInclusive<u8> = 1..=9;
 
-/// Of an open connection (`TCP_CONNTRACK_ESTABLISHED`).
+/// State of an open connection (`TCP_CONNTRACK_ESTABLISHED`).
 const TCP_ESTABLISHED: u8 = 3;
 
 /// The most that TCP scales a window by, RFC 7323.

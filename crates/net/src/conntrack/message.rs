@@ -60,7 +60,7 @@ const OFFLOADED: u32 = 0b11 << 14;
 /// Without it, what the kernel has not seen of a connection's windows, here and in the pause, would make packets invalid.
 const LIBERAL: u8 = 1 << 3;
 
-/// Of a connection that was offloaded, which stands and was used a moment ago.
+/// State of an offloaded connection, which stands and was used a moment ago.
 const ESTABLISHED: u8 = 3;
 const OFFLOADED_TIMEOUT_S: u32 = 300;
 
@@ -254,7 +254,7 @@ fn read_one(header: Header, body: &[u8]) -> Option<Said> {
     }
 }
 
-/// Of an error or the end of a list; none if it is none.
+/// The number in an error or at the end of a list; none in other messages.
 fn errno(body: &[u8]) -> Option<Errno> {
     let number = i32::from_ne_bytes(*body.first_chunk()?).checked_neg()?;
     (1..4096).contains(&number).then(|| Errno::from_raw_os_error(number))

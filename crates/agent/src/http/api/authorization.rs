@@ -1,4 +1,4 @@
-//! Who may do what. One table, pure. Whoever has a certificate of the fleet may look, so looking is
+//! Who may do what. One table, pure. Everybody with a certificate of the fleet may look, so looking is
 //! not in it.
 
 use std::fmt;

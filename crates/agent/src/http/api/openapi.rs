@@ -130,7 +130,7 @@ fn add_what_holds_for_all(operation: &mut Operation) {
         add_problem(operation, "415", "The body is not announced as `application/json`.");
     }
     let is_between_agents = operation.tags.iter().flatten().any(|tag| tag == tags::BETWEEN_AGENTS);
-    // Who has no certificate is not passed on.
+    // A request without a certificate is not passed on.
     if is_between_agents || operation.security.is_some() {
         return;
     }

@@ -117,7 +117,7 @@ impl Executor {
             tokio::time::sleep(ASK_AGAIN_AFTER.saturating_sub(asked_at.elapsed())).await;
         }
         self.target_asked_at = Some(Instant::now());
-        // Of a host that the configuration does not name any more nobody can say whether it answers.
+        // If the configuration does not name the host any more, nobody can say whether it answers.
         self.peer().map_err(Problem::failed)?;
         let had_qemu = self.vmm().is_ok();
         let view = self.target_view().await;
@@ -132,7 +132,7 @@ impl Executor {
             }
             Ok(IncomingView::Ended) => TargetState::Ended,
             Ok(IncomingView::Ready) if !self.is_astray().await? => TargetState::Ready,
-            // Of a QEMU that is gone, nobody knows whether the VM ran on in it for a while, and the rest went with it.
+            // If QEMU is gone, nobody knows whether the VM ran on in it for a while, and the rest of its memory is lost.
             Ok(IncomingView::ReadyInPart) if self.vmm().is_ok() && !self.is_astray().await? => {
                 TargetState::Ready
             }

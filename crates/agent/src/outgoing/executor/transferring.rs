@@ -340,8 +340,8 @@ impl Executor {
         self.claimed.vmm.as_ref().is_some_and(|vmm| vmm.obeys_others())
     }
 
-    /// Who else aborts the migration here ends the target's QEMU too, which may be told first. Nothing is cut
-    /// meanwhile: a QEMU 7.2 that was aborted and cut at once has died, and its VM with it.
+    /// Anybody else who aborts the migration here ends the target's QEMU too, whose end may be reported first. Nothing is
+    /// cut meanwhile: a QEMU 7.2 that was aborted and cut at once has died, and its VM with it.
     async fn broken_there(&self, problem: Problem) -> Event {
         if self.obeys_others()
             && let Ok(Some(why)) = timeout(ABORT_TOLD_WITHIN, self.why_aborted()).await

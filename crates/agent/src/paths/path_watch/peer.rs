@@ -242,7 +242,7 @@ impl PeerWatch {
             }
             let socket = hello::bind(&self.host, path).await?;
             let mtu = self.host.network.mtu(&path.link).await?;
-            // Of an older source none is known, and its own agent takes no large hellos.
+            // An older source does not say which, and its agent takes no large hellos.
             let both_take =
                 path.mtu_bytes.map_or(ETHERNET_MTU, |bytes| u16::try_from(bytes).unwrap_or(u16::MAX));
             let mtu = mtu.min(both_take);
@@ -283,7 +283,7 @@ impl PeerWatch {
         }
         for (path, there) in paths.iter().zip(&other.paths) {
             let (Some(index), Some(there)) = (self.index_of(path), there) else { continue };
-            // Of a link that is gone nothing is heard, and nothing need be said.
+            // A link that is gone carries no hellos either way.
             let Ok(address) = on_link(&path.link, path.peer_address, there.port) else { continue };
             if self.ends[index].other.replace(address) != Some(address) {
                 self.watch.begin(index, there.was_heard, now_ms);

@@ -21,7 +21,7 @@ pub(crate) struct FileId {
 }
 
 impl FileId {
-    /// Of a block device, whatever name leads to it. No file has the number 0.
+    /// A block device, whatever name leads to it. No file has the number 0.
     pub(crate) fn of_device(number: u64) -> Self {
         Self { device: number, inode: 0, born_ns: 0 }
     }

@@ -94,7 +94,7 @@ impl Journal {
                 params![result.id, to_json(result)?, now.as_millisecond()],
             )?;
             if vm_left {
-                // Whoever sent it here may not have heard yet that it ran. It never runs here by that migration again.
+                // The host that sent it here may not have heard yet that it ran. It never runs here by that migration again.
                 finish_incoming_of(&transaction, &result.vm)?;
                 transaction.execute("DELETE FROM vms WHERE name = ?1", [&result.vm])?;
             }

@@ -14,7 +14,7 @@ pub(crate) enum TokenUse {
     First,
     /// It was used up by who has shown it, just now: the answer may have been lost.
     Again,
-    /// There is none, or it was used by somebody else or longer ago, or has ended. Who shows it is not told which.
+    /// There is none, or it was used by somebody else or longer ago, or has ended. The caller does not learn which.
     Refused,
 }
 
@@ -40,7 +40,7 @@ impl Journal {
         })
     }
 
-    /// Uses a token up, for `user`. Who has lost the answer may show it again, for a minute.
+    /// Uses a token up, for `user`. A host that has lost the answer may show it again within a minute.
     pub(crate) fn take_token(&self, hash: &str, user: &str, now_s: i64) -> Result<TokenUse, JournalError> {
         self.run(|connection| {
             let Some((found, taken)) = find_open(connection, hash, user, now_s)? else {

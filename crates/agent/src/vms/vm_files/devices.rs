@@ -54,7 +54,7 @@ pub(super) fn take(rules: &Rules, copy: &DiskCopy, named: &[PathBuf]) -> Result<
     if idle.number() == found.stat.st_rdev { Ok(idle) } else { Err(CannotMake::NoDevice) }
 }
 
-/// Makes it the empty disk that is copied to. Of a raw one there is nothing to make: each byte will be written.
+/// Makes it the empty disk that is copied to. A raw one needs nothing: each byte will be written.
 pub(super) fn overwrite(rules: &Rules, copy: &DiskCopy, named: &[PathBuf]) -> Result<FileId, CannotMake> {
     let idle = take(rules, copy, named)?;
     if let DiskImage::Qcow2 { cluster_bytes } = copy.image {

@@ -310,7 +310,7 @@ pub(super) fn place(rules: &Rules, made: &Path, name: &OsStr, file: FileId) -> R
         Ok(true) => Ok(()),
         Ok(false) => Err(CannotMake::Io(io::ErrorKind::NotFound.into())),
         Err(error) => {
-            // Whoever looks for what is left knows the name.
+            // A search for what is left knows the name.
             let _ = remove(rules, made, file, &[]);
             Err(error)
         }

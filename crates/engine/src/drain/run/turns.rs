@@ -73,7 +73,7 @@ impl Drain {
         })
     }
 
-    /// Who gave way to a VM that was to be paused may have the links when it is. It takes a moment until it does: by
+    /// A VM that gave way to one that was to be paused may have the links when it is. It takes a moment until it does: by
     /// then the last pages of that one are gone. A VM that is paused itself gives way to nobody.
     pub(super) fn take_all(&mut self, now_ms: f64, actions: &mut Vec<DrainAction>) {
         let has_the_links = |entry: &Entry| entry.is_ending(now_ms) && entry.link_claim == LinkClaim::Taken;
@@ -121,7 +121,7 @@ impl Drain {
         Some(&self.entries[next].planned.vm)
     }
 
-    /// Who waits for a place at its target keeps nobody from being prepared for another one.
+    /// A VM that waits for a place at its target keeps nobody from being prepared for another one.
     fn next_waiting(&self, now_ms: f64) -> Option<usize> {
         let is_ahead = |entry: &Entry| matches!(entry.stage, Stage::Preparing | Stage::Ready);
         let ahead = self.count(|entry| is_ahead(entry) && entry.planned.disks.is_empty());

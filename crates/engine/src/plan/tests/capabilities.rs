@@ -172,7 +172,7 @@ fn a_limit_that_nobody_can_keep_is_no_limit_and_so_there_is_no_plan() {
     );
     let relayed = planned(&hosts, Request { encrypt: true, ..RequestedOption::Tcp.into() }).unwrap();
     assert_eq!(relayed.limit_keeper, LimitKeeper::Agents);
-    // Of a hypervisor whose connections are paced nothing is asked.
+    // Nothing is asked of a hypervisor whose connections are paced.
     let paced = with_limit(lacking(pair(), true, |can| can.keeps_limit = false));
     assert_eq!(planned(&paced, RequestedOption::Tcp).unwrap().limit_keeper, LimitKeeper::Agents);
 }

@@ -174,7 +174,7 @@ async fn view(
     Extension(caller): Extension<Caller>,
     MigrationId(id): MigrationId,
 ) -> Answer<IncomingView> {
-    // Whoever asks may have the answer.
+    // Any caller may have the answer.
     if let Ok(host) = caller.host() {
         incoming.entries.heard(&id, host);
     }

@@ -110,7 +110,7 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
         ("POST", "/v1/migrations", migrate.clone(), &[Who::Root, Who::Operator, Who::Target]),
         ("POST", "/v1/migrations/plan", migrate, ALL),
         ("GET", "/v1/migrations/{id}", none(), ALL),
-        // Whom it is forbidden to is known only while there is something to cancel.
+        // It is forbidden to some, but only while there is something to cancel.
         ("POST", "/v1/migrations/{id}/cancel", none(), ALL),
         ("POST", "/v1/incoming", incoming(), HOSTS),
         ("GET", "/v1/incoming/{id}", none(), HOSTS),

@@ -24,7 +24,7 @@ async fn say(agent: &TestAgent, config: ClientConfig, request: &str) -> Option<A
     let stream = TcpStream::connect(agent.address()).await.unwrap();
     let here = ServerName::try_from("here").unwrap();
     let mut tls = TlsConnector::from(Arc::new(config)).connect(here, stream).await.ok()?;
-    // Whom the server refuses hears of it only now.
+    // A client that the server refuses hears of it only now.
     tls.write_all(request.as_bytes()).await.ok()?;
     let mut answer = Vec::new();
     // It may be refused before it is read whole.
