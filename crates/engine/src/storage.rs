@@ -24,6 +24,7 @@ mod meter;
 mod moving;
 mod name;
 mod passes;
+mod places;
 
 use std::fmt;
 
@@ -38,6 +39,7 @@ pub use self::kept::{FileRoom, KeptPart, NotKept};
 pub use self::meter::DiskMeter;
 pub use self::moving::{FoundMove, Settlement, settle};
 pub use self::name::{DiskName, NoDiskName};
+pub use self::places::DiskPlaces;
 
 /// Disks that one VM may have copied: what a hypervisor here gives it in all.
 pub const DISKS_MAX: usize = 8;

@@ -53,7 +53,7 @@ use crate::vms::vm_files::VmFiles;
 
 pub(crate) use facts::read;
 pub(crate) use idle::keep_trying;
-pub(crate) use quick::{before_migration, disks_of, disks_there, judge};
+pub(crate) use quick::{DiskThere, before_migration, disks_of, disks_there, judge};
 pub(crate) use run::run;
 pub(crate) use session::{Round, RoundResult, SessionRequest, SessionView, close, open, play, source_of};
 pub(crate) use vms::{VmsRequest, ask as ask_of_vms, fits};

@@ -53,27 +53,39 @@ pub(crate) async fn judge(
     Ok(worth_telling(check(pair)))
 }
 
-/// What `target` has under the path of each disk of a VM.
+/// What a target has instead of a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DiskThere {
+    /// Under its path.
+    pub(crate) there: There,
+    /// Where the target wants it, if it is copied; absent for the same path.
+    pub(crate) place: Option<String>,
+    /// What is free where it would be made, if that is known.
+    pub(crate) room: Option<DiskRoom>,
+}
+
+/// What `target` has instead of each disk of a VM.
 pub(crate) async fn disks_there(
     checks: &Checks,
     peer: &ApiClient,
     target: &str,
     vm: &Arc<dyn Machine>,
-) -> Result<Vec<There>, Problem> {
+) -> Result<Vec<DiskThere>, Problem> {
     let checked = vms::ask(checks, peer, target, std::slice::from_ref(vm)).await?.remove(0);
-    Ok(disks_of(&checked, vm.spec().spec().disks.len()).into_iter().map(|(there, _)| there).collect())
+    Ok(disks_of(&checked, vm.spec().spec().disks.len()))
 }
 
-/// What the target has under the path of each of a VM's disks, which are so many; and where one would be made.
-pub(crate) fn disks_of(checked: &VmCheck, count: usize) -> Vec<(There, Option<DiskRoom>)> {
+/// What the target has instead of each of a VM's disks, which are so many.
+pub(crate) fn disks_of(checked: &VmCheck, count: usize) -> Vec<DiskThere> {
     let fit = &checked.fit;
     // What it boots from stands before them.
     let first = fit.files.len().saturating_sub(count);
     let there = |(index, state): (usize, &FileState)| {
+        let place = fit.disk_places.iter().find(|place| place.index == index).map(|place| place.path.clone());
         let may_be_there = fit.files_not_allowed.iter().all(|refused| refused.index != index);
-        let is_nothing = *state == FileState::Missing && may_be_there;
+        let is_nothing = *state == FileState::Missing && (may_be_there || place.is_some());
         let room = fit.disk_rooms.iter().find(|room| room.index == index).copied();
-        (if is_nothing { There::Nothing } else { There::Other }, room)
+        DiskThere { there: if is_nothing { There::Nothing } else { There::Other }, place, room }
     };
     fit.files.iter().enumerate().skip(first).map(there).collect()
 }

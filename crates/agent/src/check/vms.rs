@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use drainpipe_engine::check::vm::{
-    CpuFeatures, DiskRoom, FileNotAllowed, FilePurpose, FileState, Obstacle, VmCheck, VmFacts, VmFile, VmFit,
+    CpuFeatures, DiskPlace, DiskRoom, FileNotAllowed, FilePurpose, FileState, Obstacle, VmCheck, VmFacts,
+    VmFile, VmFit,
 };
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::{ResolveError, ResolvedSpec};
@@ -65,9 +66,10 @@ async fn fit(checks: &Checks, spec: &ResolvedSpec, needs: &[Need], links: &[Link
         FileAtPath::NotAllowed(why) => Some(FileNotAllowed { index, why: why.clone() }),
         _ => None,
     });
-    let disk_rooms = disk_rooms(checks, &looks).await;
+    let disk_places = disk_places(checks, &looks);
     Ok(VmFit {
-        disk_rooms,
+        disk_rooms: disk_rooms(checks, &looks, &disk_places).await,
+        disk_places,
         lacking,
         missing_bridges: missing_bridges(spec, links),
         bridges_not_allowed: checks.files.bridges_not_allowed(spec.spec()),
@@ -130,13 +132,31 @@ async fn looks<'a>(checks: &Checks, spec: &'a ResolvedSpec) -> Vec<(&'a Path, Fi
     join_all(looks).await
 }
 
-/// Where disks would be made that are not here, if they were copied.
-async fn disk_rooms(checks: &Checks, looks: &[(&Path, FilePurpose, FileAtPath)]) -> Vec<DiskRoom> {
-    let missing = looks
-        .iter()
-        .enumerate()
-        .filter(|(_, (_, purpose, look))| *look == FileAtPath::Missing && *purpose == FilePurpose::Disk);
-    let rooms = missing.map(async |(index, (path, ..))| {
+/// Where this host wants disks that VMs have elsewhere, and have nothing or may have nothing under those paths here.
+fn disk_places(checks: &Checks, looks: &[(&Path, FilePurpose, FileAtPath)]) -> Vec<DiskPlace> {
+    let disks = looks.iter().enumerate().filter(|(_, (_, purpose, look))| {
+        *purpose == FilePurpose::Disk && matches!(look, FileAtPath::Missing | FileAtPath::NotAllowed(_))
+    });
+    let place = |(index, (path, ..)): (usize, &(&Path, FilePurpose, FileAtPath))| {
+        let path = checks.host.config.disks.places.of(path)?.to_str()?.to_owned();
+        Some(DiskPlace { index, path })
+    };
+    disks.filter_map(place).collect()
+}
+
+/// What is free where disks would be made that are not here, if they were copied.
+async fn disk_rooms(
+    checks: &Checks,
+    looks: &[(&Path, FilePurpose, FileAtPath)],
+    places: &[DiskPlace],
+) -> Vec<DiskRoom> {
+    let place_of =
+        |index| places.iter().find(|place| place.index == index).map(|place| Path::new(&place.path));
+    let missing = looks.iter().enumerate().filter_map(|(index, (path, purpose, look))| {
+        let is_missing = *look == FileAtPath::Missing && *purpose == FilePurpose::Disk;
+        Some((index, place_of(index).or(is_missing.then_some(path))?))
+    });
+    let rooms = missing.map(async |(index, path)| {
         let room = checks.files.room(path, promised_disk_bytes(&checks.incoming)).await?;
         Some(DiskRoom { index, device: room.device, free_bytes: room.free_bytes })
     });

@@ -12,7 +12,7 @@ use drainpipe_hypervisor::Machine;
 use futures_util::future::join_all;
 use rustix::fs::stat;
 
-use crate::check;
+use crate::check::{self, DiskThere};
 use crate::outgoing::{Meeting, check_hosts, check_vm, disks_of};
 use drainpipe_api_types::DrainRequest;
 
@@ -64,7 +64,7 @@ impl Copies {
         for ((vmm, disks), checked) in running.iter().zip(disks).zip(checked) {
             let name = vmm.spec().spec().name.to_string();
             let there = check::disks_of(checked, vmm.spec().spec().disks.len());
-            if there.iter().all(|(there, _)| *there == There::Other) {
+            if there.iter().all(|disk| disk.there == There::Other) {
                 continue;
             }
             let copies = disks.as_ref().map_err(Clone::clone).and_then(|disks| {
@@ -106,12 +106,14 @@ fn of_vm(
     vm: &str,
     target: &str,
     disks: &[OwnDisk],
-    there: &[(There, Option<DiskRoom>)],
+    there: &[DiskThere],
 ) -> Result<Vec<(DrainedDisk, DiskRoom)>, Problem> {
     let disks: Vec<(VmDisk, u64, Option<DiskRoom>)> = disks
         .iter()
         .zip(there)
-        .map(|(own, (there, room))| (VmDisk { there: *there, ..own.disk.clone() }, own.device, *room))
+        .map(|(own, DiskThere { there, place, room })| {
+            (VmDisk { there: *there, place: place.clone(), ..own.disk.clone() }, own.device, *room)
+        })
         .collect();
     let described: Vec<VmDisk> = disks.iter().map(|(disk, ..)| disk.clone()).collect();
     let copied = copies(vm, target, &described, &BTreeMap::new()).map_err(Problem::refused)?;
@@ -150,8 +152,15 @@ mod tests {
             size_bytes: 100,
             allocated_bytes: 50,
             there: There::Other,
+            place: None,
         };
         OwnDisk { disk, device: 3 }
+    }
+
+    const PRESENT: DiskThere = DiskThere { there: There::Other, place: None, room: None };
+
+    fn nothing(place: Option<&str>, room: Option<DiskRoom>) -> DiskThere {
+        DiskThere { there: There::Nothing, place: place.map(str::to_owned), room }
     }
 
     fn room(index: usize) -> DiskRoom {
@@ -160,8 +169,7 @@ mod tests {
 
     #[test]
     fn what_the_target_lacks_goes_from_one_device_to_another() {
-        let there = [(There::Other, None), (There::Nothing, Some(room(1)))];
-        let copied = of_vm("web", "b", &[own(0), own(1)], &there).unwrap();
+        let copied = of_vm("web", "b", &[own(0), own(1)], &[PRESENT, nothing(None, Some(room(1)))]).unwrap();
         let [(disk, room)] = &copied[..] else { panic!("one is copied: {copied:?}") };
         assert_eq!((disk.copy.to.as_str(), disk.from_device, disk.to_device), ("/srv/1", 3, 7));
         assert_eq!(room.free_bytes, 1_000);
@@ -169,11 +177,11 @@ mod tests {
 
     #[test]
     fn what_has_no_place_is_said() {
-        let nowhere = of_vm("web", "b", &[own(0)], &[(There::Nothing, None)]).unwrap_err();
-        assert!(nowhere.message.contains("b has no directory for /srv/0"), "{nowhere}");
+        let nowhere = of_vm("web", "b", &[own(0)], &[nothing(Some("/big/0"), None)]).unwrap_err();
+        assert!(nowhere.message.contains("b has no directory for /big/0"), "{nowhere}");
         let mut device = own(0);
         device.disk.device = Some(DiskDevice { size_bytes: 100, identifier: None });
-        let refused = of_vm("web", "b", &[device], &[(There::Nothing, Some(room(0)))]).unwrap_err();
+        let refused = of_vm("web", "b", &[device], &[nothing(None, Some(room(0)))]).unwrap_err();
         assert!(refused.message.contains("block device"), "{refused}");
     }
 }

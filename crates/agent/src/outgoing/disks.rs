@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use tracing::{info, warn};
 
 use super::{Meeting, Outgoing};
-use crate::check::disks_there;
+use crate::check::{DiskThere, disks_there};
 use crate::incoming::named_disks;
 use crate::peers::client::ApiClient;
 use crate::store::journal::{CopiedDisk, FileId, LeftFile, Unrenamed};
@@ -40,8 +40,8 @@ pub(super) async fn to_copy(
     check_hosts(target, meeting)?;
     let disks = disks_of(&**vmm).await?;
     let there = disks_there(&outgoing.checks, peer, target, vmm).await?;
-    let disks: Vec<VmDisk> =
-        disks.into_iter().zip(there).map(|(disk, there)| VmDisk { there, ..disk }).collect();
+    let with = |(disk, DiskThere { there, place, .. })| VmDisk { there, place, ..disk };
+    let disks: Vec<VmDisk> = disks.into_iter().zip(there).map(with).collect();
     let copied = copies(&request.vm, target, &disks, &request.disks).map_err(Problem::refused)?;
     if !copied.is_empty() {
         check_vm(&**vmm, &copied)?;
@@ -145,5 +145,6 @@ fn describe(index: usize, disk: &Disk, open: &OpenDisk) -> Result<VmDisk, Proble
         size_bytes: open.size_bytes,
         allocated_bytes: open.allocated_bytes,
         there: There::Other,
+        place: None,
     })
 }

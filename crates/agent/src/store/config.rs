@@ -14,6 +14,7 @@ use drainpipe_engine::bandwidth::BandwidthSchedule;
 use drainpipe_engine::host::encryption_policy::EncryptionPolicy;
 use drainpipe_engine::host::vm_resources::VmResources;
 use drainpipe_engine::migration;
+use drainpipe_engine::storage::DiskPlaces;
 use drainpipe_identity::{FileError, JoinedFiles, check_unchangeable};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -180,16 +181,18 @@ impl Default for Libvirt {
 }
 
 /// What becomes here of copies of disks.
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Disks {
     /// Hours for which what there is of an interrupted copy is kept, for the next one to go on from it; 0 for not at all.
     pub(crate) keep_interrupted_h: u32,
+    /// Where disks go that come from these directories of other hosts.
+    pub(crate) places: DiskPlaces,
 }
 
 impl Default for Disks {
     fn default() -> Self {
-        Self { keep_interrupted_h: 24 }
+        Self { keep_interrupted_h: 24, places: DiskPlaces::default() }
     }
 }
 

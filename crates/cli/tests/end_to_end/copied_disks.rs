@@ -20,6 +20,7 @@ use crate::support::{TestLab, eventually};
 /// Where there is a newer QEMU.
 pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("disks_go_with_their_vm", disks_go_with_their_vm),
+    ("disks_go_where_the_target_wants_them", disks_go_where_the_target_wants_them),
     ("what_has_no_place_is_refused", what_has_no_place_is_refused),
     ("what_shrinks_goes_packed", what_shrinks_goes_packed),
 ];
@@ -423,6 +424,36 @@ pub(crate) fn assert_disks_go(apart: &Apart) {
     lab.assert_runs_on("web", "a");
     lab.drainpipe(&["vm", "stop", "web", "--force"]).done();
     apart.assert_whole("a", ["back.raw", "back.qcow2"]);
+}
+
+fn disks_go_where_the_target_wants_them() {
+    let lab = lab();
+    let directory = lab.files().join("disks");
+    let below = directory.join("of-a");
+    for (host, from, to) in [("a", &below, &directory), ("b", &directory, &below)] {
+        let places = format!("[disks.places]\n{from:?} = {to:?}\n\n[tls]");
+        lab.configure(host, "[tls]", &places);
+    }
+    let apart = Apart::mounted(lab).and_its_vm();
+    let lab = &apart.lab;
+    lab.drainpipe(&["migrate", "web", "b", "--copy-storage"])
+        .refused(REFUSED, &["of-a/web.raw", "directory"]);
+    fs::create_dir(apart.on("b", "of-a")).unwrap();
+    let plan: PlanView = lab.json(&["migrate", "web", "b", "--copy-storage", "--dry-run"]);
+    let to: Vec<&str> = plan.plan.disks.iter().map(|disk| disk.to.as_str()).collect();
+    let names = disk_names().map(|name| below.join(name).display().to_string());
+    assert_eq!(to, names);
+    lab.migrate("web", "b", &["--copy-storage"]);
+    lab.assert_runs_on("web", "b");
+    assert_eq!(apart.names("b"), ["of-a"]);
+
+    // Back, to where they were.
+    let result = lab.migrate("web", "a", &["--copy-storage"]);
+    let half = (DISK_MIB as u64) << 19;
+    assert!(result.disks.iter().all(|disk| disk.same_bytes >= half), "{result:#?}");
+    lab.assert_runs_on("web", "a");
+    lab.drainpipe(&["vm", "stop", "web", "--force"]).done();
+    apart.assert_whole("a", disk_names());
 }
 
 fn what_has_no_place_is_refused() {

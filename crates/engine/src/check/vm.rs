@@ -10,6 +10,9 @@ use crate::host::facts::MemoryNeeds;
 use crate::host::vm_resources::NotAllowed;
 use crate::storage::DeviceIdentifier;
 
+/// Of a path, as Linux has it (`PATH_MAX`).
+const PATH_BYTES_MAX: usize = 4096;
+
 /// A running VM of the source, and what the target says of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmCheck {
@@ -80,6 +83,9 @@ pub struct VmFit {
     /// What is free where disks would be made that the host does not have, and of which that is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disk_rooms: Vec<DiskRoom>,
+    /// Where the host wants disks that it does not have, if not under their paths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disk_places: Vec<DiskPlace>,
     /// What it needs and the host does not have, by places in [`VmFacts::needs`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lacking: Vec<usize>,
@@ -94,6 +100,25 @@ pub struct DiskRoom {
     pub device: u64,
     /// What is free on that, and promised to no VM that comes.
     pub free_bytes: u64,
+}
+
+/// Where a host wants a disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiskPlace {
+    /// Which of the files, from 0.
+    pub index: usize,
+    /// Its path there.
+    pub path: String,
+}
+
+impl DiskPlace {
+    fn is_plausible(&self, files: usize) -> bool {
+        let Self { index, path } = self;
+        *index < files
+            && path.starts_with('/')
+            && path.len() <= PATH_BYTES_MAX
+            && !path.chars().any(char::is_control)
+    }
 }
 
 /// A file that no VM may use on a host.
@@ -205,6 +230,8 @@ impl VmFit {
             || !self.files_not_allowed.iter().all(is_known)
             || self.disk_rooms.len() > files
             || self.disk_rooms.iter().any(|room| room.index >= files)
+            || self.disk_places.len() > files
+            || !self.disk_places.iter().all(|place| place.is_plausible(files))
         {
             return Err(ImplausibleFacts::List { host: host.into() });
         }

@@ -31,6 +31,8 @@ pub struct VmDisk {
     pub allocated_bytes: u64,
     /// What the target has under the same path.
     pub there: There,
+    /// Where the target wants it, if it is copied; absent for the same path.
+    pub place: Option<String>,
 }
 
 /// What a target has under a disk's path.
@@ -146,7 +148,9 @@ pub fn copies(
 fn copy(of: &VmDisk, place: Option<&String>) -> Option<DiskCopy> {
     let (to, why) = match place {
         Some(place) => (place.clone(), CopyReason::AskedFor),
-        None if of.there == There::Nothing => (of.path.clone(), CopyReason::NotSeen),
+        None if of.there == There::Nothing => {
+            (of.place.as_ref().unwrap_or(&of.path).clone(), CopyReason::NotSeen)
+        }
         None => return None,
     };
     Some(DiskCopy {
@@ -169,7 +173,7 @@ fn check(vm: &str, target: &str, of: &VmDisk, why: CopyReason) -> Result<(), Not
         VmDisk { is_read_only: true, .. } => {
             Err(NotCopied::ReadOnly { vm, disk, path, target: target.into() })
         }
-        VmDisk { device: Some(device), .. } if why == CopyReason::NotSeen => {
+        VmDisk { device: Some(device), place: None, .. } if why == CopyReason::NotSeen => {
             let (bytes, target) = (device.size_bytes, target.into());
             Err(NotCopied::NoDevice { vm, disk, path, bytes, target })
         }
@@ -202,6 +206,7 @@ mod tests {
             size_bytes: 100,
             allocated_bytes: 50,
             there,
+            place: None,
         }
     }
 
@@ -223,6 +228,15 @@ mod tests {
         let disks = [disk(0, There::Other), disk(1, There::Nothing)];
         let expected = ("/srv/1".into(), "/srv/1".into(), CopyReason::NotSeen);
         assert_eq!(chosen(&disks, &[]), Ok(vec![expected]));
+    }
+
+    #[test]
+    fn one_goes_where_the_target_wants_it_unless_somebody_says_where() {
+        let wanted = |index| VmDisk { place: Some(format!("/big/{index}")), ..disk(index, There::Nothing) };
+        let of_device = VmDisk { device: Some(device(200)), ..wanted(2) };
+        let chosen = chosen(&[wanted(0), wanted(1), of_device], &[(1, "/fast/1")]).unwrap();
+        let to: Vec<&str> = chosen.iter().map(|(_, to, _)| to.as_str()).collect();
+        assert_eq!(to, ["/big/0", "/fast/1", "/big/2"]);
     }
 
     #[test]

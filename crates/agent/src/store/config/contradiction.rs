@@ -59,6 +59,7 @@ impl Config {
             Self::in_bandwidth,
             Self::in_compression,
             Self::in_vms,
+            Self::in_disks,
             Self::in_hooks,
         ];
         checks.iter().find_map(|check| check(self))
@@ -168,6 +169,10 @@ impl Config {
         let (key, message) = self.vms.contradiction()?;
         Some(at(format!("vms.{key}"), message))
     }
+
+    fn in_disks(&self) -> Option<Contradiction> {
+        Some(at("disks.places", self.disks.places.contradiction(&self.vms)?))
+    }
 }
 
 fn in_limits_of(table: &str, mbps: Option<u64>, storage_mbps: Option<u64>) -> Option<Contradiction> {
@@ -202,6 +207,7 @@ mod tests {
             ("migration_address = \"0.0.0.0\"", 3, "no address of one host"),
             ("[[link]]\nname = \"e0\"\nspeed_mbps = 0", 5, "speed_mbps = 0"),
             ("[vms]\n\ndirectories = [\"srv\"]", 5, "`srv` in `directories`"),
+            ("[disks]\n[disks.places]\n\"/images\" = \"/etc\"", 4, "`/etc` is no directory"),
             ("[hooks]\n\nafter = \"after\"", 5, "absolute path"),
             ("[hooks]\nbefore_pause_s = 61", 4, "1 to 60"),
             ("[limits]\ndeadline_s = 9\nstall_s = 0", 5, "[limits]: 0 seconds"),

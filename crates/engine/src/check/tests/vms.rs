@@ -1,7 +1,7 @@
 //! What keeps a VM from running on the other host.
 
 use super::*;
-use crate::check::vm::{DiskRoom, FileNotAllowed, Notice};
+use crate::check::vm::{DiskPlace, DiskRoom, FileNotAllowed, Notice};
 use crate::host::vm_resources::NotAllowed;
 
 pub(super) const OF_VMS: &[Case] = &[
@@ -299,6 +299,14 @@ fn a_peers_answer_about_a_vm_is_bounded() {
     }
     let disk_rooms = vec![DiskRoom { index: 2, device: 7, free_bytes: 1 }];
     assert!(VmFit { disk_rooms, ..good.clone() }.plausible("b", 2, 0).is_err());
+    let with_place = |index, path: &str| {
+        let disk_places = vec![DiskPlace { index, path: path.into() }];
+        VmFit { disk_places, ..good.clone() }.plausible("b", 2, 0)
+    };
+    assert_eq!(with_place(1, "/srv/web.img"), Ok(()));
+    for (index, path) in [(2, "/srv/web.img"), (1, "web.img"), (1, "/srv/\u{1b}[2J")] {
+        assert!(with_place(index, path).is_err(), "{path:?}");
+    }
     for features in [vec!["a; reboot".to_owned()], (0..2_000).map(|number| format!("f{number}")).collect()] {
         let cpu = CpuFeatures { lacking: features.into_iter().collect(), ..CpuFeatures::default() };
         assert!(VmFit { cpu: Some(cpu), ..good.clone() }.plausible("b", 2, 0).is_err());
