@@ -125,11 +125,11 @@ impl Bench {
             Followed::Over(result) => result,
             Followed::LostSight(problem) => return Err(problem),
         };
-        result.guest_gap_ms = heartbeat.map(|heartbeat| heartbeat.stop().longest_gap_ms);
+        result.silence.guest_gap_ms = heartbeat.map(|heartbeat| heartbeat.stop().longest_gap_ms);
         if let (Some(watch), Some(before)) = (watch, before)
             && result.outcome == Outcome::Completed
         {
-            result.guest_rewritten_mib_per_s = Some(rewritten(watch).await?.mib_per_s_since(&before));
+            result.memory.guest_rewritten_mib_per_s = Some(rewritten(watch).await?.mib_per_s_since(&before));
             result.verified = Some(verify(watch).await?);
         }
         if self.watched {
@@ -258,7 +258,7 @@ fn host_conditions(view: &HostView) -> HostConditions {
 
 fn one_line(result: &MigrationResult) -> String {
     let journey =
-        format!("{:<12} {} → {}", result.requested_option.to_string(), result.source, result.target);
+        format!("{:<12} {} → {}", result.choice.requested_option.to_string(), result.source, result.target);
     if result.outcome != Outcome::Completed {
         return format!("{journey}  {}", result.error.as_deref().unwrap_or("cancelled"));
     }
@@ -266,11 +266,13 @@ fn one_line(result: &MigrationResult) -> String {
         0 => format!(", {} pages intact", verified.pages),
         bad => format!(", {bad} of {} pages BAD", verified.pages),
     });
-    let gap =
-        result.guest_gap_ms.map_or(String::new(), |gap| format!(", guest silent {}", format::duration(gap)));
+    let gap = result
+        .silence
+        .guest_gap_ms
+        .map_or(String::new(), |gap| format!(", guest silent {}", format::duration(gap)));
     format!(
         "{journey}  {:>7}  {}{gap}{memory}",
-        format::duration(result.total_ms),
-        format::rate(result.throughput_gbps)
+        format::duration(result.times.total_ms),
+        format::rate(result.memory.throughput_gbps)
     )
 }

@@ -127,7 +127,7 @@ impl Cell {
 
 impl Measured {
     fn of(results: &[MigrationResult], option: RequestedOption) -> Self {
-        let tried = || results.iter().filter(move |result| result.requested_option == option);
+        let tried = || results.iter().filter(move |result| result.choice.requested_option == option);
         let completed = || tried().filter(|result| result.outcome == Outcome::Completed);
         let median = |quantity: fn(&MigrationResult) -> Option<f64>| {
             Spread::of(completed().filter_map(quantity)).map(|spread| spread.median)
@@ -135,12 +135,12 @@ impl Measured {
         Self {
             tried: tried().count(),
             completed: completed().count(),
-            transfer_s: Spread::of(completed().map(|result| result.transfer_ms / 1000.0)),
+            transfer_s: Spread::of(completed().map(|result| result.times.transfer_ms / 1000.0)),
             cpu_s: median(|result| {
                 let used = result.cpu_seconds;
                 Some(used.source_vmm + used.source_agent + used.target_vmm + used.target_agent)
             }),
-            guest_mib_per_s: median(|result| result.guest_rewritten_mib_per_s),
+            guest_mib_per_s: median(|result| result.memory.guest_rewritten_mib_per_s),
         }
     }
 

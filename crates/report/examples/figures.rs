@@ -57,12 +57,12 @@ fn figures(report: &BenchReport) -> Vec<Figure> {
     figures.extend(at_most(
         "setup (steps 1–5), ms, the slowest",
         250.0,
-        all.iter().map(|result| result.setup_ms),
+        all.iter().map(|result| result.times.setup_ms),
     ));
     figures.extend(at_most(
         "steps 9–10, ms, the slowest",
         250.0,
-        all.iter().map(|result| result.completion_ms),
+        all.iter().map(|result| result.times.completion_ms),
     ));
     figures.extend(agents_cpu(&tcp, &multichannel));
     figures.push(memory(&all));
@@ -72,21 +72,21 @@ fn figures(report: &BenchReport) -> Vec<Figure> {
 
 fn completed(report: &BenchReport, option: RequestedOption) -> Vec<&MigrationResult> {
     let wanted = |result: &&MigrationResult| {
-        result.requested_option == option
+        result.choice.requested_option == option
             && result.outcome == Outcome::Completed
-            && matches!(result.option, MigrationOption::Tcp | MigrationOption::Multichannel)
+            && matches!(result.choice.option, MigrationOption::Tcp | MigrationOption::Multichannel)
     };
     report.results.iter().filter(wanted).collect()
 }
 
 fn throughput(results: &[&MigrationResult]) -> Option<Spread> {
-    Spread::of(results.iter().map(|result| result.throughput_gbps))
+    Spread::of(results.iter().map(|result| result.memory.throughput_gbps))
 }
 
 fn share_of_links(result: &MigrationResult) -> Option<f64> {
     let speeds: Option<Vec<u64>> = result.paths.iter().map(|path| path.speed_mbps).collect();
     let sum_mbps: u64 = speeds?.iter().sum();
-    (sum_mbps > 0).then(|| result.throughput_gbps * 1000.0 / sum_mbps as f64)
+    (sum_mbps > 0).then(|| result.memory.throughput_gbps * 1000.0 / sum_mbps as f64)
 }
 
 fn agents_cpu(tcp: &[&MigrationResult], multichannel: &[&MigrationResult]) -> Option<Figure> {

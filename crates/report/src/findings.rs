@@ -93,7 +93,7 @@ pub(crate) fn subject(report: &BenchReport) -> String {
     format!(
         "{runs} of VM {} with {} of memory, between {} and {}{links}{writes}.",
         first.vm,
-        bytes(first.memory_bytes as f64),
+        bytes(first.memory.memory_bytes as f64),
         first.source,
         first.target
     )
@@ -267,7 +267,7 @@ mod tests {
     fn fewer_bytes_over_one_link_are_the_reason() {
         let mut compressed = completed(RequestedOption::Compression, 5_000.0);
         compressed.paths.truncate(1);
-        compressed.wire_bytes /= 4;
+        compressed.memory.wire_bytes /= 4;
         let headline = headline_of(vec![completed(RequestedOption::Tcp, 10_000.0), compressed]);
         assert_eq!(headline, "compression moved the VM 2.00 × as fast as tcp, sending 25 % of the bytes");
     }

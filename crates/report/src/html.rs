@@ -70,7 +70,7 @@ fn failure_notice(report: &BenchReport) -> Markup {
                 ul {
                     @for failure in &failures {
                         li {
-                            strong { "Migration " (failure.number) ", " (failure.run.requested_option) }
+                            strong { "Migration " (failure.number) ", " (failure.run.choice.requested_option) }
                             ", " (failure.run.source) " → " (failure.run.target) ": " (failure.outcome) ". "
                             (failure.reason)
                         }

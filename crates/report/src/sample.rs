@@ -1,7 +1,8 @@
 //! Made-up results for tests.
 
 use drainpipe_engine::migration::result::{
-    CompressionUse, CpuSeconds, LogLine, MigrationResult, Outcome, PathUse, Sample, SourceVm, Verified,
+    CompressionUse, CopiedDisks, CpuSeconds, LogLine, MemoryUse, MigrationResult, OptionChoice, Outcome,
+    PathUse, Sample, Silence, SourceVm, Times, Verified,
 };
 use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
@@ -35,35 +36,35 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
         target: "b".to_owned(),
         protocol: Some(2),
         started_at: "2026-01-01T00:00:00Z".to_owned(),
-        requested_option: requested,
-        option,
-        fallback_reason: None,
+        choice: OptionChoice {
+            requested_option: requested,
+            option,
+            fallback_reason: None,
+            post_copy_allowed: false,
+        },
         outcome: Outcome::Completed,
         source_vm: None,
         error: None,
         error_kind: None,
-        total_ms,
-        setup_ms: total_ms * 0.05,
-        held_ms: 0.0,
-        transfer_ms: total_ms * 0.9,
-        completion_ms: total_ms * 0.05,
-        post_copy_allowed: false,
-        post_copy_ms: None,
-        downtime_ms: Some(12.0),
-        standstill_ms: Some(180.0),
-        guest_gap_ms: Some(24.0),
-        guest_rewritten_mib_per_s: Some(0.0),
-        memory_bytes: MEMORY_BYTES,
-        wire_bytes: WIRE_BYTES,
-        disk_bytes: 0,
-        disk_ms: None,
-        disks: vec![],
-        throughput_gbps: WIRE_BYTES as f64 * 8e-6 / (total_ms * 0.9),
-        rounds: 2,
+        times: Times {
+            total_ms,
+            setup_ms: total_ms * 0.05,
+            transfer_ms: total_ms * 0.9,
+            completion_ms: total_ms * 0.05,
+            ..Times::default()
+        },
+        silence: Silence { downtime_ms: Some(12.0), standstill_ms: Some(180.0), guest_gap_ms: Some(24.0) },
+        memory: MemoryUse {
+            memory_bytes: MEMORY_BYTES,
+            wire_bytes: WIRE_BYTES,
+            throughput_gbps: WIRE_BYTES as f64 * 8e-6 / (total_ms * 0.9),
+            rounds: 2,
+            guest_rewritten_mib_per_s: Some(0.0),
+            throttle_percent: None,
+        },
+        copied: CopiedDisks::default(),
         others_at_once: 0,
-        throttle_percent: None,
         tracked_connections: None,
-        predicted_total_ms: None,
         free_cores: None,
         cpu_seconds: CpuSeconds { source_vmm: 1.1, source_agent: 0.02, target_vmm: 1.3, target_agent: 0.01 },
         compression: compression(option, 1.0),
@@ -115,35 +116,32 @@ fn part(bytes: u64, part: f64) -> u64 {
 
 /// A migration that failed in setup.
 pub(crate) fn failed(requested: RequestedOption) -> MigrationResult {
+    let begun = completed(requested, 120.0);
     MigrationResult {
         outcome: Outcome::Failed,
         source_vm: Some(SourceVm::Runs),
         error: Some("port 4444 on b is taken: free it, or choose another".to_owned()),
         error_kind: Some(ProblemKind::Refused),
-        transfer_ms: 0.0,
-        completion_ms: 0.0,
-        post_copy_allowed: false,
-        post_copy_ms: None,
-        downtime_ms: None,
-        standstill_ms: None,
-        guest_gap_ms: None,
-        guest_rewritten_mib_per_s: None,
-        wire_bytes: 0,
-        throughput_gbps: 0.0,
-        rounds: 0,
+        times: Times { transfer_ms: 0.0, completion_ms: 0.0, ..begun.times },
+        silence: Silence::default(),
+        memory: MemoryUse { memory_bytes: begun.memory.memory_bytes, ..MemoryUse::default() },
         cpu_seconds: CpuSeconds::default(),
         samples: Vec::new(),
         verified: None,
-        ..completed(requested, 120.0)
+        ..begun
     }
 }
 
 /// A migration that fell back from `direct`.
 pub(crate) fn fallen_back(total_ms: f64) -> MigrationResult {
+    let moved = completed(RequestedOption::Direct, total_ms);
     MigrationResult {
-        option: MigrationOption::Multichannel,
-        fallback_reason: Some("host b has no RDMA device".to_owned()),
-        ..completed(RequestedOption::Direct, total_ms)
+        choice: OptionChoice {
+            option: MigrationOption::Multichannel,
+            fallback_reason: Some("host b has no RDMA device".to_owned()),
+            ..moved.choice
+        },
+        ..moved
     }
 }
 

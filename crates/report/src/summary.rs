@@ -94,7 +94,7 @@ impl OptionSummary {
 pub fn summarise(results: &[MigrationResult]) -> Vec<OptionSummary> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (index, result) in results.iter().enumerate() {
-        let key = |result: &MigrationResult| (result.requested_option, result.option);
+        let key = |result: &MigrationResult| (result.choice.requested_option, result.choice.option);
         match groups.iter_mut().find(|group| key(&results[group[0]]) == key(result)) {
             Some(group) => group.push(index),
             None => groups.push(vec![index]),
@@ -113,20 +113,20 @@ fn summarise_group(results: &[MigrationResult], group: &[usize]) -> OptionSummar
     let checks = || runs().filter_map(|run| run.verified);
     let first = &results[group[0]];
     OptionSummary {
-        requested: first.requested_option,
-        option: first.option,
+        requested: first.choice.requested_option,
+        option: first.choice.option,
         fallback_reasons: fallback_reasons(results, group),
         completed: completed.len(),
         failed: group.len() - completed.len(),
         median_run: median_run(results, &completed),
-        total_ms: spread(|run| run.total_ms),
-        setup_ms: spread(|run| run.setup_ms),
-        transfer_ms: spread(|run| run.transfer_ms),
-        completion_ms: spread(|run| run.completion_ms),
-        downtime_ms: Spread::of(runs().filter_map(|run| run.downtime_ms)),
-        guest_gap_ms: Spread::of(runs().filter_map(|run| run.guest_gap_ms)),
-        throughput_gbps: spread(|run| run.throughput_gbps),
-        wire_bytes: spread(|run| run.wire_bytes as f64),
+        total_ms: spread(|run| run.times.total_ms),
+        setup_ms: spread(|run| run.times.setup_ms),
+        transfer_ms: spread(|run| run.times.transfer_ms),
+        completion_ms: spread(|run| run.times.completion_ms),
+        downtime_ms: Spread::of(runs().filter_map(|run| run.silence.downtime_ms)),
+        guest_gap_ms: Spread::of(runs().filter_map(|run| run.silence.guest_gap_ms)),
+        throughput_gbps: spread(|run| run.memory.throughput_gbps),
+        wire_bytes: spread(|run| run.memory.wire_bytes as f64),
         cpu_seconds_per_gib: spread(|run| cpu_total(&run.cpu_seconds) / gib(run)),
         speed_against_tcp: None,
         throughput_against_tcp: None,
@@ -140,7 +140,7 @@ fn summarise_group(results: &[MigrationResult], group: &[usize]) -> OptionSummar
 
 fn fallback_reasons(results: &[MigrationResult], group: &[usize]) -> Vec<String> {
     let mut reasons: Vec<String> = Vec::new();
-    for reason in group.iter().filter_map(|&index| results[index].fallback_reason.as_ref()) {
+    for reason in group.iter().filter_map(|&index| results[index].choice.fallback_reason.as_ref()) {
         if !reasons.contains(reason) {
             reasons.push(reason.clone());
         }
@@ -150,7 +150,7 @@ fn fallback_reasons(results: &[MigrationResult], group: &[usize]) -> Vec<String>
 
 fn median_run(results: &[MigrationResult], completed: &[usize]) -> Option<usize> {
     let mut sorted = completed.to_vec();
-    sorted.sort_by(|&left, &right| results[left].total_ms.total_cmp(&results[right].total_ms));
+    sorted.sort_by(|&left, &right| results[left].times.total_ms.total_cmp(&results[right].times.total_ms));
     sorted.get(sorted.len() / 2).copied()
 }
 
@@ -161,7 +161,7 @@ pub(crate) fn cpu_total(cpu: &CpuSeconds) -> f64 {
 
 /// Memory of the VM in GiB.
 pub(crate) fn gib(run: &MigrationResult) -> f64 {
-    run.memory_bytes as f64 / BYTES_PER_GIB
+    run.memory.memory_bytes as f64 / BYTES_PER_GIB
 }
 
 fn compare_with_tcp(summaries: &mut [OptionSummary]) {
@@ -244,8 +244,8 @@ mod tests {
     #[test]
     fn a_fallback_is_a_row_of_its_own() {
         let mut fallback = completed(RequestedOption::Direct, 2_000.0);
-        fallback.option = MigrationOption::Multichannel;
-        fallback.fallback_reason = Some("no RDMA device on b".to_owned());
+        fallback.choice.option = MigrationOption::Multichannel;
+        fallback.choice.fallback_reason = Some("no RDMA device on b".to_owned());
         let results = [completed(RequestedOption::Multichannel, 2_000.0), fallback.clone(), fallback];
         let summaries = summarise(&results);
         let labels: Vec<_> = summaries.iter().map(OptionSummary::label).collect();

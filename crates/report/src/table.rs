@@ -47,7 +47,7 @@ fn write_remarks(text: &mut String, report: &BenchReport, summaries: &[OptionSum
         let what = format!(
             "✗ migration {} ({}, {} → {}) {}: {}",
             failure.number,
-            failure.run.requested_option,
+            failure.run.choice.requested_option,
             failure.run.source,
             failure.run.target,
             failure.outcome,
@@ -246,7 +246,7 @@ mod tests {
         for run in &mut report.results {
             run.vm = "\x1b[2J\r\n".to_owned();
             run.error = Some("\x1b]0;x\x07".to_owned());
-            run.fallback_reason = Some("\u{9b}2J".to_owned());
+            run.choice.fallback_reason = Some("\u{9b}2J".to_owned());
         }
         let text = text(&report, 100, false);
         assert!(!text.contains(|character: char| character.is_control() && character != '\n'), "{text:?}");

@@ -513,9 +513,7 @@ async fn end_of(drains: &Drains, flight: &Running) -> MoveEnd {
 fn end_by(result: &MigrationResult) -> MoveEnd {
     let problem = problem_of(result).unwrap_or_else(|| Problem::failed("no reason is known"));
     match result.outcome {
-        Outcome::Completed => {
-            MoveEnd::Completed { transfer_ms: result.transfer_ms + result.post_copy_ms.unwrap_or(0.0) }
-        }
+        Outcome::Completed => MoveEnd::Completed { transfer_ms: result.times.sending_ms() },
         Outcome::Failed if result.has_vm_ended() => MoveEnd::Lost(problem),
         Outcome::Failed => MoveEnd::Failed(problem),
         Outcome::Cancelled => MoveEnd::Cancelled(problem),

@@ -353,18 +353,19 @@ impl WayBack {
 
     /// Those that went with it, which were copied to the same paths. They are copied back in whole.
     fn disks_of(&self, one: &MoveStatus) -> Vec<DiskCopy> {
-        let disks = self.way_there(one).map(|result| result.disks).unwrap_or_default();
+        let disks = self.way_there(one).map(|result| result.copied.disks).unwrap_or_default();
         disks.into_iter().map(|disk| disk.copy).collect()
     }
 
     /// It comes back as it went.
     fn option_of(&self, one: &MoveStatus) -> RequestedOption {
-        self.way_there(one).map_or_else(RequestedOption::default, |result| result.requested_option)
+        self.way_there(one).map_or_else(RequestedOption::default, |result| result.choice.requested_option)
     }
 
     /// Whether it ran on its target before all its memory was there.
     fn came_in_parts(&self, one: &MoveStatus) -> bool {
-        self.way_there(one).is_some_and(|result| result.post_copy_allowed || result.post_copy_ms.is_some())
+        self.way_there(one)
+            .is_some_and(|result| result.choice.post_copy_allowed || result.times.post_copy_ms.is_some())
     }
 
     fn way_there(&self, one: &MoveStatus) -> Option<MigrationResult> {

@@ -187,7 +187,7 @@ pub(super) fn departure(drains: &Drains, vm: &str, drain: &str) -> Result<Option
     Ok(drains.journal.left_since_drain(vm, drain)?.map(|last| Departure {
         target: last.target,
         migration: last.id,
-        memory_bytes: last.memory_bytes,
+        memory_bytes: last.memory.memory_bytes,
     }))
 }
 
@@ -231,7 +231,7 @@ pub(super) fn end(one: &mut MoveStatus, result: &MigrationResult) {
         Outcome::Lost => MoveState::Lost,
     };
     if result.outcome == Outcome::Completed {
-        (one.error, one.transfer_ms) = (None, Some(result.transfer_ms));
+        (one.error, one.transfer_ms) = (None, Some(result.times.transfer_ms));
     }
 }
 

@@ -393,7 +393,7 @@ impl Executor {
         );
         result.protocol = self.agreed.protocol.map(Protocol::number);
         result.tracked_connections = self.tracked_use().filter(|_| result.has_left());
-        result.predicted_total_ms = self.agreed.predicted_total_ms.map(result::tenth);
+        result.times.predicted_total_ms = self.agreed.predicted_total_ms.map(result::tenth);
         result.free_cores = self.agreed.facts.as_ref().and_then(|(source, _)| source.idle_cores);
         if outcome == Outcome::Cancelled && self.outgoing.host.check_not_stopping().is_err() {
             let why =

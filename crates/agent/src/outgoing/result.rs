@@ -1,7 +1,8 @@
 //! Puts a migration's result together from the engine's timings and the agent's readings.
 
 use drainpipe_engine::migration::result::{
-    EncryptionUse, LinkUse, LogLine, MigrationResult, Outcome, PathUse,
+    CopiedDisks, EncryptionUse, LinkUse, LogLine, MemoryUse, MigrationResult, OptionChoice, Outcome, PathUse,
+    Silence, Times,
 };
 use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::migration::{Migration, Timings};
@@ -60,16 +61,17 @@ pub(crate) fn assemble(
     plan: Option<&Plan>,
     measured: Measured,
 ) -> MigrationResult {
-    let parts = Parts::of(pauses.timings);
+    let times = times(pauses.timings);
+    let total_ms = tenth(times.total_ms);
     let paths = measured.paths.into_iter().map(|path| {
         let turns = migration.turns_of(&path.to_string());
         PathUse { turns, ..path }
     });
     let paths: Vec<PathUse> = paths.collect();
     let mut events = migration.log().to_vec();
-    events.extend(said_of_counts(&paths, &measured.elsewhere, tenth(parts.total_ms)));
+    events.extend(said_of_counts(&paths, &measured.elsewhere, total_ms));
     if outcome == Outcome::Completed {
-        events.extend(of_no_use(&paths, tenth(parts.total_ms)));
+        events.extend(of_no_use(&paths, total_ms));
     }
     MigrationResult {
         id: identity.id,
@@ -78,39 +80,38 @@ pub(crate) fn assemble(
         target: identity.target,
         protocol: None,
         started_at: identity.started_at.to_string(),
-        requested_option: identity.requested_option,
-        option: plan.map_or_else(|| identity.requested_option.named().unwrap_or(UNPLANNED), Plan::option),
-        fallback_reason: plan.and_then(Plan::reason),
+        choice: OptionChoice {
+            requested_option: identity.requested_option,
+            option: plan.map_or_else(|| identity.requested_option.named().unwrap_or(UNPLANNED), Plan::option),
+            fallback_reason: plan.and_then(Plan::reason),
+            post_copy_allowed: plan.is_some_and(Plan::post_copy),
+        },
         outcome,
         source_vm: migration.source_vm(),
         error: migration.error().map(ToString::to_string),
         error_kind: migration.error().map(|problem| problem.kind),
-        total_ms: tenth(parts.total_ms),
-        setup_ms: tenth(parts.setup_ms),
-        held_ms: tenth(parts.held_ms),
-        transfer_ms: tenth(parts.transfer_ms),
-        completion_ms: tenth(parts.completion_ms),
-        post_copy_allowed: plan.is_some_and(Plan::post_copy),
-        post_copy_ms: parts.post_copy_ms.map(tenth),
-        downtime_ms: pauses.timings.downtime_ms().map(tenth),
-        standstill_ms: pauses.longest_ms().map(tenth),
-        guest_gap_ms: None,
-        guest_rewritten_mib_per_s: None,
-        memory_bytes: identity.memory_bytes,
-        wire_bytes: measured.wire_bytes,
-        throughput_gbps: gigabits_per_second(
-            measured.wire_bytes,
-            parts.transfer_ms + parts.post_copy_ms.unwrap_or(0.0),
-        ),
-        rounds: measured.rounds,
+        times: told(times),
+        silence: Silence {
+            downtime_ms: pauses.timings.downtime_ms().map(tenth),
+            standstill_ms: pauses.longest_ms().map(tenth),
+            guest_gap_ms: None,
+        },
+        memory: MemoryUse {
+            memory_bytes: identity.memory_bytes,
+            wire_bytes: measured.wire_bytes,
+            throughput_gbps: gigabits_per_second(measured.wire_bytes, times.sending_ms()),
+            rounds: measured.rounds,
+            guest_rewritten_mib_per_s: None,
+            throttle_percent: migration.most_throttled_percent(),
+        },
         others_at_once: measured.others_at_once,
-        throttle_percent: migration.most_throttled_percent(),
-        predicted_total_ms: None,
         free_cores: None,
         cpu_seconds: measured.cpu_seconds,
-        disk_bytes: migration.disks().iter().map(|disk| disk.copied_bytes).sum(),
-        disk_ms: parts.disk_ms.map(tenth),
-        disks: migration.disks(),
+        copied: CopiedDisks {
+            disk_bytes: migration.disks().iter().map(|disk| disk.copied_bytes).sum(),
+            disk_ms: disk_ms(pauses.timings).map(tenth),
+            disks: migration.disks(),
+        },
         paths,
         elsewhere: measured.elsewhere,
         compression: measured.compression,
@@ -152,37 +153,40 @@ fn said_of_counts(paths: &[PathUse], elsewhere: &[LinkUse], ms: f64) -> impl Ite
     said.into_iter().map(move |what| LogLine { ms, step: Step::CleanUp, what })
 }
 
-#[expect(clippy::struct_field_names, reason = "each is a time and says its unit, as everywhere")]
-struct Parts {
-    total_ms: f64,
-    setup_ms: f64,
-    held_ms: f64,
-    disk_ms: Option<f64>,
-    transfer_ms: f64,
-    completion_ms: f64,
-    post_copy_ms: Option<f64>,
+/// From the begin of the copies of its disks until all of each was there.
+fn disk_ms(timings: Timings) -> Option<f64> {
+    let over_ms = timings.disks_ready_ms.or(timings.state_transferred_ms).or(timings.ended_ms);
+    timings.disks_began_ms.map(|began_ms| over_ms.unwrap_or(0.0) - began_ms)
 }
 
-impl Parts {
-    fn of(timings: Timings) -> Self {
-        let total_ms = timings.ended_ms.unwrap_or(0.0);
-        let connected_ms = timings.connected_ms.unwrap_or(total_ms);
-        let released_ms = timings.released_ms.unwrap_or(total_ms);
-        let transferred_ms = timings.state_transferred_ms.unwrap_or(total_ms);
-        let disks =
-            timings.disks_began_ms.map(|began| (began, timings.disks_ready_ms.unwrap_or(transferred_ms)));
-        let disk_ms = disks.map(|(began, ready)| ready - began);
-        let post_copy = timings.resumed_ms.zip(timings.rest_sent_ms);
-        let post_copy_ms = post_copy.map(|(resumed, rest_sent)| rest_sent - resumed);
-        Self {
-            total_ms,
-            setup_ms: connected_ms - timings.awaited_place_ms,
-            held_ms: released_ms - connected_ms + timings.awaited_place_ms,
-            disk_ms,
-            transfer_ms: transferred_ms - released_ms - disk_ms.unwrap_or(0.0),
-            completion_ms: total_ms - transferred_ms - post_copy_ms.unwrap_or(0.0),
-            post_copy_ms,
-        }
+fn times(timings: Timings) -> Times {
+    let total_ms = timings.ended_ms.unwrap_or(0.0);
+    let connected_ms = timings.connected_ms.unwrap_or(total_ms);
+    let released_ms = timings.released_ms.unwrap_or(total_ms);
+    let transferred_ms = timings.state_transferred_ms.unwrap_or(total_ms);
+    let post_copy = timings.resumed_ms.zip(timings.rest_sent_ms);
+    let post_copy_ms = post_copy.map(|(resumed, rest_sent)| rest_sent - resumed);
+    Times {
+        total_ms,
+        setup_ms: connected_ms - timings.awaited_place_ms,
+        held_ms: released_ms - connected_ms + timings.awaited_place_ms,
+        transfer_ms: transferred_ms - released_ms - disk_ms(timings).unwrap_or(0.0),
+        completion_ms: total_ms - transferred_ms - post_copy_ms.unwrap_or(0.0),
+        post_copy_ms,
+        predicted_total_ms: None,
+    }
+}
+
+/// The same, as results tell them.
+fn told(times: Times) -> Times {
+    Times {
+        total_ms: tenth(times.total_ms),
+        setup_ms: tenth(times.setup_ms),
+        held_ms: tenth(times.held_ms),
+        transfer_ms: tenth(times.transfer_ms),
+        completion_ms: tenth(times.completion_ms),
+        post_copy_ms: times.post_copy_ms.map(tenth),
+        predicted_total_ms: times.predicted_total_ms.map(tenth),
     }
 }
 
@@ -204,7 +208,7 @@ mod tests {
 
     #[test]
     fn the_parts_add_up() {
-        let parts = Parts::of(Timings {
+        let parts = times(Timings {
             awaited_place_ms: 50.0,
             connected_ms: Some(150.0),
             released_ms: Some(300.0),

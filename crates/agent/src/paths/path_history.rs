@@ -39,7 +39,7 @@ pub(crate) fn of_target(
 ) -> Result<Learnt, Problem> {
     let mut results = journal.completed_to(target, option, RESULTS_MAX)?;
     // These went over one connection, whatever the option.
-    results.retain(|result| !result.post_copy_allowed);
+    results.retain(|result| !result.choice.post_copy_allowed);
     let past = results.iter().map(past).collect::<Vec<_>>();
     let transfers = journal.transfers_found(target, option)?;
     Ok(Learnt {
@@ -50,16 +50,20 @@ pub(crate) fn of_target(
 }
 
 fn past(result: &MigrationResult) -> Past {
-    let took_ms = result.total_ms - result.held_ms;
+    let took_ms = result.times.total_ms - result.times.held_ms;
     let is_alone = result.others_at_once == 0;
     // Of copies of disks, the option decides nothing.
-    let shows_option = is_alone && result.disks.is_empty();
+    let shows_option = is_alone && result.copied.disks.is_empty();
     let of_others = f64::from(result.others_at_once);
     Past {
         free_cores: result.free_cores,
         is_compressed: result.compression.is_some(),
-        slower: result.predicted_total_ms.filter(|_| shows_option).map(|predicted_ms| took_ms / predicted_ms),
-        saved: result.compression.and_then(|packed| saved(packed, result.transfer_ms, of_others)),
+        slower: result
+            .times
+            .predicted_total_ms
+            .filter(|_| shows_option)
+            .map(|predicted_ms| took_ms / predicted_ms),
+        saved: result.compression.and_then(|packed| saved(packed, result.times.transfer_ms, of_others)),
     }
 }
 
@@ -74,17 +78,11 @@ fn path_history(results: &[MigrationResult], transfers: Option<FoundTransfers>) 
     let median_of = |value: fn(&MigrationResult) -> f64| median(results.iter().map(value).collect());
     Some(PathHistory {
         transfer_mbps: transfer_mbps(&results.iter().map(carried).collect::<Vec<_>>())?,
-        setup_ms: median_of(|result| result.setup_ms)?,
-        completion_ms: median_of(|result| result.completion_ms)?,
+        setup_ms: median_of(|result| result.times.setup_ms)?,
+        completion_ms: median_of(|result| result.times.completion_ms)?,
         transfers,
-        disk_mbps: median(results.iter().filter_map(disk_mbps).collect()),
+        disk_mbps: median(results.iter().filter_map(|result| result.copied.mbps()).collect()),
     })
-}
-
-/// What the copies of its disks carried, in Mb/s, if it had any.
-fn disk_mbps(result: &MigrationResult) -> Option<f64> {
-    let ms = result.disk_ms.filter(|ms| *ms > 0.0)?;
-    (result.disk_bytes > 0).then(|| result.disk_bytes as f64 * 8.0 / 1_000.0 / ms)
 }
 
 /// Nothing if the migration was too short. The others beside it had as much of the cores and links.
@@ -100,7 +98,8 @@ fn saved(compression: CompressionUse, transfer_ms: f64, others_at_once: f64) -> 
 
 /// What a transfer carried, in Mb/s, and how many others were sending too.
 fn carried(result: &MigrationResult) -> (f64, u32) {
-    let mbps = result.wire_bytes as f64 * 8.0 / 1_000.0 / sending_ms(result.transfer_ms).max(1.0);
+    let mbps =
+        result.memory.wire_bytes as f64 * 8.0 / 1_000.0 / sending_ms(result.times.transfer_ms).max(1.0);
     (mbps, result.others_at_once)
 }
 

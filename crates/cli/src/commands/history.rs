@@ -147,9 +147,9 @@ fn row(view: &MigrationView) -> Vec<String> {
     row.push(began(view).map(output::time).unwrap_or_default());
     if let Some(result) = &view.result {
         row.extend([
-            result.option.to_string(),
-            format::duration(result.total_ms),
-            format::rate(result.throughput_gbps),
+            result.choice.option.to_string(),
+            format::duration(result.times.total_ms),
+            format::rate(result.memory.throughput_gbps),
             outcome_word(result.outcome).into(),
         ]);
     } else {

@@ -230,7 +230,7 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
     for line in before_the_result(&result.findings) {
         output::remark(&line);
     }
-    let why = result.fallback_reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    let why = result.choice.fallback_reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     if result.outcome != Outcome::Completed {
         let error = result.error.as_deref().unwrap_or("cancelled");
         let state = match result.outcome {
@@ -262,20 +262,20 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
     }
     let paths: Vec<String> =
         result.paths.iter().map(|path| format!("{path} {:.0} %", path.share * 100.0)).collect();
-    let downtime = result.downtime_ms.map_or("unknown".into(), format::duration);
+    let downtime = result.silence.downtime_ms.map_or("unknown".into(), format::duration);
     output::print(&format!(
         "{} runs on {}\n  {} by {}{why}\n  {} over {}; {} sent in {} rounds\n  downtime {downtime}; \
          setup {}, completion {}\n",
         result.vm,
         result.target,
-        format::duration(result.total_ms),
-        result.option,
-        format::rate(result.throughput_gbps),
+        format::duration(result.times.total_ms),
+        result.choice.option,
+        format::rate(result.memory.throughput_gbps),
         paths.join(", "),
-        format::bytes(result.wire_bytes as f64),
-        result.rounds,
-        format::duration(result.setup_ms),
-        format::duration(result.completion_ms),
+        format::bytes(result.memory.wire_bytes as f64),
+        result.memory.rounds,
+        format::duration(result.times.setup_ms),
+        format::duration(result.times.completion_ms),
     ))?;
     if let Some(line) = standstill(result) {
         output::remark(&line);
@@ -286,19 +286,19 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
     result.tracked_connections.iter().filter(|used| used.along + used.left > 0).for_each(|used| {
         output::remark(&used.to_string());
     });
-    if let Some(percent) = result.throttle_percent {
+    if let Some(percent) = result.memory.throttle_percent {
         output::remark(&format!(
             "its memory got dirty too fast: its CPUs were throttled by up to {percent} %"
         ));
     }
-    if let Some(post_copy_ms) = result.post_copy_ms {
+    if let Some(post_copy_ms) = result.times.post_copy_ms {
         output::remark(&format!(
             "its memory got dirty as fast as it was sent: it ran on {} for {} before all of it was there (post-copy)",
             result.target,
             format::duration(post_copy_ms)
         ));
     }
-    for disk in &result.disks {
+    for disk in &result.copied.disks {
         output::remark(&disk_line(disk, &result.source));
     }
     result.compression.iter().map(packed_by).for_each(|line| output::remark(&line));
@@ -321,10 +321,10 @@ const STANDSTILL_TOLD_MS: f64 = 250.0;
 /// How long the VM stood still, where that is not told as its downtime.
 pub(super) fn standstill(result: &MigrationResult) -> Option<String> {
     let vm = &result.vm;
-    let paused = result.downtime_ms.filter(|_| result.outcome != Outcome::Completed);
+    let paused = result.silence.downtime_ms.filter(|_| result.outcome != Outcome::Completed);
     let paused = paused.map(|ms| format!("{vm} was paused for {}", format::duration(ms)));
-    let still_ms = result.standstill_ms.unwrap_or_default();
-    if still_ms < result.downtime_ms.unwrap_or_default() + STANDSTILL_TOLD_MS {
+    let still_ms = result.silence.standstill_ms.unwrap_or_default();
+    if still_ms < result.silence.downtime_ms.unwrap_or_default() + STANDSTILL_TOLD_MS {
         return paused;
     }
     let still_for = format::duration(still_ms);

@@ -94,7 +94,10 @@ pub(crate) fn runs_on_without_its_agent(scene: &Scene, migrating: Running) {
 fn the_source_agent_is_killed_in_flight(scene: &Scene) {
     runs_on_without_its_agent(scene, scene.migrate(&[]));
     let result = scene.last_result();
-    assert_eq!((result.outcome, result.requested_option), (Outcome::Failed, RequestedOption::Multichannel));
+    assert_eq!(
+        (result.outcome, result.choice.requested_option),
+        (Outcome::Failed, RequestedOption::Multichannel)
+    );
     scene.assert_settled("a");
 }
 
@@ -349,7 +352,7 @@ fn a_link_that_is_silent_from_the_start_is_left_out() {
     let scene = Scene::in_lab(TestLab::fast());
     scene.lab.fault("blackhole a e0");
     let moved = scene.lab.migrate("web", "b", &["--option", "multichannel"]);
-    assert!(moved.fallback_reason.is_some(), "{moved:#?}");
+    assert!(moved.choice.fallback_reason.is_some(), "{moved:#?}");
     assert!(moved.paths.iter().all(|path| path.link == "e1"), "{moved:#?}");
     let moved = scene.lab.migrate("web", "a", &["--option", "tcp"]);
     assert!(moved.paths.iter().all(|path| path.link == "e1"), "{moved:#?}");

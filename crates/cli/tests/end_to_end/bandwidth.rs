@@ -58,7 +58,7 @@ fn a_configured_limit_is_kept_by_each_option(lab: &TestLab, guest: &Guest) {
     lab.start_agent("a");
     for &option in whole::first_or_all(1, &["multichannel", "tcp", "compression"]) {
         let result = lab.migrate("web", "b", &["--option", option]);
-        assert!(result.throughput_gbps * 1000.0 < LIMIT_MBPS as f64 * 1.1, "{option}: {result:#?}");
+        assert!(result.memory.throughput_gbps * 1000.0 < LIMIT_MBPS as f64 * 1.1, "{option}: {result:#?}");
         assert!(says(&result, &format!("limited to {LIMIT_MBPS} Mb/s")), "{result:#?}");
         guest.assert_intact();
         lab.migrate("web", "a", &["--option", option]);

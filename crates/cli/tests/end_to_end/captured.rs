@@ -156,10 +156,10 @@ fn take(packets: OwnedFd, going: &AtomicBool) -> Vec<u8> {
 #[track_caller]
 pub(crate) fn assert_unseen(result: &MigrationResult, seen: &Seen) {
     assert!(
-        seen.bytes as f64 >= result.wire_bytes as f64 * 0.8,
+        seen.bytes as f64 >= result.memory.wire_bytes as f64 * 0.8,
         "{} of {} bytes",
         seen.bytes,
-        result.wire_bytes
+        result.memory.wire_bytes
     );
     assert_eq!(seen.pages.len(), 0, "of the guest's pages, these passed in the clear: {:?}", seen.pages);
 }
@@ -203,10 +203,10 @@ pub(crate) fn run() {
             let seen = capture.end(&known);
             guest.set_dirty(Dirtying::IDLE);
             guest.assert_intact();
-            assert_eq!(result.post_copy_ms.is_some(), is_post_copy, "{result:#?}");
+            assert_eq!(result.times.post_copy_ms.is_some(), is_post_copy, "{result:#?}");
             assert_eq!(result.encryption.as_ref().is_some_and(|used| used.is_encrypted), !encrypt.is_empty());
             let mb = |bytes: u64| bytes as f64 / 1e6;
-            let (sent, captured) = (mb(result.wire_bytes), mb(seen.bytes));
+            let (sent, captured) = (mb(result.memory.wire_bytes), mb(seen.bytes));
             println!("| {name} | {how} | {sent:.0} | {captured:.0} | {} |", seen.pages.len());
             target = if target == "b" { "a" } else { "b" };
         }

@@ -166,7 +166,7 @@ fn jumbo_frames_that_a_switch_drops() {
     start_vm(&lab, "web", "pc-q35-7.2", "");
     let result = lab.migrate("web", "b", &["--option", "multichannel"]);
     let used: Vec<&str> = result.paths.iter().map(|path| path.link.as_str()).collect();
-    let reason = result.fallback_reason.as_deref().unwrap_or_default();
+    let reason = result.choice.fallback_reason.as_deref().unwrap_or_default();
     assert!(used == ["e1"] && reason.contains("small packets and not by large ones"), "{result:#?}");
     lab.drainpipe(&["vm", "stop", "web", "--force", "--agent", &lab.agent_socket("b")]).done();
     on(&lab, "b", "nft delete table netdev switch");

@@ -399,9 +399,9 @@ pub(crate) fn assert_disks_go(apart: &Apart) {
     assert_eq!(apart.names("b"), [""; 0], "a dry run makes nothing");
 
     let result = lab.migrate("web", "b", &["--copy-storage"]);
-    assert_eq!(result.disks.len(), 2, "{result:#?}");
-    assert!(result.disk_bytes >= (2 * (DISK_MIB as u64)) << 19, "{result:#?}");
-    assert!(result.disks.iter().all(|disk| disk.ready_ms.is_some()), "{result:#?}");
+    assert_eq!(result.copied.disks.len(), 2, "{result:#?}");
+    assert!(result.copied.disk_bytes >= (2 * (DISK_MIB as u64)) << 19, "{result:#?}");
+    assert!(result.copied.disks.iter().all(|disk| disk.ready_ms.is_some()), "{result:#?}");
     lab.assert_runs_on("web", "b");
     let left: Vec<LeftDisk> = lab.json(&["disk", "left", "a"]);
     let names: Vec<String> =
@@ -480,7 +480,7 @@ fn what_shrinks_goes_packed() {
     apart.set_links(SLOWER_MBPS);
     let result: MigrationResult = result_of(&apart.begin(0).wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
-    let [wire_bytes, of_noise] = [0, 1].map(|disk| result.disks[disk].wire_bytes.unwrap());
+    let [wire_bytes, of_noise] = [0, 1].map(|disk| result.copied.disks[disk].wire_bytes.unwrap());
     assert!(wire_bytes < disk_bytes, "{wire_bytes} of {disk_bytes}: {result:#?}");
     assert!(of_noise >= disk_bytes / 2, "half of that disk is noise, which goes as it is: {result:#?}");
     apart.lab.drainpipe(&["vm", "stop", "web", "--force", "--agent", &apart.lab.agent_socket("b")]).done();

@@ -255,7 +255,7 @@ fn a_cancelled_copy_to_a_block_device_goes_on() {
 }
 
 fn same_bytes(result: &MigrationResult) -> u64 {
-    result.disks.iter().map(|disk| disk.same_bytes).sum()
+    result.copied.disks.iter().map(|disk| disk.same_bytes).sum()
 }
 
 #[track_caller]

@@ -215,7 +215,7 @@ fn two_hosts_are_emptied_into_a_third() {
     assert!(ways.iter().filter(waited).count() >= 2, "{ways:#?}");
     ways.sort_by_key(place_from);
     for pair in ways.windows(2) {
-        let over = started_at(&pair[0]) + SignedDuration::from_secs_f64(pair[0].total_ms / 1e3);
+        let over = started_at(&pair[0]) + SignedDuration::from_secs_f64(pair[0].times.total_ms / 1e3);
         assert!(place_from(&pair[1]) > over - SLACK, "both were on their way to b: {pair:#?}");
     }
 }
@@ -252,7 +252,11 @@ fn who_changes_too_fast_goes_last_and_is_throttled() {
     });
     lab.drainpipe(&["cancel", &under_way().unwrap().id]).done();
     let result = result_of(&migrating.wait());
-    assert_eq!((result.outcome, result.throttle_percent), (Outcome::Cancelled, Some(30)), "{result:#?}");
+    assert_eq!(
+        (result.outcome, result.memory.throttle_percent),
+        (Outcome::Cancelled, Some(30)),
+        "{result:#?}"
+    );
     assert!(result.events.iter().any(|event| event.what.contains("throttled by 30 %")), "{result:#?}");
     lab.assert_runs_on("busy", "a");
     guest.assert_answers();

@@ -170,7 +170,7 @@ fn disks_leave_with_their_vms_and_come_back() {
         site.assert_whole("a", name, DISK_MIB);
     }
     let back = lab.migrations("b");
-    let same = back.iter().filter_map(|view| view.result.as_ref()).flat_map(|result| &result.disks);
+    let same = back.iter().filter_map(|view| view.result.as_ref()).flat_map(|result| &result.copied.disks);
     assert!(same.clone().count() == 3 && same.clone().all(|disk| disk.same_bytes >= of_disks), "{back:#?}");
     assert_eq!(
         (site.left("a"), site.left("b")),

@@ -104,14 +104,14 @@ fn auto_encrypts_on_several_cores_over_one_link() {
     lab.exec("b", &["nft", LOOK]).done();
     let guest = lab.start_guest("web", 160, "");
     let result = lab.migrate("web", "b", &[]);
-    assert_eq!((result.option, result.paths.len()), (MigrationOption::Multichannel, 1));
-    let reason = result.fallback_reason.as_deref().unwrap();
+    assert_eq!((result.choice.option, result.paths.len()), (MigrationOption::Multichannel, 1));
+    let reason = result.choice.fallback_reason.as_deref().unwrap();
     assert!(reason.starts_with("one path only") && reason.contains("16 connections share it"), "{reason}");
     assert_encrypted(result);
     assert_nothing_clear_came(&lab, "b");
     guest.assert_intact();
     let asked = lab.migrate("web", "a", &["--option", "tcp"]);
-    assert_eq!((asked.option, asked.fallback_reason.as_deref()), (MigrationOption::Tcp, None));
+    assert_eq!((asked.choice.option, asked.choice.fallback_reason.as_deref()), (MigrationOption::Tcp, None));
     assert_encrypted(asked);
     guest.assert_intact();
 }

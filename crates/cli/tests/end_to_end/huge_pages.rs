@@ -97,7 +97,7 @@ pub(crate) fn a_vm_in_huge_pages_is_checked_refused_and_moved() {
     assert!(set_aside.resize(2 * PAGES), "the small one's are given back");
     for target in ["b", "a"] {
         let result = lab.migrate("web", target, &["--option", "multichannel"]);
-        assert_eq!(result.fallback_reason, None);
+        assert_eq!(result.choice.fallback_reason, None);
         guest.assert_intact();
     }
     lab.drainpipe(&["vm", "stop", "web", "--force"]).done();

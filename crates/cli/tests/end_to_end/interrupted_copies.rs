@@ -94,7 +94,7 @@ fn assert_sent_only_the_rest(result: &MigrationResult, kept: &[Vec<u8>; 2], want
         let parts = kept[disk].chunks(1 << 20).zip(wanted[disk].chunks(1 << 20));
         parts.filter(is_kept).count() as u64
     });
-    let same_mib: Vec<u64> = result.disks.iter().map(|disk| disk.same_bytes >> 20).collect();
+    let same_mib: Vec<u64> = result.copied.disks.iter().map(|disk| disk.same_bytes >> 20).collect();
     assert_eq!(same_mib, kept_mib, "{result:#?}");
     // Of an image, what its tables did not have yet is lost.
     assert!(kept_mib[0] + WRITTEN_MIB >= COPIED_MIB - DISK_MIB as u64 / 2, "{kept_mib:?} MiB were kept");
@@ -272,7 +272,7 @@ fn a_vm_that_comes_back_brings_what_has_changed() {
     let of_raw = written(written(content(7), 2, 0x5a), DISK_MIB - 1, 0x5c);
     let contents = [of_raw, written(content(8), 11, 0x5b)].map(|content| written(content, 4, 0));
     // All of the half that is not zeroes, but for what was written to it.
-    let same_mib: Vec<u64> = result.disks.iter().map(|disk| disk.same_bytes >> 20).collect();
+    let same_mib: Vec<u64> = result.copied.disks.iter().map(|disk| disk.same_bytes >> 20).collect();
     assert!(same_mib.iter().all(|mib| mib + WRITTEN_MIB >= DISK_MIB as u64 / 2), "{result:#?}");
     assert_eq!(lab.json::<Vec<LeftDisk>>(&["disk", "left", "a"]), []);
     assert_eq!(apart.names("a"), ["web.qcow2", "web.raw"]);

@@ -29,7 +29,7 @@ fn an_agent_without_rights_has_a_keeper() {
     // Its pages are looked at, and its connections are held back.
     for (to, option) in [("b", MigrationOption::Multichannel), ("a", MigrationOption::Compression)] {
         let result = lab.migrate("web", to, &["--option", &option.to_string()]);
-        assert_eq!((result.option, result.fallback_reason), (option, None));
+        assert_eq!((result.choice.option, result.choice.fallback_reason), (option, None));
     }
     lab.migrate("web", "b", &[]);
     guest.assert_intact();

@@ -95,7 +95,7 @@ fn wait_until_throttled(scene: &Scene) {
 fn cancel(scene: &Scene) {
     scene.lab.drainpipe(&["cancel", &scene.id()]).done();
     let result = scene.last_result();
-    assert!(result.throttle_percent >= Some(30), "{result:#?}");
+    assert!(result.memory.throttle_percent >= Some(30), "{result:#?}");
     for what in ["throttled by 30 %", "are not throttled any more"] {
         assert!(result.events.iter().any(|event| event.what.contains(what)), "{what}: {result:#?}");
     }

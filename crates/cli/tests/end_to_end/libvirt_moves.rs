@@ -56,7 +56,7 @@ pub(crate) fn a_domain_is_moved_by_its_phases() {
     assert_moved(&lab, "a", "b");
     guest.assert_intact();
     let result = migrate(&lab, "a", "multichannel");
-    assert_eq!(result.option, MigrationOption::Multichannel);
+    assert_eq!(result.choice.option, MigrationOption::Multichannel);
     assert!(result.paths.len() == 2 && result.paths.iter().all(|path| path.bytes > 0), "{:?}", result.paths);
     assert_moved(&lab, "b", "a");
     guest.assert_intact();

@@ -64,9 +64,9 @@ fn moved_encrypted(options: &[&str], up: &[&str]) {
         assert_eq!(result.compression.is_some(), *option == "compression", "{option}: {result:#?}");
         if *option == "auto" {
             // Nobody has looked at its memory.
-            let reason = result.fallback_reason.as_deref().unwrap_or_default();
+            let reason = result.choice.fallback_reason.as_deref().unwrap_or_default();
             assert!(reason.starts_with("2 paths"), "{reason}");
-            assert_eq!(result.option, MigrationOption::Multichannel);
+            assert_eq!(result.choice.option, MigrationOption::Multichannel);
         }
         assert_encrypted(result);
         assert_moved(&lab, source, target);
@@ -78,7 +78,7 @@ fn a_domain_is_moved_compressed_and_within_limits() {
     let lab = TestLab::up(&["--libvirt", "--link", "1000", "--link", "1000"]);
     let guest = start(&lab);
     let result = migrate(&lab, "b", "compression");
-    assert_eq!(result.option, MigrationOption::Compression);
+    assert_eq!(result.choice.option, MigrationOption::Compression);
     // As far as cores are idle.
     let compression = result.compression.expect("it says what was compressed");
     assert!(compression.stream_bytes > 0, "{compression:?}");

@@ -85,7 +85,7 @@ fn there_and_back_over_both(lab: &TestLab) {
     for target in ["b", "a"] {
         // By its name: over links of this speed `auto` may compress.
         let result = lab.migrate("web", target, &["--option", "multichannel"]);
-        assert_eq!(result.option, MigrationOption::Multichannel, "{result:#?}");
+        assert_eq!(result.choice.option, MigrationOption::Multichannel, "{result:#?}");
         assert_both_links_carried(&result);
     }
 }
@@ -122,7 +122,7 @@ fn link_local_only(lab: &TestLab) {
     assert!(output.contains("answered over link-local addresses"), "{output}");
     there_and_back_over_both(lab);
     let result = lab.migrate("web", "b", &["--option", "tcp"]);
-    assert_eq!((result.option, result.fallback_reason), (MigrationOption::Tcp, None));
+    assert_eq!((result.choice.option, result.choice.fallback_reason), (MigrationOption::Tcp, None));
     let report = report(lab, "a", "b", &[]);
     assert_eq!(report.paths.len(), 2, "{report:#?}");
     let whole = |path: &PathReport| {
@@ -154,8 +154,8 @@ fn ipv4_only() {
         lab.exec(host, &["sysctl", "-w", "net.ipv6.conf.all.disable_ipv6=1"]).done();
     }
     let result = lab.migrate("web", "b", &["--option", "multichannel"]);
-    assert_eq!((result.option, result.paths.len()), (MigrationOption::Tcp, 1));
-    let reason = result.fallback_reason.unwrap();
+    assert_eq!((result.choice.option, result.paths.len()), (MigrationOption::Tcp, 1));
+    let reason = result.choice.fallback_reason.unwrap();
     assert!(reason.contains("IPv6 is off, and no migration_address is configured"), "{reason}");
     guest.assert_intact();
 }

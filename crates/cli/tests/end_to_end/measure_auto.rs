@@ -74,17 +74,17 @@ fn fly(lab: &TestLab, guest: &Guest, option: &str, busy: Busy) -> MigrationResul
     guest.assert_intact();
     eprintln!(
         "{option}: by {}, {:.0} ms, predicted {:?}",
-        result.option, result.total_ms, result.predicted_total_ms
+        result.choice.option, result.times.total_ms, result.times.predicted_total_ms
     );
     result
 }
 
 fn median_ms(results: &[MigrationResult]) -> f64 {
-    Spread::of(results.iter().map(|result| result.total_ms)).map_or(f64::NAN, |spread| spread.median)
+    Spread::of(results.iter().map(|result| result.times.total_ms)).map_or(f64::NAN, |spread| spread.median)
 }
 
 fn line(results: &[MigrationResult], fastest_ms: f64) -> String {
-    let mut chosen: Vec<String> = results.iter().map(|result| result.option.to_string()).collect();
+    let mut chosen: Vec<String> = results.iter().map(|result| result.choice.option.to_string()).collect();
     chosen.sort();
     let by_number =
         chosen.chunk_by(|one, other| one == other).map(|alike| format!("{} × {}", alike.len(), alike[0]));
@@ -94,8 +94,8 @@ fn line(results: &[MigrationResult], fastest_ms: f64) -> String {
     format!(
         "{} | {} | {} | {:.2}",
         by_number.collect::<Vec<_>>().join(", "),
-        seconds(|result| result.predicted_total_ms),
-        seconds(|result| Some(result.total_ms)),
+        seconds(|result| result.times.predicted_total_ms),
+        seconds(|result| Some(result.times.total_ms)),
         median_ms(results) / fastest_ms
     )
 }

@@ -44,5 +44,5 @@ fn begin(lab: &TestLab, name: &str, host: &str) -> Running {
 fn end(migrating: Running) -> f64 {
     let result: MigrationResult = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
-    result.throughput_gbps
+    result.memory.throughput_gbps
 }

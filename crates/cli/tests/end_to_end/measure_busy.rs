@@ -97,7 +97,7 @@ fn fly(lab: &TestLab, guest: &Guest, case: &BusyCase) -> Flight {
     let work_mib_per_s = (set(guest, Dirtying::IDLE) - before) / began.elapsed().as_secs_f64();
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     guest.assert_intact();
-    eprintln!("{}: {work_mib_per_s:.0} MiB/s, {:.1} s", case.name, result.total_ms / 1000.0);
+    eprintln!("{}: {work_mib_per_s:.0} MiB/s, {:.1} s", case.name, result.times.total_ms / 1000.0);
     Flight { result, work_mib_per_s }
 }
 
@@ -116,9 +116,9 @@ fn line(case: &BusyCase, flights: &[Flight]) -> String {
         "| {} | {} | {} | {} | {} | {} |",
         case.name,
         of(|flight| flight.work_mib_per_s, 0),
-        of(|flight| flight.result.total_ms / 1000.0, 2),
+        of(|flight| flight.result.times.total_ms / 1000.0, 2),
         of(packed_mib, 0),
         of(|flight| flight.result.cpu_seconds.source_agent, 2),
-        of(|flight| flight.result.downtime_ms.unwrap_or(f64::NAN), 0),
+        of(|flight| flight.result.silence.downtime_ms.unwrap_or(f64::NAN), 0),
     )
 }

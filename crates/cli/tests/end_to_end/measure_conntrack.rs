@@ -73,7 +73,7 @@ fn table_row(name: &str, results: &[MigrationResult]) {
         of_used(|used| used.along as f64),
         of_used(|used| used.took_ms.unwrap_or(f64::NAN)),
         of_used(|used| used.waited_ms),
-        spread(results.iter().filter_map(|result| result.downtime_ms), 0),
+        spread(results.iter().filter_map(|result| result.silence.downtime_ms), 0),
     );
 }
 

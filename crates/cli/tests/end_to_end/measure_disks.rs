@@ -105,7 +105,7 @@ impl From<&MigrationResult> for Copied {
     fn from(result: &MigrationResult) -> Self {
         let cpu = &result.cpu_seconds;
         Self {
-            until_ready: result.disks[0].ready_ms.expect("it was copied") / 1000.0,
+            until_ready: result.copied.disks[0].ready_ms.expect("it was copied") / 1000.0,
             cpu_of_agents: cpu.source_agent + cpu.target_agent,
             cpu_of_qemus: cpu.source_vmm + cpu.target_vmm,
         }
@@ -166,9 +166,9 @@ fn interrupted(repeats: usize) {
         moved.lab.drainpipe(&["cancel", &moved.lab.migrations("a").remove(0).id]).done();
         migrating.wait();
         let first = moved.lab.migrations("a").remove(0).result.expect("it has ended");
-        reached.push(first.disks[0].copied_bytes as f64 / stored_bytes as f64);
+        reached.push(first.copied.disks[0].copied_bytes as f64 / stored_bytes as f64);
         let second = moved.moved();
-        again.push(second.disks[0].wire_bytes.expect("it is counted") as f64 / stored_bytes as f64);
+        again.push(second.copied.disks[0].wire_bytes.expect("it is counted") as f64 / stored_bytes as f64);
     }
     println!("| random | {} | {} |", spread(reached.into_iter(), 2), spread(again.into_iter(), 3));
 }

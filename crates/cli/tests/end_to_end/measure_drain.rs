@@ -355,7 +355,7 @@ impl Drained {
 
     /// When this VM's turn on the links came.
     fn released_ms(&self, result: &MigrationResult) -> f64 {
-        self.started_ms(result) + result.setup_ms + result.held_ms
+        self.started_ms(result) + result.times.setup_ms + result.times.held_ms
     }
 
     /// From the command to the first VM's turn.

@@ -156,8 +156,8 @@ fn act(lab: &TestLab, words: &str) {
 
 fn line(row: &Row, results: &[MigrationResult]) -> String {
     let as_it_must = results.iter().filter(|result| result.outcome == row.outcome).count();
-    let total_s = results.iter().map(|result| result.total_ms / 1000.0);
-    let paused_ms = results.iter().filter_map(|result| result.downtime_ms);
+    let total_s = results.iter().map(|result| result.times.total_ms / 1000.0);
+    let paused_ms = results.iter().filter_map(|result| result.silence.downtime_ms);
     let out_ms = results.iter().filter_map(|result| {
         let out = result.events.iter().find(|event| event.what.contains(" is out: "))?;
         Some(out.ms - in_flight_ms(result)? - row.acts.first()?.0 as f64)

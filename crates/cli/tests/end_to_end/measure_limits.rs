@@ -106,7 +106,7 @@ fn transfer(results: &[MigrationResult], began: (SystemTime, Instant)) -> Option
         let since = SystemTime::from(started).duration_since(began.0).unwrap_or_default();
         Some(began.1 + since + Duration::from_secs_f64(ms / 1000.0))
     };
-    let sends = results.iter().map(|result| at(result, result.setup_ms + result.held_ms));
+    let sends = results.iter().map(|result| at(result, result.times.setup_ms + result.times.held_ms));
     let pauses = results.iter().map(|result| {
         let paused = result.events.iter().find(|event| event.what.starts_with("the VM is paused"));
         at(result, paused?.ms)

@@ -100,7 +100,7 @@ fn fly(lab: &TestLab, guest: &Guest, arguments: &[&str]) -> Flight {
     // The guest that runs again has to catch up.
     thread::sleep(Duration::from_millis(500));
     let flight = Flight { result, silence_ms: heartbeat.stop().longest_gap_ms };
-    let [paused_ms, state_ms] = [flight.result.downtime_ms.unwrap_or(f64::NAN), flight.state_ms()];
+    let [paused_ms, state_ms] = [flight.result.silence.downtime_ms.unwrap_or(f64::NAN), flight.state_ms()];
     eprintln!(
         "{}: paused {paused_ms:.0} ms, all state after {state_ms:.0}, silent {:.0}",
         arguments[4..].join(" "),
@@ -119,14 +119,14 @@ impl Flight {
 }
 
 fn paused(flights: &[Flight]) -> Option<Spread> {
-    Spread::of(flights.iter().filter_map(|flight| flight.result.downtime_ms))
+    Spread::of(flights.iter().filter_map(|flight| flight.result.silence.downtime_ms))
 }
 
 fn line(flights: &[Flight], of_tcp_ms: f64) -> String {
     let of = |quantity: fn(&Flight) -> f64| spread(flights.iter().map(quantity), 0);
     format!(
         "{} | {:.2} | {} | {}",
-        of(|flight| flight.result.downtime_ms.unwrap_or(f64::NAN)),
+        of(|flight| flight.result.silence.downtime_ms.unwrap_or(f64::NAN)),
         paused(flights).map_or(f64::NAN, |paused| paused.median) / of_tcp_ms,
         of(|flight| flight.silence_ms),
         of(Flight::state_ms),

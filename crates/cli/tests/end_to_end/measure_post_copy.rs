@@ -86,7 +86,7 @@ fn fly(lab: &TestLab, guest: &Guest, name: &str, arguments: &[&str]) -> Flight {
     eprintln!(
         "{name}: {:?}, {:.1} s, silence {silence_ms:.0} ms, {work_mib_per_s:.0} MiB/s",
         result.outcome,
-        result.total_ms / 1000.0
+        result.times.total_ms / 1000.0
     );
     Flight { result, silence_ms, work_mib_per_s }
 }
@@ -102,11 +102,11 @@ fn line(name: &str, flights: &[Flight]) -> String {
     format!(
         "| {name} | {arrived} of {} | {} | {} | {} | {} | {} | {} |",
         flights.len(),
-        of(|flight| flight.result.total_ms / 1000.0, 1),
-        of(|flight| flight.result.post_copy_ms.unwrap_or(0.0) / 1000.0, 1),
-        of(|flight| flight.result.downtime_ms.unwrap_or(f64::NAN), 0),
+        of(|flight| flight.result.times.total_ms / 1000.0, 1),
+        of(|flight| flight.result.times.post_copy_ms.unwrap_or(0.0) / 1000.0, 1),
+        of(|flight| flight.result.silence.downtime_ms.unwrap_or(f64::NAN), 0),
         of(|flight| flight.silence_ms, 0),
         of(|flight| flight.work_mib_per_s, 0),
-        of(|flight| flight.result.wire_bytes as f64 / f64::from(1 << 20), 0),
+        of(|flight| flight.result.memory.wire_bytes as f64 / f64::from(1 << 20), 0),
     )
 }

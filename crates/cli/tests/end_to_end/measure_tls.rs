@@ -45,7 +45,7 @@ pub(crate) fn run(repeats: usize) {
     println!("|---|---|---|---|---|---|---|");
     for (name, links) in LINKS {
         let results = measure(repeats, links);
-        let gbps = |result: &MigrationResult| result.throughput_gbps;
+        let gbps = |result: &MigrationResult| result.memory.throughput_gbps;
         println!(
             "{}",
             line(&format!("{name}: throughput, Gb/s"), &results, gbps, "≥ 1.5", |ratio| ratio >= 1.5)
@@ -91,7 +91,7 @@ fn migrate(lab: &TestLab, qemu: &TlsQemu, way: WireEncryption) -> MigrationResul
 fn cpu_s_per_gib(result: &MigrationResult) -> f64 {
     let used = result.cpu_seconds;
     let cpu_s = used.source_vmm + used.source_agent + used.target_vmm + used.target_agent;
-    cpu_s / (result.wire_bytes as f64 / GIB)
+    cpu_s / (result.memory.wire_bytes as f64 / GIB)
 }
 
 fn line(

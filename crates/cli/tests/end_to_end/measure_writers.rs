@@ -85,7 +85,7 @@ fn measure_held(mbps: &str, writes_per_s: u32) {
     let written = (after.acknowledged_writes - before.acknowledged_writes) as f64;
     writing.assert_intact();
     let pause = |result: &MigrationResult| {
-        result.downtime_ms.map_or("–".into(), |pause_ms| format!("{pause_ms:.0}"))
+        result.silence.downtime_ms.map_or("–".into(), |pause_ms| format!("{pause_ms:.0}"))
     };
     println!(
         "| 2 × {mbps} | {writes_per_s} | {:?} | {took_s:.1} | {} | {} | {} | {:.0} | {} |",
@@ -109,6 +109,6 @@ fn begin(writing: &Writing) -> Running {
 
 /// Until all of each was there.
 fn disks_s(result: &MigrationResult) -> String {
-    let ready_ms: Option<Vec<f64>> = result.disks.iter().map(|disk| disk.ready_ms).collect();
+    let ready_ms: Option<Vec<f64>> = result.copied.disks.iter().map(|disk| disk.ready_ms).collect();
     ready_ms.map_or("–".into(), |each| format!("{:.1}", each.into_iter().fold(0.0, f64::max) / 1000.0))
 }

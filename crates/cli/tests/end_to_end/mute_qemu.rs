@@ -136,9 +136,9 @@ fn while_memory_is_in_flight(scene: &Scene) {
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     // It is asked ten times a second, and looked at twenty times.
-    let still_ms = result.standstill_ms.expect("somebody looked");
+    let still_ms = result.silence.standstill_ms.expect("somebody looked");
     assert!(still_ms >= STILL_FOR.as_secs_f64() * 1000.0 - 500.0, "{result:#?}");
-    assert!(result.downtime_ms.is_some_and(|downtime_ms| downtime_ms < still_ms), "{result:#?}");
+    assert!(result.silence.downtime_ms.is_some_and(|downtime_ms| downtime_ms < still_ms), "{result:#?}");
     scene.assert_settled("b");
 }
 

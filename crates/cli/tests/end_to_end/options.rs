@@ -56,12 +56,12 @@ const CONTRACT: [&str; 25] = [
 fn compression() {
     let lab = TestLab::up(&["--link", "200", "--link", "200"]);
     let guest = lab.start_guest("web", 160, "");
-    let raw_bytes = lab.migrate("web", "b", &["--option", "tcp"]).wire_bytes;
+    let raw_bytes = lab.migrate("web", "b", &["--option", "tcp"]).memory.wire_bytes;
     lab.migrate("web", "a", &["--option", "tcp"]);
     for result in there_and_back(&lab, &guest, RequestedOption::Compression) {
-        assert_eq!(result.option, MigrationOption::Compression);
-        assert_eq!(result.fallback_reason, None);
-        assert!(result.wire_bytes < raw_bytes, "{} of {raw_bytes}", result.wire_bytes);
+        assert_eq!(result.choice.option, MigrationOption::Compression);
+        assert_eq!(result.choice.fallback_reason, None);
+        assert!(result.memory.wire_bytes < raw_bytes, "{} of {raw_bytes}", result.memory.wire_bytes);
         assert_both_links_carried(&result);
     }
 }
@@ -70,18 +70,18 @@ fn tcp_multichannel_and_direct() {
     let lab = TestLab::brisk();
     let guest = lab.start_guest("web", 160, "");
     for result in there_and_back(&lab, &guest, RequestedOption::Tcp) {
-        assert_eq!(result.option, MigrationOption::Tcp);
-        assert_eq!(result.fallback_reason, None);
+        assert_eq!(result.choice.option, MigrationOption::Tcp);
+        assert_eq!(result.choice.fallback_reason, None);
         assert_eq!(result.paths.len(), 1, "one path carries all: {:?}", result.paths);
     }
     for result in there_and_back(&lab, &guest, RequestedOption::Multichannel) {
-        assert_eq!(result.option, MigrationOption::Multichannel);
-        assert_eq!(result.fallback_reason, None);
+        assert_eq!(result.choice.option, MigrationOption::Multichannel);
+        assert_eq!(result.choice.fallback_reason, None);
         assert_both_links_carried(&result);
     }
     for result in there_and_back(&lab, &guest, RequestedOption::Direct) {
-        assert_eq!(result.option, MigrationOption::Multichannel);
-        let reason = result.fallback_reason.as_deref().unwrap();
+        assert_eq!(result.choice.option, MigrationOption::Multichannel);
+        let reason = result.choice.fallback_reason.as_deref().unwrap();
         assert_eq!(reason, "no RDMA device on a and b");
         assert_both_links_carried(&result);
     }
@@ -91,8 +91,8 @@ fn auto_and_bench() {
     let lab = TestLab::fast();
     let guest = lab.start_guest("web", 160, "");
     for result in there_and_back(&lab, &guest, RequestedOption::Auto) {
-        assert_eq!(result.option, MigrationOption::Multichannel);
-        let reason = result.fallback_reason.as_deref().unwrap();
+        assert_eq!(result.choice.option, MigrationOption::Multichannel);
+        let reason = result.choice.fallback_reason.as_deref().unwrap();
         assert!(reason.contains("2 paths"), "{reason}");
         assert_eq!(result.paths.len(), 2, "{result:#?}");
     }
@@ -117,7 +117,7 @@ fn links_are_found_without_configuration() {
     }
     let guest = lab.start_guest("web", 160, "");
     for result in there_and_back(&lab, &guest, RequestedOption::Multichannel) {
-        assert_eq!(result.option, MigrationOption::Multichannel);
+        assert_eq!(result.choice.option, MigrationOption::Multichannel);
         assert_both_links_carried(&result);
     }
     let only_e1 = "exclude_links = [\"e0\"]\nmigration_address";
@@ -191,18 +191,22 @@ fn migrate(lab: &TestLab, vm: &str, target: &str, option: RequestedOption) -> Mi
 
 #[track_caller]
 fn check_measurements(result: &MigrationResult) {
-    assert_eq!(result.memory_bytes, 160 << 20);
-    assert!(result.wire_bytes > 0 && result.throughput_gbps > 0.0 && result.rounds > 0, "{result:#?}");
-    let parts_ms = result.setup_ms + result.held_ms + result.transfer_ms + result.completion_ms;
+    assert_eq!(result.memory.memory_bytes, 160 << 20);
+    assert!(
+        result.memory.wire_bytes > 0 && result.memory.throughput_gbps > 0.0 && result.memory.rounds > 0,
+        "{result:#?}"
+    );
+    let parts_ms =
+        result.times.setup_ms + result.times.held_ms + result.times.transfer_ms + result.times.completion_ms;
     // Each is rounded to a tenth.
-    assert!((parts_ms - result.total_ms).abs() < 0.3, "{result:#?}");
-    let downtime_ms = result.downtime_ms.expect("the VM was paused");
-    assert!(downtime_ms > 0.0 && downtime_ms < result.total_ms, "{result:#?}");
+    assert!((parts_ms - result.times.total_ms).abs() < 0.3, "{result:#?}");
+    let downtime_ms = result.silence.downtime_ms.expect("the VM was paused");
+    assert!(downtime_ms > 0.0 && downtime_ms < result.times.total_ms, "{result:#?}");
     assert!(result.cpu_seconds.source_vmm > 0.0 && result.cpu_seconds.target_vmm > 0.0, "{result:#?}");
     let shares: f64 = result.paths.iter().map(|path| path.share).sum();
     assert!((shares - 1.0).abs() < 0.01, "{result:#?}");
     let bytes: u64 = result.paths.iter().map(|path| path.bytes).sum();
-    assert!(bytes >= result.wire_bytes, "headers come on top of what QEMU sent: {result:#?}");
+    assert!(bytes >= result.memory.wire_bytes, "headers come on top of what QEMU sent: {result:#?}");
     let mut steps: Vec<Step> = result.events.iter().map(|event| event.step).collect();
     assert!(steps.is_sorted(), "{result:#?}");
     steps.dedup();
@@ -265,13 +269,14 @@ fn bench_compares_and_reports(lab: &TestLab) {
         "--client-namespace",
         client.to_str().unwrap(),
     ]);
-    let made: Vec<_> = report.results.iter().map(|result| (result.option, result.target.as_str())).collect();
+    let made: Vec<_> =
+        report.results.iter().map(|result| (result.choice.option, result.target.as_str())).collect();
     let options = [MigrationOption::Tcp, MigrationOption::Multichannel];
     assert_eq!(made, options.map(|option| [(option, "b"), (option, "a")]).concat());
     for result in &report.results {
         let verified = result.verified.expect("the guest checked its memory");
         assert!(verified.pages > 0 && verified.bad == 0, "{result:#?}");
-        assert!(result.guest_gap_ms.is_some_and(|gap_ms| gap_ms > 0.0), "{result:#?}");
+        assert!(result.silence.guest_gap_ms.is_some_and(|gap_ms| gap_ms > 0.0), "{result:#?}");
     }
     let page = fs::read_to_string(page).unwrap();
     assert!(page.starts_with("<!DOCTYPE html>") && page.contains("multichannel"), "{page}");

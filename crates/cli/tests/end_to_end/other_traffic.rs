@@ -88,12 +88,12 @@ fn is_not_counted() {
     let [e0, e1] = &result.paths[..] else { panic!("{result:#?}") };
     assert!(!e0.includes_other_traffic && !e1.includes_other_traffic, "{result:#?}");
     assert!(e1.share > 0.1 && result.elsewhere.is_empty(), "{result:#?}");
-    let total = result.wire_bytes as f64;
+    let total = result.memory.wire_bytes as f64;
     assert!(others > total * 0.2, "{others} of others beside {total} of the migration are no test");
     // What the link has counted, less what the others know that they have sent.
     let rest = on_link - others;
     assert!((rest - e1.bytes as f64).abs() < total * 0.05, "{rest} of {on_link} were left: {result:#?}");
     let alone = lab.migrate("web", "a", &["--option", "multichannel"]);
-    let difference = (alone.wire_bytes as f64 - total).abs();
-    assert!(difference < total * 0.05, "{total} beside others, {} alone", alone.wire_bytes);
+    let difference = (alone.memory.wire_bytes as f64 - total).abs();
+    assert!(difference < total * 0.05, "{total} beside others, {} alone", alone.memory.wire_bytes);
 }

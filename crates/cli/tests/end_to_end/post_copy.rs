@@ -114,7 +114,7 @@ fn a_drain_takes_it_where_it_is_allowed_and_fetches_the_vm_back_so() {
         let of_vm = scene.lab.migrations(host).into_iter().filter_map(|view| view.result);
         of_vm
             .filter(|result| result.vm == vm && result.outcome == Outcome::Completed)
-            .map(|result| result.post_copy_ms.is_some())
+            .map(|result| result.times.post_copy_ms.is_some())
             .next()
             .unwrap()
     };
@@ -143,15 +143,23 @@ fn a_vm_that_converges_goes_whole_and_another_one_in_parts() {
     let output = scene.lab.drainpipe(&["migrate", "web", "b", "--post-copy", "--dry-run"]).done();
     assert!(output.contains("until the rest has followed, the VM needs both hosts"), "{output}");
     let result = scene.lab.migrate("web", "b", &["--post-copy"]);
-    assert_eq!((result.option, result.post_copy_ms), (MigrationOption::Tcp, None), "{result:#?}");
+    assert_eq!(
+        (result.choice.option, result.times.post_copy_ms),
+        (MigrationOption::Tcp, None),
+        "{result:#?}"
+    );
     scene.assert_settled("b");
     for encrypt in [&[][..], &["--encrypt"]] {
         scene.begin_again();
         let migrating = scene.until_the_rest_follows(encrypt);
         let result: MigrationResult = result_of(&migrating.wait());
         scene.assert_came_in_parts(&result);
-        assert!(result.post_copy_ms.is_some_and(|ms| ms > 0.0), "{result:#?}");
-        assert_eq!((result.option, result.throttle_percent), (MigrationOption::Tcp, None), "{result:#?}");
+        assert!(result.times.post_copy_ms.is_some_and(|ms| ms > 0.0), "{result:#?}");
+        assert_eq!(
+            (result.choice.option, result.memory.throttle_percent),
+            (MigrationOption::Tcp, None),
+            "{result:#?}"
+        );
         let protocol = result.encryption.as_ref().and_then(|used| used.protocol.as_ref());
         assert_eq!(protocol.is_some(), !encrypt.is_empty(), "{result:#?}");
     }

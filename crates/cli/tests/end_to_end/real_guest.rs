@@ -445,14 +445,15 @@ impl Move {
     fn tell(&self, acknowledged: &[Commit]) {
         let result = &self.result;
         let disk = if self.takes_disk { " with its disk" } else { "" };
-        let in_parts = result.post_copy_ms.map(|ms| format!(", the rest in {ms:.0} ms")).unwrap_or_default();
+        let in_parts =
+            result.times.post_copy_ms.map(|ms| format!(", the rest in {ms:.0} ms")).unwrap_or_default();
         eprintln!(
             "{} to {} by {}{disk}: {:.1} s, paused for {:.0} ms{in_parts}; at most {} ms without an acknowledged commit",
             result.source,
             result.target,
             self.way,
-            result.total_ms / 1000.0,
-            result.downtime_ms.unwrap_or_default(),
+            result.times.total_ms / 1000.0,
+            result.silence.downtime_ms.unwrap_or_default(),
             self.longest_silence(acknowledged).as_millis(),
         );
     }

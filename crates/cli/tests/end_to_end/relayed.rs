@@ -75,7 +75,7 @@ fn packing_cpus(lab: &TestLab) -> Vec<String> {
 
 #[track_caller]
 fn assert_compressed(result: &MigrationResult) {
-    assert_eq!(result.option, MigrationOption::Compression);
+    assert_eq!(result.choice.option, MigrationOption::Compression);
     let compression = result.compression.expect("it says what it did");
     assert!(compression.lz4_bytes + compression.zstd_bytes > 0, "{compression:?}");
     assert!(compression.compressed_bytes < compression.stream_bytes, "{compression:?}");
@@ -170,7 +170,7 @@ fn what_is_no_frame_ends_the_migration(scene: &Scene) {
     scene.lab.exec("b", &["nft", CORRUPT]).done();
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Failed, "{result:#?}");
-    assert_eq!(result.requested_option, RequestedOption::Compression);
+    assert_eq!(result.choice.requested_option, RequestedOption::Compression);
     let log = scene.lab.agent_log("b");
     assert!(log.contains("the other host sent"), "the target's agent says what came:\n{log}");
     let error = result.error.as_deref().unwrap();

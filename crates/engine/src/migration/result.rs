@@ -35,12 +35,10 @@ pub struct MigrationResult {
     pub protocol: Option<u32>,
     /// When the migration began, RFC 3339, by the source's clock.
     pub started_at: String,
-    /// What was asked for.
-    pub requested_option: RequestedOption,
-    /// What was used.
-    pub option: MigrationOption,
-    /// Why `option` is not what was asked for, or why `auto` chose it.
-    pub fallback_reason: Option<String>,
+    /// How it was to go, and went.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub choice: OptionChoice,
     /// What became of the VM, truthfully.
     pub outcome: Outcome,
     /// What it is doing on the source, where it did not move; absent where nobody has looked.
@@ -50,58 +48,21 @@ pub struct MigrationResult {
     pub error: Option<String>,
     /// Which kind of failure `error` is.
     pub error_kind: Option<ProblemKind>,
-    /// From the request to the end of clean-up.
-    pub total_ms: f64,
-    /// Steps 1 to 5.
-    pub setup_ms: f64,
-    /// The wait for its place at the target, between steps 1 and 2, and for its turn, between steps 5 and 6, when
-    /// several VMs share the target or the links.
-    #[serde(default)]
-    pub held_ms: f64,
-    /// Steps 6 to 8: from the first page sent until the target has all state.
-    pub transfer_ms: f64,
-    /// Steps 9 and 10, without `post_copy_ms`.
-    pub completion_ms: f64,
-    /// Whether the VM might have run on the target before all its memory was there: then it went over one connection.
-    #[serde(default)]
-    pub post_copy_allowed: bool,
-    /// How long the VM ran on the target before all its memory was there; absent if all of it was (no post-copy).
-    #[serde(default)]
-    pub post_copy_ms: Option<f64>,
-    /// From the source's pause to the target's acknowledged resume, seen from the source. An upper
-    /// bound of the VM's own pause that needs no agreement of clocks. Where the VM was paused and did not move: until
-    /// it ran again on the source. Absent where it was not paused, or nobody saw when it ran again.
-    // Its name in 0.1.0.
-    #[serde(rename = "blackout_ms")]
-    pub downtime_ms: Option<f64>,
-    /// The longest time in which the VM may have done nothing: `blackout_ms`, or a longer time in flight, to within a
-    /// tenth of a second, in which its QEMU on the source answered nothing and its vCPUs used next to no CPU. A VM that had
-    /// nothing to do just then counts too. Absent where nobody looked.
-    #[serde(default)]
-    pub standstill_ms: Option<f64>,
-    /// Longest silence that a client of the guest saw; absent when no client was watching.
-    pub guest_gap_ms: Option<f64>,
-    /// How fast the guest rewrote its memory meanwhile, by its own count; absent when nobody asked it.
-    #[serde(default)]
-    pub guest_rewritten_mib_per_s: Option<f64>,
-    /// Memory of the VM.
-    pub memory_bytes: u64,
-    /// Bytes of the migration that the source's kernel sent on the paths, without headers.
-    pub wire_bytes: u64,
-    /// `wire_bytes` over `transfer_ms` and `post_copy_ms`.
-    pub throughput_gbps: f64,
-    /// How many times dirty memory was gone through.
-    pub rounds: u64,
+    /// How long its parts took.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub times: Times,
+    /// For how long the VM did nothing.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub silence: Silence,
+    /// What it took to send its memory.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub memory: MemoryUse,
     /// Most other migrations from this host that were sending at the same time; 0 if it had the links for itself.
     #[serde(default)]
     pub others_at_once: u32,
-    /// Share of their time, in percent, for which the VM's CPUs were held back at most, since its memory got
-    /// dirty too fast; absent if they were not.
-    #[serde(default)]
-    pub throttle_percent: Option<u8>,
-    /// What was predicted before the start, from the request to the end, of a VM that rests and waits for no turn; absent
-    /// where it is not known what its memory holds, or what the paths carry.
-    pub predicted_total_ms: Option<f64>,
     /// Cores of the source that were free when it was planned; absent where that was not known.
     #[serde(default)]
     pub free_cores: Option<f64>,
@@ -117,15 +78,10 @@ pub struct MigrationResult {
     /// Whether it was encrypted, why, and how; absent when it ended before that was decided.
     #[serde(default)]
     pub encryption: Option<EncryptionUse>,
-    /// Bytes of disks that were copied, with what the VM wrote meanwhile.
-    #[serde(default)]
-    pub disk_bytes: u64,
-    /// From the begin of the copies of the disks until all of each was there, before step 6; absent where none was copied.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub disk_ms: Option<f64>,
     /// The disks that were copied.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub disks: Vec<DiskUse>,
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub copied: CopiedDisks,
     /// What each path carried, by the kernel's counters of the migration's connections.
     pub paths: Vec<PathUse>,
     /// What went over links that are on none of the paths.
@@ -140,6 +96,110 @@ pub struct MigrationResult {
     pub samples: Vec<Sample>,
     /// The guest's own check of its memory after the migration; absent when not asked for.
     pub verified: Option<Verified>,
+}
+
+/// The option that was asked for, and the one that was used.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct OptionChoice {
+    /// What was asked for.
+    pub requested_option: RequestedOption,
+    /// What was used.
+    pub option: MigrationOption,
+    /// Why `option` is not what was asked for, or why `auto` chose it.
+    pub fallback_reason: Option<String>,
+    /// Whether the VM might have run on the target before all its memory was there: then it went over one connection.
+    #[serde(default)]
+    pub post_copy_allowed: bool,
+}
+
+/// How long a migration and its parts took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Times {
+    /// From the request to the end of clean-up.
+    pub total_ms: f64,
+    /// Steps 1 to 5.
+    pub setup_ms: f64,
+    /// The wait for its place at the target, between steps 1 and 2, and for its turn, between steps 5 and 6, when
+    /// several VMs share the target or the links.
+    #[serde(default)]
+    pub held_ms: f64,
+    /// Steps 6 to 8: from the first page sent until the target has all state.
+    pub transfer_ms: f64,
+    /// Steps 9 and 10, without `post_copy_ms`.
+    pub completion_ms: f64,
+    /// How long the VM ran on the target before all its memory was there; absent if all of it was (no post-copy).
+    #[serde(default)]
+    pub post_copy_ms: Option<f64>,
+    /// What was predicted before the start, from the request to the end, of a VM that rests and waits for no turn; absent
+    /// where it is not known what its memory holds, or what the paths carry.
+    pub predicted_total_ms: Option<f64>,
+}
+
+impl Times {
+    /// For how long its memory was on the links.
+    pub fn sending_ms(self) -> f64 {
+        self.transfer_ms + self.post_copy_ms.unwrap_or(0.0)
+    }
+}
+
+/// For how long the VM did nothing, or its clients heard nothing of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Silence {
+    /// From the source's pause to the target's acknowledged resume, seen from the source. An upper
+    /// bound of the VM's own pause that needs no agreement of clocks. Where the VM was paused and did not move: until
+    /// it ran again on the source. Absent where it was not paused, or nobody saw when it ran again.
+    // Its name in 0.1.0.
+    #[serde(rename = "blackout_ms")]
+    pub downtime_ms: Option<f64>,
+    /// The longest time in which the VM may have done nothing: `blackout_ms`, or a longer time in flight, to within a
+    /// tenth of a second, in which its QEMU on the source answered nothing and its vCPUs used next to no CPU. A VM that had
+    /// nothing to do just then counts too. Absent where nobody looked.
+    #[serde(default)]
+    pub standstill_ms: Option<f64>,
+    /// Longest silence that a client of the guest saw; absent when no client was watching.
+    pub guest_gap_ms: Option<f64>,
+}
+
+/// What it took to send the VM's memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MemoryUse {
+    /// Memory of the VM.
+    pub memory_bytes: u64,
+    /// Bytes of the migration that the source's kernel sent on the paths, without headers.
+    pub wire_bytes: u64,
+    /// `wire_bytes` over `transfer_ms` and `post_copy_ms`.
+    pub throughput_gbps: f64,
+    /// How many times dirty memory was gone through.
+    pub rounds: u64,
+    /// How fast the guest rewrote its memory meanwhile, by its own count; absent when nobody asked it.
+    #[serde(default)]
+    pub guest_rewritten_mib_per_s: Option<f64>,
+    /// Share of their time, in percent, for which the VM's CPUs were held back at most, since its memory got
+    /// dirty too fast; absent if they were not.
+    #[serde(default)]
+    pub throttle_percent: Option<u8>,
+}
+
+/// The disks that were copied with the VM.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CopiedDisks {
+    /// Bytes of disks that were copied, with what the VM wrote meanwhile.
+    #[serde(default)]
+    pub disk_bytes: u64,
+    /// From the begin of the copies of the disks until all of each was there, before step 6; absent where none was copied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_ms: Option<f64>,
+    /// The disks that were copied.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskUse>,
+}
+
+impl CopiedDisks {
+    /// What their copies carried, in Mb/s; absent where none was copied.
+    pub fn mbps(&self) -> Option<f64> {
+        let ms = self.disk_ms.filter(|ms| *ms > 0.0)?;
+        (self.disk_bytes > 0).then(|| self.disk_bytes as f64 * 8.0 / 1_000.0 / ms)
+    }
 }
 
 /// What became of the VM.
@@ -400,4 +460,90 @@ pub struct Verified {
     pub pages: u64,
     /// Pages whose content was not what the guest had written.
     pub bad: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// All that a result may have, and each part of it once.
+    const WHOLE: &str = r#"{
+        "id": "1", "vm": "web", "source": "a", "target": "b", "protocol": 2, "started_at": "2026-01-01T00:00:00Z",
+        "requested_option": "auto", "option": "tcp", "fallback_reason": "one path only", "post_copy_allowed": true,
+        "outcome": "completed", "source_vm": "runs", "error": "none", "error_kind": "refused",
+        "total_ms": 9.5, "setup_ms": 1.0, "held_ms": 0.5, "transfer_ms": 5.0, "completion_ms": 3.0,
+        "post_copy_ms": 2.0, "predicted_total_ms": 8.0,
+        "blackout_ms": 12.0, "standstill_ms": 180.0, "guest_gap_ms": 24.0,
+        "memory_bytes": 4096, "wire_bytes": 7, "throughput_gbps": 1.5, "rounds": 2, "guest_rewritten_mib_per_s": 6.0,
+        "throttle_percent": 20,
+        "others_at_once": 1, "free_cores": 3.5,
+        "cpu_seconds": { "source_vmm": 1.0, "source_agent": 2.0, "target_vmm": 3.0, "target_agent": 4.0 },
+        "compression": {
+            "stream_bytes": 1, "compressed_bytes": 2, "raw_bytes": 3, "overtaken_bytes": 4, "lz4_bytes": 5,
+            "zstd_bytes": 6, "delta_bytes": 7, "cpu_seconds": 8.0
+        },
+        "tracked_connections": { "along": 1, "left": 2, "why": "no room", "took_ms": 3.0, "waited_ms": 4.0 },
+        "encryption": {
+            "is_encrypted": true, "why": "asked for", "protocol": "TLS 1.3",
+            "cipher_suite": "TLS_AES_128_GCM_SHA256"
+        },
+        "disk_bytes": 9, "disk_ms": 10.0,
+        "disks": [{
+            "disk": "vda", "from": "/a", "to": "/b", "image": "raw", "size_bytes": 1, "allocated_bytes": 2,
+            "why": "not_seen", "is_flattened": false, "copied_bytes": 3, "same_bytes": 4, "wire_bytes": 5,
+            "ready_ms": 6.0
+        }],
+        "paths": [], "elsewhere": [{ "link": "mgmt", "bytes": 1 }], "findings": [],
+        "events": [{ "ms": 1.0, "step": "establish_hosts", "what": "hosts established" }],
+        "samples": [{ "ms": 1.0, "path_bytes": [1, 2] }],
+        "verified": { "pages": 524288, "bad": 0 }
+    }"#;
+
+    fn whole() -> Value {
+        serde_json::from_str(WHOLE).unwrap()
+    }
+
+    /// Scripts, and 0.1.0, read it by these names: its groups are Rust's alone.
+    #[test]
+    fn in_json_a_result_is_flat() {
+        let result: MigrationResult = serde_json::from_value(whole()).unwrap();
+        assert_eq!(serde_json::to_value(&result).unwrap(), whole());
+        let text = serde_json::to_string(&result).unwrap();
+        assert_eq!(serde_json::from_str::<MigrationResult>(&text).unwrap(), result);
+    }
+
+    /// As 0.1.0 wrote those of migrations that did not begin.
+    #[test]
+    fn what_an_older_release_did_not_know_is_absent() {
+        let mut old = whole();
+        let unknown_then = [
+            "protocol",
+            "source_vm",
+            "post_copy_allowed",
+            "post_copy_ms",
+            "standstill_ms",
+            "guest_rewritten_mib_per_s",
+            "held_ms",
+            "others_at_once",
+            "throttle_percent",
+            "predicted_total_ms",
+            "free_cores",
+            "compression",
+            "tracked_connections",
+            "encryption",
+            "disk_bytes",
+            "disk_ms",
+            "disks",
+            "elsewhere",
+            "findings",
+        ];
+        for name in unknown_then {
+            old.as_object_mut().unwrap().remove(name).unwrap();
+        }
+        let result: MigrationResult = serde_json::from_value(old).unwrap();
+        assert_eq!((result.times.held_ms, result.times.post_copy_ms), (0.0, None));
+        assert_eq!((result.memory.throttle_percent, result.copied), (None, CopiedDisks::default()));
+    }
 }

@@ -1,7 +1,7 @@
 //! The charts of the page, each with what it shows in a sentence.
 
 use drainpipe_engine::format::{NONE, cpu_seconds, duration, link_speed, percent, rate, ratio};
-use drainpipe_engine::migration::result::{CpuSeconds, MigrationResult};
+use drainpipe_engine::migration::result::{CpuSeconds, MigrationResult, Times};
 use maud::{Markup, html};
 
 use super::bars::{Bar, BarChart, Marker, Row, Segment, Unit};
@@ -247,11 +247,11 @@ fn steps(report: &BenchReport, summaries: &[OptionSummary]) -> Markup {
             label: summary.label(),
             value: format!(
                 "{} + {} + {}",
-                duration(run.setup_ms),
-                duration(run.transfer_ms),
-                duration(run.completion_ms)
+                duration(run.times.setup_ms),
+                duration(run.times.transfer_ms),
+                duration(run.times.completion_ms)
             ),
-            bars: vec![Bar::Stack(step_segments(run))],
+            bars: vec![Bar::Stack(step_segments(run.times))],
         },
         None => without_run(summary),
     };
@@ -268,10 +268,10 @@ fn steps(report: &BenchReport, summaries: &[OptionSummary]) -> Markup {
     .render()
 }
 
-fn step_segments(run: &MigrationResult) -> Vec<Segment> {
-    [("setup", run.setup_ms), ("transfer", run.transfer_ms), ("completion", run.completion_ms)]
+fn step_segments(times: Times) -> Vec<Segment> {
+    [("setup", times.setup_ms), ("transfer", times.transfer_ms), ("completion", times.completion_ms)]
         .map(|(class, ms)| {
-            let share = ms / run.total_ms;
+            let share = ms / times.total_ms;
             Segment { class, value: share, label: percent(share) }
         })
         .into()
@@ -324,7 +324,7 @@ impl Timelines {
         let rates = |run| intervals(run, &(self.layers)(run)).into_iter().map(|each| each.gbps.iter().sum());
         let rates = runs.iter().flat_map(|(_, run)| rates(run).collect::<Vec<f64>>());
         let rate = Scale::up_to(rates.chain(self.capacity_gbps));
-        let time = Scale::up_to(runs.iter().map(|(_, run)| run.total_ms));
+        let time = Scale::up_to(runs.iter().map(|(_, run)| run.times.total_ms));
         html! {
             section aria-labelledby=(self.id) {
                 h2 id=(self.id) { (self.title) }
@@ -341,7 +341,7 @@ impl Timelines {
                         @let (title, capacity_gbps) = (self.title, self.capacity_gbps);
                         figure {
                             figcaption {
-                                h3 { (label) " " span.aside { (duration(run.total_ms)) } }
+                                h3 { (label) " " span.aside { (duration(run.times.total_ms)) } }
                                 ul.legend { (legend(&layers)) }
                             }
                             (Timeline { id: &id, label: &label, title, run, layers: &layers, time, rate, capacity_gbps }.render())

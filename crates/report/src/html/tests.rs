@@ -125,7 +125,7 @@ fn names_of_others_are_only_text() {
             evil.clone_into(text);
         }
         run.error = Some(evil.to_owned());
-        run.fallback_reason = Some(evil.to_owned());
+        run.choice.fallback_reason = Some(evil.to_owned());
         for path in &mut run.paths {
             evil.clone_into(&mut path.link);
         }
@@ -152,10 +152,10 @@ fn names_of_others_are_only_text() {
 fn odd_numbers_do_not_break_the_charts() {
     let mut report = report();
     for run in &mut report.results {
-        run.total_ms = f64::NAN;
-        run.setup_ms = f64::INFINITY;
-        run.throughput_gbps = f64::NAN;
-        run.memory_bytes = 0;
+        run.times.total_ms = f64::NAN;
+        run.times.setup_ms = f64::INFINITY;
+        run.memory.throughput_gbps = f64::NAN;
+        run.memory.memory_bytes = 0;
         run.cpu_seconds.source_vmm = -1.0;
         for sample in &mut run.samples {
             sample.ms = -sample.ms;

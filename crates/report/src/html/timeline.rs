@@ -151,7 +151,7 @@ impl Timeline<'_> {
     fn description(&self) -> String {
         let share = |layer: &Layer| format!("{} {}", layer.name, percent(layer.share));
         let layers: Vec<String> = self.layers.iter().map(share).collect();
-        format!("{} took {}; {}.", self.label, duration(self.run.total_ms), layers.join(", "))
+        format!("{} took {}; {}.", self.label, duration(self.run.times.total_ms), layers.join(", "))
     }
 
     fn grid(&self) -> Markup {

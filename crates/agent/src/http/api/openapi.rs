@@ -9,7 +9,8 @@ use drainpipe_engine::problem::Problem;
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::security::{SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{
-    ContentBuilder, ObjectBuilder, OpenApi, Ref, RefOr, Required, Response, ResponseBuilder, Type,
+    ContentBuilder, Object, ObjectBuilder, OpenApi, Ref, RefOr, Required, Response, ResponseBuilder, Schema,
+    Type,
 };
 use utoipa::{OpenApi as _, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -94,6 +95,7 @@ fn make() -> OpenApi {
     document.merge(routes_for_agents().into_openapi());
     document.merge(routes_to_join().into_openapi());
     add_security(&mut document);
+    join_flattened(&mut document);
     for (path, item) in &mut document.paths.paths {
         for operation in [&mut item.get, &mut item.post, &mut item.delete].into_iter().flatten() {
             add_what_holds_for_all(operation);
@@ -118,6 +120,34 @@ fn add_security(document: &mut OpenApi) {
     document.components.get_or_insert_default().add_security_scheme(MUTUAL_TLS, scheme);
     let certificate = SecurityRequirement::new(MUTUAL_TLS, Vec::<String>::new());
     document.security = Some(vec![certificate]);
+}
+
+/// Parts of a value that are no objects of their own in JSON are none here.
+fn join_flattened(document: &mut OpenApi) {
+    for schema in document.components.get_or_insert_default().schemas.values_mut() {
+        let RefOr::T(Schema::AllOf(whole)) = schema else { continue };
+        let description = whole.description.clone();
+        let Some(parts) = parts_of(schema) else { continue };
+        let mut joined = ObjectBuilder::new().description(description);
+        for Object { properties, required, .. } in parts {
+            joined =
+                properties.into_iter().fold(joined, |joined, (name, schema)| joined.property(name, schema));
+            joined = required.into_iter().fold(joined, ObjectBuilder::required);
+        }
+        *schema = joined.build().into();
+    }
+}
+
+/// The objects that it is made of; none where one of its parts is known by its name.
+fn parts_of(schema: &RefOr<Schema>) -> Option<Vec<Object>> {
+    match schema {
+        RefOr::T(Schema::Object(object)) => Some(vec![object.clone()]),
+        RefOr::T(Schema::AllOf(whole)) => {
+            let parts: Option<Vec<_>> = whole.items.iter().map(parts_of).collect();
+            Some(parts?.concat())
+        }
+        _ => None,
+    }
 }
 
 fn add_what_holds_for_all(operation: &mut Operation) {

@@ -91,5 +91,8 @@ pub(super) fn agents_and_guards_have_the_clock_of_their_host() {
     let began: Timestamp = result.started_at.parse().unwrap();
     assert!(began >= before + HOUR && began < before + 2 * HOUR, "{before}: {result:#?}");
     let longest_ms = HOUR.as_secs_f64() * 1000.0 / 2.0;
-    assert!(result.total_ms < longest_ms && result.downtime_ms < Some(longest_ms), "{result:#?}");
+    assert!(
+        result.times.total_ms < longest_ms && result.silence.downtime_ms < Some(longest_ms),
+        "{result:#?}"
+    );
 }

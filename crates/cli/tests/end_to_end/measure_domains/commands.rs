@@ -71,7 +71,7 @@ pub(super) fn move_it(lab: &TestLab, command: &MoveCommand, source: &str, target
     let (total_s, cpu_s) = (began.elapsed().as_secs_f64(), cpu_used_s() - cpu_before_s);
     let (gbps, pause_ms) = if let Some(result) = &result {
         assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
-        (result.throughput_gbps, result.downtime_ms.unwrap_or(f64::NAN))
+        (result.memory.throughput_gbps, result.silence.downtime_ms.unwrap_or(f64::NAN))
     } else {
         let job = lab.virsh(target, &["domjobinfo", "web", "--completed"]).done();
         (gbps_of(&job), number(&job, "Total downtime:").unwrap_or(f64::NAN))
