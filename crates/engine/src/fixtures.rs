@@ -25,6 +25,7 @@ pub(crate) fn host(name: &str) -> HostFacts {
         migration_address: None,
         no_migration_address: None,
         rdma_devices: vec![],
+        rdma: None,
         hypervisor: HypervisorVersion {
             name: "QEMU".into(),
             version: "7.2.22".into(),
@@ -45,6 +46,7 @@ pub(crate) fn link(name: &str) -> MigrationLink {
         usable: true,
         is_trusted: false,
         card: None,
+        rdma: None,
     }
 }
 

@@ -31,6 +31,7 @@ pub use self::incapable::{Incapable, NoPostCopy};
 pub use self::limiting::LimitKeeper;
 pub use self::making::{MULTICHANNEL_CONNECTIONS, plan};
 pub use self::paths::Paths;
+pub(crate) use self::rdma::NoRdma;
 pub use self::reason::Reason;
 pub use self::relay::Relay;
 pub use self::request::Request;

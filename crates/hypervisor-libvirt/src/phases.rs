@@ -95,8 +95,8 @@ pub(crate) fn terms(transport: Transport, is_persistent: bool) -> Result<Terms, 
             terms.flags |= flags::PARALLEL;
             terms.parameters.push(Parameter::int(names::PARALLEL_CONNECTIONS, parallel.channels.into()));
         }
-        Transport::Parallel(_) | Transport::PostCopy { .. } => {
-            return Err(VmError::failed("a domain does not move by post-copy, nor packed by QEMU"));
+        Transport::Parallel(_) | Transport::PostCopy { .. } | Transport::Rdma => {
+            return Err(VmError::failed("a domain moves neither by post-copy or RDMA, nor packed by QEMU"));
         }
     }
     Ok(terms)

@@ -37,6 +37,7 @@ impl From<MigrationError> for VmError {
             | MigrationError::LeftForPostCopy(_)
             | MigrationError::AllSent
             | MigrationError::Deadline { .. }
+            | MigrationError::MemoryLock { .. }
             | MigrationError::NeverEnds(_) => VmErrorKind::Failed,
         };
         Self::new(kind, error)

@@ -37,7 +37,7 @@ pub(crate) const CANNOT_BECOME: u8 = 125;
 pub(crate) const FIRST: RawFd = 3;
 
 /// Devices that QEMU opens by itself, if their group may.
-const DEVICES: [&str; 2] = ["/dev/kvm", "/dev/userfaultfd"];
+const DEVICES: [&str; 3] = ["/dev/kvm", "/dev/userfaultfd", "/dev/infiniband/rdma_cm"];
 
 /// How to start a QEMU.
 #[derive(Debug, Clone)]

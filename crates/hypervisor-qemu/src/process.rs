@@ -13,7 +13,9 @@ use std::time::Duration;
 use drainpipe_hypervisor::Exit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{ForeignRawFd, Pid, PidfdFlags, WaitId, WaitIdOptions, WaitIdStatus};
+use rustix::process::{
+    ForeignRawFd, Pid, PidfdFlags, Resource, Rlimit, WaitId, WaitIdOptions, WaitIdStatus, prlimit,
+};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -173,6 +175,17 @@ impl Process {
         self.reach(Reach::Renice { from, to }).map(drop)
     }
 
+    /// Has it lock so much memory at least. What it may lock already it keeps, whoever gave it that.
+    pub(crate) fn allow_memory_lock(&self, bytes: u64) -> io::Result<()> {
+        let limits = fs::read_to_string(proc_path(self.pid, "limits"))?;
+        self.must_live()?;
+        if memory_lock_bytes(&limits).is_some_and(|allowed_bytes| allowed_bytes < bytes) {
+            let raised = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+            prlimit(Some(self.pid), Resource::Memlock, raised)?;
+        }
+        Ok(())
+    }
+
     /// Its sockets, by the numbers that it has for them; one that was closed since may be among them.
     pub(crate) fn socket_numbers(&self) -> io::Result<Vec<ForeignRawFd>> {
         Ok(self.reach(Reach::SocketNumbers)?.numbers)
@@ -327,11 +340,25 @@ fn start_ticks(stat: &str) -> Option<u64> {
     (!has_ended).then_some(ticks)
 }
 
+/// What `/proc` says that a process may lock; none for as much as it likes.
+fn memory_lock_bytes(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_limit_is_the_one_that_holds_and_unlimited_is_none() {
+        let limits =
+            |soft| format!("Limit Soft Hard Units\nMax locked memory    {soft}   unlimited   bytes\n");
+        assert_eq!(memory_lock_bytes(&limits("8388608")), Some(8 << 20));
+        assert_eq!(memory_lock_bytes(&limits("unlimited")), None);
+    }
 
     #[test]
     fn cpu_time_is_read_whatever_the_process_is_called() {

@@ -21,6 +21,8 @@ pub enum Transport {
         /// What the hypervisor encrypts it with; `None` for a migration in the clear.
         tls: Option<TlsKey>,
     },
+    /// The source's network card writes into the target's memory, which both lock.
+    Rdma,
 }
 
 impl Transport {
@@ -36,7 +38,7 @@ impl Transport {
     pub fn tls(self) -> Option<TlsKey> {
         match self {
             Self::PostCopy { tls } => tls,
-            Self::Single | Self::Parallel(_) => None,
+            Self::Single | Self::Parallel(_) | Self::Rdma => None,
         }
     }
 
@@ -44,7 +46,7 @@ impl Transport {
     pub fn parallel(self) -> Option<Parallel> {
         match self {
             Self::Parallel(parallel) => Some(parallel),
-            Self::Single | Self::PostCopy { .. } => None,
+            Self::Single | Self::PostCopy { .. } | Self::Rdma => None,
         }
     }
 }

@@ -52,7 +52,7 @@ pub use neighbour::Neighbour;
 pub use network::Network;
 pub use packet_size::packets_by_pace;
 pub use placement::Placement;
-pub use rdma::{RdmaDevice, rdma_devices};
+pub use rdma::{RdmaDevice, has_rdma_connections, rdma_devices};
 pub use route::{ROUTE_PROTOCOL, RouteInfo};
 pub use sysctl::has_ipv6;
 pub use weights::weights;

@@ -45,7 +45,7 @@ pub(crate) async fn read(checks: &Checks) -> Result<CheckFacts, Problem> {
         match kernel_links.iter().find(|link| link.name == wanted.name) {
             Some(link) => LinkFacts {
                 receive_queues_in_use: receive_queues_in_use(checks, link).await,
-                rdma_device: rdma_device_of(link, &rdma_devices),
+                rdma_device: RdmaDevice::of_link(&link.name, &rdma_devices).map(|device| device.name.clone()),
                 is_speed_configured: is_speed_configured(checks, &link.name),
                 counters: lately.get(&link.index).copied().unwrap_or_default(),
                 ..link_facts(link, &management)
@@ -89,11 +89,6 @@ async fn receive_queues_in_use(checks: &Checks, link: &Link) -> Option<u32> {
 fn is_speed_configured(checks: &Checks, link: &str) -> bool {
     let mut configured = checks.host.config.links.iter();
     configured.any(|configured| configured.name == link && configured.speed_mbps.is_some())
-}
-
-fn rdma_device_of(link: &Link, devices: &[RdmaDevice]) -> Option<String> {
-    let device = devices.iter().find(|device| device.link.as_ref() == Some(&link.name))?;
-    Some(device.name.clone())
 }
 
 fn link_facts(link: &Link, management: &[IpAddr]) -> LinkFacts {

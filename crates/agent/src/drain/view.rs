@@ -522,6 +522,7 @@ mod tests {
                 usable: true,
                 is_trusted: false,
                 card: Some("card".into()),
+                rdma: None,
             };
             let seen = paths(&plan(spread, &[Some(1_000), None]), |link| (link == "e0").then_some(&own));
             assert!(seen.iter().all(|path| path.link == "card"), "{seen:?}");

@@ -39,6 +39,7 @@ pub(crate) fn configured(links: &[Link], wanted: &[config::Link]) -> Vec<Migrati
                 usable: false,
                 is_trusted: false,
                 card: None,
+                rdma: None,
             },
         })
         .collect()
@@ -149,6 +150,7 @@ fn migration_link(link: &Link) -> MigrationLink {
         usable: is_usable(link),
         is_trusted: false,
         card: None,
+        rdma: None,
     }
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod migration_links;
 pub(crate) mod network;
 pub(crate) mod own_waits;
 pub(crate) mod ports;
+pub(crate) mod rdma;
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;

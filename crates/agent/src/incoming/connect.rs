@@ -300,6 +300,10 @@ async fn listen_on_free_port(
         if allowed_sources::is_in_use(listen_at).map_err(|error| failed(&error))? {
             return Ok(None);
         }
+        if transport == Transport::Rdma {
+            // No firewall sees RDMA, and its ports are others: the TCP port stands for it among migrations.
+            return listen_by_rdma(entry, vmm, listen_at, parcel).await.map_err(|error| failed(&error));
+        }
         allowed_sources::keep_out(incoming, entry, listen_at, sources).await;
         match listening.at(vmm, transport, listen_at, parcel).await {
             Ok(parcel) => {
@@ -314,4 +318,15 @@ async fn listen_on_free_port(
         }
     };
     incoming.host.ports.take(listen).await
+}
+
+async fn listen_by_rdma(
+    entry: &IncomingVm,
+    vmm: &dyn Machine,
+    listen_at: SocketAddr,
+    parcel: &Parcel,
+) -> Result<Option<(u16, Parcel)>, VmError> {
+    let parcel = vmm.listen(Transport::Rdma, listen_at.into(), parcel, listens_within(vmm)).await?;
+    entry.keep_port(TcpListener::bind(listen_at).ok());
+    Ok(Some((listen_at.port(), parcel)))
 }

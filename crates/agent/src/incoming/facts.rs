@@ -6,14 +6,15 @@ use drainpipe_hypervisor::HypervisorFacts;
 
 use super::Incoming;
 use super::memory::{huge_pages_free, memory_free_bytes};
+use crate::host::rdma;
 
 impl Incoming {
     /// What they need to know.
     pub(crate) async fn facts(&self) -> Result<HostFacts, Problem> {
         let host = &self.host;
-        let links = host.migration_links().await?;
-        let migration_address = host.migration_address().await?;
         let devices = drainpipe_net::rdma_devices().map_err(Problem::failed)?;
+        let links = rdma::with_ports(host.migration_links().await?, &devices);
+        let migration_address = host.migration_address().await?;
         let packing = self.transfer.packing()?;
         let limits = self.transfer.bandwidth.limits();
         Ok(HostFacts {
@@ -34,6 +35,7 @@ impl Incoming {
             no_migration_address: migration_address.as_ref().err().cloned(),
             migration_address: migration_address.ok(),
             rdma_devices: devices.into_iter().map(|device| device.name).collect(),
+            rdma: Some(rdma::facts()),
             hypervisor: described(self.vms.facts()),
             libvirt: self.vms.facts_of_manager().as_ref().map(described),
         })

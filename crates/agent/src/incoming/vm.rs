@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::mem;
+use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -71,6 +72,8 @@ struct Resources {
     relay: Option<Receiver>,
     /// Where copies of its disks come in, as long as they do.
     disk_receiver: Option<DiskReceiver>,
+    /// Whose port is that of its RDMA.
+    port: Option<TcpListener>,
     /// The disks of which a part was here already.
     begun_disks: BTreeSet<DiskName>,
 }
@@ -187,6 +190,11 @@ impl IncomingVm {
 
     pub(super) fn relay_by(&self, receiver: Receiver) {
         self.put(|resources| &mut resources.relay, Some(receiver));
+    }
+
+    /// No other migration takes this port.
+    pub(super) fn keep_port(&self, listener: Option<TcpListener>) {
+        self.put(|resources| &mut resources.port, listener);
     }
 
     /// Why its relay has broken off.

@@ -13,6 +13,7 @@ pub(crate) fn transport(plan: &Plan, tls: Option<TlsKey>) -> Transport {
     let parallel = match plan.transfer {
         Transfer::OneConnection { post_copy: true } => return Transport::PostCopy { tls },
         Transfer::OneConnection { post_copy: false } => return Transport::Single,
+        Transfer::Rdma => return Transport::Rdma,
         Transfer::Parallel(parallel) => parallel,
     };
     let compression = match parallel.packing {

@@ -4,12 +4,14 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use drainpipe_engine::migration::result::{MigrationResult, Outcome};
+use drainpipe_engine::option::MigrationOption;
 use rustix::process::Signal;
 
 use crate::Test;
 use crate::guest::Guest;
 use crate::lab_cli::assert_nothing_is_left;
-use crate::program::{BAD_INPUT, DRAINPIPE, Output, REFUSED, Running, command, drainpipe};
+use crate::program::{BAD_INPUT, DRAINPIPE, FAILED, Output, REFUSED, Running, command, drainpipe};
 use crate::support::{TestLab, eventually, unique_name};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -17,7 +19,16 @@ pub(crate) const TESTS: &[Test] = &[
     ("links_have_rdma_teams_losses_and_carriers", links_have_rdma_teams_losses_and_carriers),
     ("an_up_that_is_killed_leaves_what_down_removes", an_up_that_is_killed_leaves_what_down_removes),
     ("a_vm_moves_between_machines_and_is_intact", a_vm_moves_between_machines_and_is_intact),
+    ("a_vm_moves_by_rdma_or_says_why_not", a_vm_moves_by_rdma_or_says_why_not),
+    (
+        "a_vm_whose_rdma_is_cut_stays_and_then_moves_without",
+        a_vm_whose_rdma_is_cut_stays_and_then_moves_without,
+    ),
 ];
+
+/// RDMA in software, on the first link, with packets of 4 KiB.
+const RDMA: &str = "ip link set e0 mtu 9000 && modprobe rdma_rxe && modprobe rdma_ucm && \
+    rdma link add rxe0 type rxe netdev e0";
 
 /// What this machine lacks to emulate others.
 pub(crate) fn missing() -> Option<String> {
@@ -160,24 +171,88 @@ fn assert_losses_are_seen(lab: &TestLab) {
     assert!(lost.is_some_and(|percent| (10.0..90.0).contains(&percent)), "{stdout}");
 }
 
-/// By KVM in the machines, which no other test without KVM has.
-fn a_vm_moves_between_machines_and_is_intact() {
-    let machines = ["--machine-memory-mib", "1536", "--link", "1000", "--link", "1000"];
-    let lab = TestLab::up(&[&[emulated().as_str()], &machines[..]].concat());
-    let guest = Guest::new("nested", lab.guest_address(), lab.namespace("client"));
-    let specification =
-        guest.specification(160, "").replace("accelerator = \"tcg\"", "accelerator = \"kvm\"");
-    let file = lab.directory("a").join("nested.toml");
-    std::fs::write(&file, specification).unwrap();
-    let ask = |host: &str, words: &[&str]| lab.exec(host, &[&[DRAINPIPE], words].concat()).done();
-    ask("a", &["vm", "create", file.to_str().unwrap()]);
-    ask("a", &["vm", "start", "nested"]);
-    guest.wait_until_ready();
-    for (from, to, option) in [("a", "b", "multichannel"), ("b", "a", "tcp")] {
-        let output = ask(from, &["migrate", "nested", to, "--option", option]);
-        assert!(output.contains(&format!("nested runs on {to}")) && output.contains(option), "{output}");
-        guest.assert_intact();
+/// A guest in an emulated machine, by KVM in the machines, which no other test without KVM has.
+struct Nested {
+    lab: TestLab,
+    guest: Guest,
+}
+
+impl Nested {
+    /// It runs on host `a`.
+    #[track_caller]
+    fn start() -> Self {
+        let machines = ["--machine-memory-mib", "1536", "--link", "1000:9000", "--link", "1000"];
+        let lab = TestLab::up(&[&[emulated().as_str()], &machines[..]].concat());
+        let guest = Guest::new("nested", lab.guest_address(), lab.namespace("client"));
+        let specification =
+            guest.specification(128, "").replace("accelerator = \"tcg\"", "accelerator = \"kvm\"");
+        let file = lab.directory("a").join("nested.toml");
+        std::fs::write(&file, specification).unwrap();
+        let nested = Self { lab, guest };
+        nested.ask("a", &["vm", "create", file.to_str().unwrap()]).done();
+        nested.ask("a", &["vm", "start", "nested"]).done();
+        nested.guest.wait_until_ready();
+        nested
     }
+
+    /// What `drainpipe` says on a host.
+    #[track_caller]
+    fn ask(&self, host: &str, words: &[&str]) -> Output {
+        self.lab.exec(host, &[&[DRAINPIPE], words].concat())
+    }
+
+    /// Moves it, and says how it went. Its memory must be as it was.
+    #[track_caller]
+    fn moves(&self, [from, to]: [&str; 2], option: &str) -> MigrationResult {
+        let said = self.ask(from, &["migrate", "nested", to, "--option", option, "--json"]).done();
+        let result: MigrationResult = serde_json::from_str(&said).unwrap();
+        assert_eq!((result.outcome, result.target.as_str()), (Outcome::Completed, to), "{result:#?}");
+        self.guest.assert_intact();
+        result
+    }
+}
+
+fn a_vm_moves_between_machines_and_is_intact() {
+    let nested = Nested::start();
+    for (hosts, option) in [(["a", "b"], "multichannel"), (["b", "a"], "tcp")] {
+        assert_eq!(nested.moves(hosts, option).option.to_string(), option);
+    }
+}
+
+fn a_vm_moves_by_rdma_or_says_why_not() {
+    let nested = Nested::start();
+    shell(&nested.lab, "a", RDMA);
+    let result = nested.moves(["a", "b"], "direct");
+    let reason = result.fallback_reason.as_deref();
+    assert_eq!((result.option, reason), (MigrationOption::Multichannel, Some("no RDMA device on b")));
+    shell(&nested.lab, "b", RDMA);
+    let result = nested.moves(["b", "a"], "direct");
+    assert_eq!((result.option, result.fallback_reason), (MigrationOption::Direct, None));
+    assert_eq!(result.paths.iter().map(|path| path.link.as_str()).collect::<Vec<_>>(), ["e0"]);
+}
+
+fn a_vm_whose_rdma_is_cut_stays_and_then_moves_without() {
+    let nested = Nested::start();
+    let lab = &nested.lab;
+    for host in ["a", "b"] {
+        shell(lab, host, RDMA);
+    }
+    let words =
+        ["lab", "exec", lab.name(), "a", "--", DRAINPIPE, "migrate", "nested", "b", "--option", "direct"];
+    let moving = lab.start(&words);
+    let sent = || shell(lab, "a", "cat /sys/class/net/e0/statistics/tx_bytes").trim().parse::<u64>().unwrap();
+    let before = sent();
+    eventually("memory is on its way", || sent() > before + (4 << 20));
+    lab.fault("link-down a e0");
+    let Output { code, stderr, .. } = moving.wait();
+    assert_eq!(code, FAILED, "{stderr}");
+    // The target's QEMU may notice first, and end.
+    assert!(stderr.contains("it runs on a"), "{stderr}");
+    nested.guest.assert_intact();
+    let result = nested.moves(["a", "b"], "direct");
+    let reason = result.fallback_reason.unwrap_or_default();
+    assert!(reason.contains("no path that carries now has an RDMA device"), "{reason}");
+    assert_ne!(result.option, MigrationOption::Direct);
 }
 
 fn an_up_that_is_killed_leaves_what_down_removes() {

@@ -108,12 +108,14 @@ use libtest_mimic::{Arguments, Completion, Trial};
 const THREADS: usize = 6;
 
 /// Tests that run one by one once all others are over. Some see whether something is packed, which takes idle time only, and
-/// beside others there is none; in the last, two emulated machines emulate in turn.
-const NEED_IDLE_CORES: [&str; 4] = [
+/// beside others there is none; in the last three, two emulated machines emulate in turn.
+const NEED_IDLE_CORES: [&str; 6] = [
     "options::compression",
     "relayed::over_one_path",
     "relayed::packing_keeps_to_its_cpus_and_progress_tells_of_it",
     "emulated::a_vm_moves_between_machines_and_is_intact",
+    "emulated::a_vm_moves_by_rdma_or_says_why_not",
+    "emulated::a_vm_whose_rdma_is_cut_stays_and_then_moves_without",
 ];
 
 /// A test and its name.

@@ -36,7 +36,11 @@ const LEFT_OUT: &[(&str, &str)] = &[
         "drain_meetings::two_hosts_are_emptied_into_each_other",
     ),
     ("drained_disks::a_drain_with_disks_is_carried_on_after_a_crash", A_DRAINED_HOSTS_AGENT),
-    ("emulated::a_vm_moves_between_machines_and_is_intact", "options::tcp_multichannel_and_direct"),
+    ("emulated::a_vm_moves_between_machines_and_is_intact", "emulated::a_vm_moves_by_rdma_or_says_why_not"),
+    (
+        "emulated::a_vm_whose_rdma_is_cut_stays_and_then_moves_without",
+        "emulated::a_vm_moves_by_rdma_or_says_why_not",
+    ),
     ("held_writes::a_vm_that_writes_nothing_moves_with_its_disks", HELD_WRITES),
     ("held_writes::agent_and_guard_die", "held_writes::the_agent_dies"),
     ("held_writes::it_is_cancelled", A_CANCELLED_COPY),

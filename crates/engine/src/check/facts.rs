@@ -131,11 +131,13 @@ impl CheckFacts {
     fn words(&self) -> impl Iterator<Item = &str> {
         let bonds = || self.links.iter().filter_map(|link| link.bond.as_ref());
         let host = &self.host;
+        let ports = || host.links.iter().chain(&host.management_links).filter_map(|link| link.rdma.as_ref());
         [&self.agent_version, &self.kernel, &host.hypervisor.name, &host.hypervisor.version]
             .into_iter()
             .chain(host.links.iter().chain(&host.management_links).map(|link| &link.name))
             .chain(self.links.iter().map(|link| &link.name))
             .chain(&host.rdma_devices)
+            .chain(ports().map(|port| &port.device))
             .chain(&self.peers)
             .chain(&self.governors)
             .chain(&self.energy_preferences)

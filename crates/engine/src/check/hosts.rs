@@ -5,7 +5,7 @@ use super::facts::{CheckFacts, ForeignRoute};
 use crate::finding::code::FindingCode;
 use crate::finding::{Finding, Place, on};
 use crate::format::{duration, mib_free};
-use crate::plan::no_route;
+use crate::plan::{NoRdma, no_route};
 use crate::protocol::{Speaker, agree};
 
 /// The oldest that is tested.
@@ -45,6 +45,7 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     if pair.may_use_all {
         findings.extend(migration_addresses(pair));
     }
+    findings.extend(rdma_unused(pair));
     findings.extend(older_target(pair));
     findings.extend(agent_versions(pair));
     findings.extend(clock(pair));
@@ -279,6 +280,15 @@ fn rdma_alone(own: &CheckFacts, other: &CheckFacts) -> Option<Finding> {
             .effect("the option direct falls back to multichannel")
             .remedy(on(other.name(), "rdma link, to see what the kernel knows; load the NIC's RDMA driver"))
     })
+}
+
+/// Why `direct` would not use what both have. Nobody who did not ask for a check wants to know.
+fn rdma_unused(pair: Pair<'_>) -> Option<Finding> {
+    pair.trials?;
+    let memory_bytes = pair.vms.iter().map(|vm| vm.vm.memory_bytes).max().unwrap_or(0);
+    let why = NoRdma::for_direct(&pair.source.host, &pair.target.host, memory_bytes)?;
+    let finding = Finding::new(FindingCode::RdmaUnused, both(pair)).what(why.to_string());
+    Some(finding.effect("the option direct falls back to multichannel").remedy(why.remedy()))
 }
 
 /// One connection needs none, nor does one path.

@@ -156,6 +156,7 @@ finding_codes! {
     EnergyPreference "energy-preference" Warning,
     PowerProfile "power-profile" Warning,
     RdmaOnOneSide "rdma-on-one-side" Remark,
+    RdmaUnused "rdma-unused" Remark,
     NoMigrationAddress "no-migration-address" Warning,
     MigrationAddressesEqual "migration-addresses-equal" Error,
     MigrationAddressesUnroutable "migration-addresses-unroutable" Warning,

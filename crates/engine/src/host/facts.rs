@@ -100,6 +100,9 @@ pub struct HostFacts {
     pub no_migration_address: Option<NoMigrationAddress>,
     /// Names of the RDMA devices that the kernel knows.
     pub rdma_devices: Vec<String>,
+    /// What migrations by RDMA find on it; absent where its agent knows none yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<RdmaFacts>,
     /// The hypervisor.
     pub hypervisor: HypervisorVersion,
     /// The libvirt that answers on it, with whose domains its agent deals; absent where none does.
@@ -231,6 +234,24 @@ impl From<WireHypervisor> for HypervisorVersion {
     }
 }
 
+/// What a host has for migrations by RDMA, beside devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RdmaFacts {
+    /// Whether programs can make connections (`/dev/infiniband/rdma_cm`, by the module `rdma_ucm`).
+    pub connects: bool,
+    /// What the hypervisor of a VM may lock in memory; absent for as much as it likes. RDMA locks what it carries.
+    pub memory_lock_bytes: Option<u64>,
+}
+
+/// The RDMA device of a link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RdmaPort {
+    /// Its name, as `rdma link` shows it.
+    pub device: String,
+    /// Whether its port can carry anything now.
+    pub is_active: bool,
+}
+
 /// A network interface that migrations may use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MigrationLink {
@@ -252,6 +273,9 @@ pub struct MigrationLink {
     /// somebody has configured the link.
     #[serde(default)]
     pub card: Option<String>,
+    /// Its RDMA device, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<RdmaPort>,
 }
 
 impl MigrationLink {

@@ -5,7 +5,7 @@ use std::num::NonZeroU8;
 use super::compression::weigh;
 use super::incapable::Incapable;
 use super::limiting::with_limit_keeper;
-use super::rdma::NoRdma;
+use super::rdma::{self, NoRdma};
 use super::route::{NoRoute, no_route};
 use super::spreading::NotSpread;
 use super::standby::mark_standby;
@@ -43,6 +43,9 @@ pub fn plan(
     if let Some(hypervisor) = Incapable::to_leave_the_hand_over_to_agents(source, target) {
         return Err(PlanError::HypervisorCommits(hypervisor));
     }
+    if let Some(direct) = by_rdma(source, target, &request, reaches, memory_bytes) {
+        return Ok(direct);
+    }
     let by_request = if request.post_copy { with_post_copy } else { without_post_copy };
     let made = by_request(source, target, request, reaches, memory_bytes)?;
     with_limit_keeper(encrypted_by_who_can(made, source, target)?, source, target)
@@ -61,7 +64,8 @@ fn without_post_copy(
     }
     let over_management = over_management(source, target, &found);
     let routed = Routed::over(source, target, &found);
-    let (transfer, mut reasons) = choose(source, target, &request, &found, &routed);
+    let no_rdma = NoRdma::between(source, target, &request, reaches, memory_bytes);
+    let (transfer, mut reasons) = choose(source, target, &request, &found, &routed, no_rdma);
     reasons.extend(over_management);
     let paths = match routed {
         Ok(routed) if transfer.spread() == Spread::Routed => routed.with_standby(memory_bytes, &mut reasons),
@@ -81,6 +85,25 @@ fn without_post_copy(
         reasons,
     };
     Ok(encrypt_on_several_cores(plan, Incapable::to_send_in_parallel(source, target)))
+}
+
+/// Where that is asked for and possible.
+fn by_rdma(
+    source: &HostFacts,
+    target: &HostFacts,
+    request: &Request,
+    reaches: &[Reach],
+    memory_bytes: u64,
+) -> Option<Plan> {
+    if request.option != RequestedOption::Direct || request.post_copy {
+        return None;
+    }
+    let paths = rdma::paths(source, target, request, reaches, memory_bytes).ok()?;
+    let encryption = encryption::decide(source, target, request.encrypt, &paths).ok()?;
+    let limit_keeper = LimitKeeper::Nobody;
+    let (requested_option, reasons) = (request.option, over_management(source, target, &paths));
+    let (transfer, reasons) = (Transfer::Rdma, reasons.into_iter().collect());
+    Some(Plan { requested_option, transfer, encryption, paths, limit_keeper, disks: vec![], reasons })
 }
 
 /// By the first path that answers.
@@ -135,6 +158,7 @@ fn choose(
     request: &Request,
     found: &[Path],
     routed: &Result<Routed, NoRoute>,
+    no_rdma: NoRdma,
 ) -> (Transfer, Vec<Reason>) {
     let usable = routed.as_ref().map_or(found, |routed| &routed.paths);
     let spread = if routed.is_ok() { Spread::Routed } else { Spread::InTurn };
@@ -148,7 +172,7 @@ fn choose(
     let uncompressed = Uncompressed {
         requested: request.option,
         paths: usable.len(),
-        no_rdma: NoRdma::between(source, target),
+        no_rdma,
         not_spread,
         not_parallel: Incapable::to_send_in_parallel(source, target).is_some(),
         not_packed: Incapable::among([source, target], |can| can.packs),

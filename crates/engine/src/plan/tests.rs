@@ -1,4 +1,5 @@
 mod capabilities;
+mod rdma;
 mod wire;
 
 use super::making::CORE_ENCRYPTS_MBPS;
@@ -234,15 +235,6 @@ fn where_nothing_packs_memory_goes_as_it_is_whether_or_not_a_speed_is_known() {
         let back = plan(&b, &a, RequestedOption::Compression, &[], GIB).unwrap();
         assert!(back.is_compressed(), "{:?}", back.reason());
     }
-}
-
-#[test]
-fn direct_without_rdma_falls_back_and_says_on_which_host() {
-    let mut b = host("b", 2, 2);
-    b.rdma_devices = vec!["mlx5_0".into()];
-    let plan = plan(&host("a", 1, 2), &b, RequestedOption::Direct, &[], GIB).unwrap();
-    assert_eq!(plan.option(), MigrationOption::Multichannel);
-    assert_eq!(plan.reason().unwrap(), "no RDMA device on a");
 }
 
 #[test]

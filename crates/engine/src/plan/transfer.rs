@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use crate::option::MigrationOption;
 use crate::paths::path::Path;
 
-/// How memory travels. RDMA (`direct`) will be the third way, once there is one.
+/// How memory travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
     /// Over one connection, by the first path that connects.
@@ -19,6 +19,9 @@ pub enum Transfer {
     },
     /// Over many at once.
     Parallel(Parallel),
+    /// The source's network card writes into the target's memory, by one path. Nothing else goes with it: no encryption,
+    /// no relay, no bandwidth limit, no post-copy, no second path.
+    Rdma,
 }
 
 /// Many connections at once: QEMU's multifd.
@@ -65,6 +68,7 @@ impl Transfer {
     pub(super) fn option(self) -> MigrationOption {
         match self {
             Self::OneConnection { .. } => MigrationOption::Tcp,
+            Self::Rdma => MigrationOption::Direct,
             Self::Parallel(Parallel { packing: None, .. }) => MigrationOption::Multichannel,
             Self::Parallel(Parallel { packing: Some(packing), .. }) => match packing {
                 Packing::ByRelay => MigrationOption::Compression,
@@ -81,7 +85,7 @@ impl Transfer {
     /// How it goes over many connections; none where it goes over one.
     pub fn parallel(self) -> Option<Parallel> {
         match self {
-            Self::OneConnection { .. } => None,
+            Self::OneConnection { .. } | Self::Rdma => None,
             Self::Parallel(parallel) => Some(parallel),
         }
     }

@@ -56,8 +56,6 @@ pub(super) struct WirePlan {
 pub(super) enum Contradiction {
     #[error(transparent)]
     Paths(#[from] NothingCarries),
-    #[error("a plan by {0}, which this release does not do")]
-    NotDone(MigrationOption),
     #[error("a plan by {0}, which goes over one connection, with multifd_channels")]
     ManyConnections(MigrationOption),
     #[error("a plan by {0}, which goes over many connections, without multifd_channels")]
@@ -72,6 +70,10 @@ pub(super) enum Contradiction {
     PostCopy(MigrationOption),
     #[error("a plan by {0} through the agents, whose limit somebody else keeps")]
     LimitOfRelay(MigrationOption),
+    #[error("a plan by {0} that is encrypted, which nobody does to RDMA")]
+    EncryptedRdma(MigrationOption),
+    #[error("a plan by {0} whose limit somebody keeps, which nobody can")]
+    LimitOfRdma(MigrationOption),
 }
 
 impl WirePlan {
@@ -79,7 +81,7 @@ impl WirePlan {
         let &Self { option, spread, is_compressed, post_copy, .. } = self;
         let packing = match option {
             MigrationOption::Tcp => return self.over_one_connection(),
-            MigrationOption::Direct => return Err(Contradiction::NotDone(option)),
+            MigrationOption::Direct => return self.by_rdma(),
             MigrationOption::Multichannel => None,
             MigrationOption::Compression => Some(Packing::ByRelay),
             MigrationOption::QemuZstd1 => Some(Packing::ByHypervisor(ZstdLevel::One)),
@@ -92,6 +94,17 @@ impl WirePlan {
             (true, false) => Err(Contradiction::Compressed(option)),
             (false, true) => Err(Contradiction::NotCompressed(option)),
             _ => Ok(Transfer::Parallel(Parallel { channels, spread, packing })),
+        }
+    }
+
+    fn by_rdma(&self) -> Result<Transfer, Contradiction> {
+        let &Self { option, post_copy, .. } = self;
+        self.over_one_connection()?;
+        match () {
+            () if post_copy => Err(Contradiction::PostCopy(option)),
+            () if self.encryption.is_encrypted => Err(Contradiction::EncryptedRdma(option)),
+            () if self.limit_keeper != LimitKeeper::Nobody => Err(Contradiction::LimitOfRdma(option)),
+            () => Ok(Transfer::Rdma),
         }
     }
 

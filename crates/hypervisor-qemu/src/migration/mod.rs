@@ -66,6 +66,8 @@ pub use transport::bandwidth_bytes_per_s;
 const POLL_EVERY: Duration = Duration::from_millis(5);
 /// How often to look again for times that QEMU has not computed yet.
 const UNFINISHED_TIMES_POLLS_MAX: u32 = 20;
+/// What is locked beside the guest's memory: buffers, and memory of the machine's devices.
+const LOCKED_BESIDE_BYTES: u64 = 256 << 20;
 /// A cancelled migration normally ends within a few ms; past this its connections are cut.
 const CANCEL_BEFORE_YANK: Duration = Duration::from_millis(100);
 
@@ -98,6 +100,17 @@ pub enum MigrationError {
          `--post-copy` alone"
     )]
     NoTls(String),
+    /// QEMU may not lock the guest's memory.
+    #[error(
+        "the VM's QEMU may not lock {needed_mib} MiB of memory, which RDMA needs: {source}; start the agent with \
+         LimitMEMLOCK=infinity, then shut the VM down and start it anew, or move it by another option"
+    )]
+    MemoryLock {
+        /// How much it would lock.
+        needed_mib: u64,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// The key could not be laid where QEMU reads it.
     #[error("cannot write or remove the key of an encrypted migration in {path}: {source}")]
     CannotWriteKey {
@@ -150,6 +163,7 @@ pub async fn listen(
 ) -> Result<(), MigrationError> {
     let address = address.into();
     check_address(&address)?;
+    allow_memory_lock(vmm, transport)?;
     set_up(vmm, transport, Side::Target, deadline).await.map_err(|error| match error {
         MigrationError::Qmp(QmpError::Command { desc, .. })
             if transport.is_post_copy() && desc.contains("is not supported") =>
@@ -158,7 +172,7 @@ pub async fn listen(
         }
         error => error,
     })?;
-    let arguments = json!({ "uri": uri(&address) });
+    let arguments = json!({ "uri": uri(transport, &address) });
     Ok(execute(vmm, "migrate-incoming", arguments, deadline).await?)
 }
 
@@ -175,7 +189,8 @@ pub async fn recover_listen(
     let address = address.into();
     check_address(&address)?;
     // Out of band: its main thread may itself wait for a page.
-    let (arguments, end) = (json!({ "uri": uri(&address) }), Instant::now() + deadline);
+    let (arguments, end) =
+        (json!({ "uri": uri(Transport::CLEAR_POST_COPY, &address) }), Instant::now() + deadline);
     loop {
         let recover =
             vmm.qmp().execute_out_of_band::<IgnoredAny>("migrate-recover", arguments.clone(), deadline);
@@ -199,6 +214,16 @@ fn check_address(address: &Address) -> Result<(), MigrationError> {
     }
 }
 
+/// RDMA locks all memory that it carries, and QEMU 7.2 only says that the migration has failed where it may not.
+fn allow_memory_lock(vmm: &Vmm, transport: Transport) -> Result<(), MigrationError> {
+    if transport != Transport::Rdma {
+        return Ok(());
+    }
+    let needed_bytes = (vmm.spec().memory_kib() << 10).saturating_add(LOCKED_BESIDE_BYTES);
+    let allowed = vmm.process().allow_memory_lock(needed_bytes);
+    allowed.map_err(|source| MigrationError::MemoryLock { needed_mib: needed_bytes >> 20, source })
+}
+
 /// Begins to send a source's guest to a target that listens at `address`. Returns at once; a
 /// connection that cannot be made shows in [`status`] as [`MigrationStatus::Failed`].
 pub async fn start(
@@ -210,8 +235,9 @@ pub async fn start(
 ) -> Result<(), MigrationError> {
     let address = address.into();
     await_end_of_last(vmm, deadline).await?;
+    allow_memory_lock(vmm, transport)?;
     set_up(vmm, transport, Side::Source(settings), deadline).await?;
-    Ok(execute(vmm, "migrate", json!({ "uri": uri(&address) }), deadline).await?)
+    Ok(execute(vmm, "migrate", json!({ "uri": uri(transport, &address) }), deadline).await?)
 }
 
 /// Stops the guest of a source whose memory travels ([`Transport::PostCopy`]), and has it go to pre-switchover, however
@@ -236,7 +262,7 @@ pub async fn start_post_copy(vmm: &Vmm, deadline: Duration) -> Result<bool, QmpE
 /// too and listens at `address` ([`recover_listen`]). Returns at once; after a connection that cannot be made it is
 /// still paused.
 pub async fn resume(vmm: &Vmm, address: impl Into<Address>, deadline: Duration) -> Result<(), QmpError> {
-    let arguments = json!({ "uri": uri(&address.into()), "resume": true });
+    let arguments = json!({ "uri": uri(Transport::CLEAR_POST_COPY, &address.into()), "resume": true });
     execute(vmm, "migrate", arguments, deadline).await
 }
 

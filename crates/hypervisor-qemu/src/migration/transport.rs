@@ -80,8 +80,9 @@ pub(super) fn parameters(transport: Transport, side: Side) -> Value {
 }
 
 /// QEMU's name for an address. multifd's connections use the same one.
-pub(super) fn uri(address: &Address) -> String {
+pub(super) fn uri(transport: Transport, address: &Address) -> String {
     match address {
+        Address::Tcp(address) if transport == Transport::Rdma => format!("rdma:{address}"),
         Address::Tcp(address) => format!("tcp:{address}"),
         Address::Unix(path) => format!("unix:{}", path.display()),
     }
@@ -183,9 +184,12 @@ mod tests {
 
     #[test]
     fn addresses_of_all_families() {
-        let uri_of = |text: &str| uri(&text.parse::<SocketAddr>().expect("an address").into());
+        let address = |text: &str| Address::from(text.parse::<SocketAddr>().expect("an address"));
+        let uri_of = |text: &str| uri(Transport::Single, &address(text));
         assert_eq!(uri_of("10.0.0.1:49152"), "tcp:10.0.0.1:49152");
         assert_eq!(uri_of("[fd00::1]:49152"), "tcp:[fd00::1]:49152");
-        assert_eq!(uri(&PathBuf::from("/run/vms/web/relay.sock").into()), "unix:/run/vms/web/relay.sock");
+        let socket = PathBuf::from("/run/vms/web/relay.sock").into();
+        assert_eq!(uri(Transport::Single, &socket), "unix:/run/vms/web/relay.sock");
+        assert_eq!(uri(Transport::Rdma, &address("10.0.0.1:49152")), "rdma:10.0.0.1:49152");
     }
 }

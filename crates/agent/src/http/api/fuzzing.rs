@@ -152,6 +152,7 @@ fn own_links() -> [MigrationLink; 2] {
         usable: true,
         is_trusted: false,
         card: None,
+        rdma: None,
     })
 }
 

@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use drainpipe_engine::format::one_line;
 use drainpipe_engine::host::facts::HostFacts;
 use drainpipe_engine::migration::{Event, Stage};
-use drainpipe_engine::plan::{LimitKeeper, Plan};
+use drainpipe_engine::plan::{LimitKeeper, Plan, Transfer};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::transfer::downtime::downtime_limit_ms;
 use drainpipe_engine::transfer::queue::unsent_limit_bytes;
@@ -291,9 +292,9 @@ impl Executor {
                 Event::TransferFailed(Problem::failed(status.error_desc.unwrap_or_default()))
             }
             MigrationStatus::Failed | MigrationStatus::Cancelled | MigrationStatus::None => {
-                let why = status.error_desc.unwrap_or_else(|| format!("QEMU calls it {}", status.status));
+                let why = self.why_failed(&status);
                 // A connection that is reset before resets are kept from QEMU is all that QEMU can tell.
-                self.failed_beside_target(Problem::failed(format!("QEMU: {why}"))).await
+                self.failed_beside_target(Problem::failed(why)).await
             }
             _ => {
                 let now_ms = self.now_ms();
@@ -444,7 +445,9 @@ impl Executor {
         let address = listening_at(plan, self.agreed.endpoint.as_ref()?).ok()?;
         let vmm = self.claimed.vmm.clone()?;
         let (source, _) = self.agreed.facts.as_ref()?;
-        let are_own = plan.relay().is_none() && source.hypervisor.capabilities.connections_are_ours;
+        // What RDMA connects is no socket.
+        let are_sockets = plan.relay().is_none() && plan.transfer != Transfer::Rdma;
+        let are_own = are_sockets && source.hypervisor.capabilities.connections_are_ours;
         are_own.then_some((vmm, address))
     }
 
@@ -453,6 +456,20 @@ impl Executor {
         let plan = self.agreed.plan.as_ref().filter(|plan| plan.transfer.parallel().is_some())?;
         let (vmm, address) = self.own_connections()?;
         Some((vmm, address, connections(plan)))
+    }
+
+    /// In QEMU's words. Of RDMA, 7.2 has them in its log alone.
+    fn why_failed(&self, status: &TransferStatus) -> String {
+        let said = status.error_desc.clone();
+        if !self.agreed.plan.as_ref().is_some_and(|plan| plan.transfer == Transfer::Rdma) {
+            return format!("QEMU: {}", said.unwrap_or_else(|| format!("QEMU calls it {}", status.status)));
+        }
+        let log = self.vmm().map(|vmm| vmm.log_tail()).unwrap_or_default();
+        let last = log.lines().rev().find(|line| !line.trim().is_empty()).map(one_line);
+        let said = said.or(last).unwrap_or_else(|| status.status.to_string());
+        format!(
+            "the transfer by RDMA failed; look at the link, and at `rdma link` on both hosts; QEMU says: {said}"
+        )
     }
 
     fn guard_has_acted(&self) -> bool {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::check::facts::ForeignRoute;
 use crate::host::encryption_policy::EncryptionPolicy;
+use crate::host::facts::{RdmaFacts, RdmaPort};
 
 pub(super) const OF_HOSTS: &[Case] = &[
     (|s| s.b.peers.clear(), Error, "not-a-peer", &["b"], "add [[peer]] with name = \"a\""),
@@ -89,6 +90,21 @@ pub(super) const OF_HOSTS: &[Case] = &[
         "platform_profile",
     ),
     (|s| s.a.host.rdma_devices.push("mlx5_0".into()), Remark, "rdma-on-one-side", &["a", "b"], "b has none"),
+    (|s| with_rdma(s, None), Remark, "rdma-unused", &["a", "b"], "b runs an older drainpipe"),
+    (
+        |s| with_rdma(s, Some(RdmaFacts { connects: false, memory_lock_bytes: None })),
+        Remark,
+        "rdma-unused",
+        &["a", "b"],
+        "load the module rdma_ucm",
+    ),
+    (
+        |s| with_rdma(s, Some(RdmaFacts { connects: true, memory_lock_bytes: Some(8 << 20) })),
+        Remark,
+        "rdma-unused",
+        &["a", "b"],
+        "may lock 8 MiB",
+    ),
     (|s| s.b.host.migration_address = None, Warning, "no-migration-address", &["b"], "one of the 2 paths"),
     (
         |s| s.b.host.migration_address = s.a.host.migration_address,
@@ -122,6 +138,16 @@ pub(super) const OF_HOSTS: &[Case] = &[
         "500 MiB",
     ),
 ];
+
+/// Both hosts have RDMA on `e0`, of which `b` says this.
+fn with_rdma(scene: &mut Scene, of_b: Option<RdmaFacts>) {
+    let all = RdmaFacts { connects: true, memory_lock_bytes: None };
+    for (facts, rdma) in [(&mut scene.a, Some(all)), (&mut scene.b, of_b)] {
+        facts.host.rdma_devices.push("mlx5_0".into());
+        facts.host.rdma = rdma;
+        facts.host.links[0].rdma = Some(RdmaPort { device: "mlx5_0".into(), is_active: true });
+    }
+}
 
 #[test]
 fn the_management_network_is_in_the_clear_only_where_nothing_encrypts() {

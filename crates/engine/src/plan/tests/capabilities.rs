@@ -288,11 +288,7 @@ fn overreach(plan: &Plan, [a, b]: &[HostFacts; 2]) -> Vec<&'static str> {
     let encrypts = both(|can| can.post_copy.is_some_and(|post_copy| post_copy.encrypts));
     let uses = [
         ("commits", true, both(|can| can.commits == Committer::Agents)),
-        (
-            "sends_in_parallel",
-            !matches!(plan.transfer, Transfer::OneConnection { .. }),
-            both(|can| can.sends_in_parallel),
-        ),
+        ("sends_in_parallel", plan.transfer.parallel().is_some(), both(|can| can.sends_in_parallel)),
         ("packs", packs, both(|can| can.packs)),
         ("is_relayed", is_relayed, both(|can| can.is_relayed)),
         (
@@ -304,6 +300,7 @@ fn overreach(plan: &Plan, [a, b]: &[HostFacts; 2]) -> Vec<&'static str> {
         ("post_copy", plan.post_copy(), both(|can| can.post_copy.is_some())),
         ("pauses_before_switchover", plan.post_copy(), source.pauses_before_switchover),
         ("encrypts", plan.is_encrypted_by_hypervisor(), encrypts),
+        ("rdma", plan.transfer == Transfer::Rdma, a.hypervisor.rdma && b.hypervisor.rdma),
         (
             "encrypted by nobody",
             plan.encryption.is_encrypted,
@@ -370,7 +367,9 @@ proptest! {
         }
         let said = match planned(&hosts, request) {
             Ok(plan) => {
-                prop_assert_eq!(plan.limit_keeper, LimitKeeper::Agents);
+                let keeper =
+                    if plan.transfer == Transfer::Rdma { LimitKeeper::Nobody } else { LimitKeeper::Agents };
+                prop_assert_eq!(plan.limit_keeper, keeper);
                 plan.reason().unwrap_or_default()
             }
             Err(error) => error,

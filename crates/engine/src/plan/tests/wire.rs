@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{GIB, host};
 use crate::host::capabilities::{Capabilities, Committer, PostCopy};
 use crate::host::encryption_policy::EncryptionPolicy;
-use crate::host::facts::{HostFacts, NoPacking};
+use crate::host::facts::{HostFacts, NoPacking, RdmaFacts, RdmaPort};
 use crate::option::RequestedOption;
 use crate::paths::path::Reach;
 use crate::plan::{LimitKeeper, Plan, Reason, Request, plan};
@@ -45,6 +45,18 @@ fn compressed() -> Value {
     )
 }
 
+fn by_rdma() -> Value {
+    changed(
+        over_one_connection(),
+        &[
+            ("option", json!("direct")),
+            ("encryption", json!({ "is_encrypted": false, "why": "" })),
+            ("post_copy", json!(false)),
+            ("limit_keeper", json!("nobody")),
+        ],
+    )
+}
+
 fn changed(mut plan: Value, changes: &[(&str, Value)]) -> Value {
     for (field, value) in changes {
         plan[field] = value.clone();
@@ -57,14 +69,14 @@ fn read(plan: Value) -> Result<Plan, String> {
 }
 
 #[test]
-fn a_plan_of_0_1_0_is_read_and_told_as_it_is() {
+fn a_plan_is_read_and_told_as_it_is_also_one_of_0_1_0() {
     let multichannel =
         changed(compressed(), &[("option", json!("multichannel")), ("is_compressed", json!(false))]);
     // Encrypted on several cores.
     let over_one_path = changed(multichannel.clone(), &[("spread", json!("in_turn"))]);
     let qemu_zstd = changed(multichannel.clone(), &[("option", json!("qemu-zstd-3"))]);
     assert_eq!(read(multichannel.clone()).unwrap().limit_keeper, LimitKeeper::Agents);
-    let of_request = [over_one_connection(), compressed(), multichannel, over_one_path, qemu_zstd];
+    let of_request = [over_one_connection(), compressed(), multichannel, over_one_path, qemu_zstd, by_rdma()];
     for plan in of_request {
         assert_eq!(serde_json::to_value(read(plan.clone()).unwrap()).unwrap(), plan);
     }
@@ -78,7 +90,7 @@ fn a_plan_of_0_1_0_is_read_and_told_as_it_is() {
 
 #[test]
 fn a_plan_that_contradicts_itself_is_refused_in_words() {
-    let (one, several) = (over_one_connection(), compressed());
+    let (one, several, direct) = (over_one_connection(), compressed(), by_rdma());
     let mut on_standby = one["paths"].clone();
     on_standby[0]["is_spare"] = json!(true);
     for (plan, field, value, words) in [
@@ -88,7 +100,11 @@ fn a_plan_that_contradicts_itself_is_refused_in_words() {
         (&one, "multifd_channels", json!(0), "over one connection, with multifd_channels"),
         (&one, "spread", json!("routed"), "that is routed"),
         (&one, "is_compressed", json!(true), "by tcp that is compressed"),
-        (&one, "option", json!("direct"), "by direct, which this release does not do"),
+        (&direct, "post_copy", json!(true), "by direct with post-copy"),
+        (&direct, "encryption", one["encryption"].clone(), "by direct that is encrypted"),
+        (&direct, "limit_keeper", json!("agents"), "by direct whose limit somebody keeps"),
+        (&direct, "multifd_channels", json!(16), "over one connection, with multifd_channels"),
+        (&direct, "spread", json!("routed"), "that is routed"),
         (&one, "option", json!("multichannel"), "over many connections, without multifd_channels"),
         (&several, "multifd_channels", json!(null), "over many connections, without"),
         (&several, "multifd_channels", json!(0), "over many connections, without"),
@@ -113,7 +129,8 @@ prop_compose! {
         links in prop::collection::vec((speed(), any::<[bool; 3]>()), 0..=3),
         address in prop::sample::select(vec![None, Some("10.77.200."), Some("10.77.1.10"), Some("fd00::")]),
         encryption in prop::sample::select(vec![EncryptionPolicy::Required, EncryptionPolicy::Allowed, EncryptionPolicy::Off]),
-        (has_rdma, knows_rdma) in any::<(bool, bool)>(),
+        (has_rdma, knows_rdma, of_links) in (any::<bool>(), prop::bool::weighted(0.8), any::<[bool; 3]>()),
+        rdma in any_rdma(),
         capabilities in any_capabilities(),
         idle_cores in prop::option::of(0.0..8.0),
         packing_cores in prop::option::of(0..2_u32),
@@ -132,9 +149,21 @@ prop_compose! {
         (host.management_links, host.links) = (links_of(management), links_of(own));
         host.migration_address = address.map(|address| format!("{address}{last}").parse().unwrap());
         host.rdma_devices.extend(has_rdma.then(|| "mlx5_0".into()));
+        for (link, is_active) in host.links.iter_mut().chain(&mut host.management_links).zip(of_links) {
+            link.rdma = has_rdma.then(|| RdmaPort { device: "mlx5_0".into(), is_active });
+        }
+        host.rdma = rdma;
         (host.hypervisor.rdma, host.hypervisor.capabilities) = (knows_rdma, capabilities);
         HostFacts { idle_cores, packing_cores, no_packing, encryption, ..host }
     }
+}
+
+/// Mostly all that is needed.
+fn any_rdma() -> impl Strategy<Value = Option<RdmaFacts>> {
+    let lock = prop::option::weighted(0.2, prop::sample::select(vec![8 << 20, 2 * GIB]));
+    let facts = (prop::bool::weighted(0.8), lock)
+        .prop_map(|(connects, memory_lock_bytes)| RdmaFacts { connects, memory_lock_bytes });
+    prop::option::weighted(0.8, facts)
 }
 
 /// Most things, so that there is a plan now and then.

@@ -526,6 +526,7 @@ mod tests {
             usable: true,
             is_trusted: false,
             card: None,
+            rdma: None,
         }
     }
 
