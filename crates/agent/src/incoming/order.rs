@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use drainpipe_engine::migration::target::order::rest::{LAST_BYTES_WITHIN_MS, LOOK_EVERY_MS};
 use drainpipe_engine::migration::target::order::{Action, Event, Order, Said, Task, VmState, Why};
 use drainpipe_engine::migration::target::{
     Hypervisor, IncomingState, IncomingView, Known, PostCopy, Received,
@@ -11,19 +12,21 @@ use drainpipe_engine::migration::timing::RECEIVED_LOOK_MAX;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::{Machine, RunState, VmErrorKind};
 use drainpipe_relay::RelayError;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::{info, warn};
 
+use super::connect::{Listening, listen};
 use super::ending::{finish_incoming, remove};
-use super::post_copy::{look_at_rest, told_qemu};
+use super::post_copy::{look_at_connection, look_at_rest, told_qemu};
 use super::vm::{IncomingVm, WATCH_EVERY, not_built};
-use super::{Incoming, no_migration, not_on_its_way};
+use super::{Incoming, insert_unless_there, no_migration, not_on_its_way};
 use super::{disks, hooks};
 use crate::host::hardware;
 use crate::store::journal::IncomingRecord;
 use crate::vms::cpu_priority;
-use crate::vms::{QMP_DEADLINE, qemu_has_ended};
-use drainpipe_api_types::TargetUse;
+use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE, qemu_has_ended};
+use drainpipe_api_types::{ConnectionRequest, Endpoint, TargetUse};
 
 /// QEMU closes its sockets a moment before its process has ended. Its source waits for an answer for half a second.
 const EXIT_KNOWN_WITHIN: Duration = Duration::from_millis(300);
@@ -46,13 +49,13 @@ pub(crate) async fn run_by_order(incoming: &Arc<Incoming>, id: &str) -> Result<(
 }
 
 /// What was decided here, by the journal; and what could be decided.
-pub(crate) async fn view(incoming: &Incoming, id: &str) -> Result<IncomingView, Problem> {
+pub(crate) async fn view(incoming: &Arc<Incoming>, id: &str) -> Result<IncomingView, Problem> {
     Ok(as_view(carry_out(incoming, id, Order::View).await?))
 }
 
 /// Waits until what it needs to run is here, for this long. A VM that is paused on its source goes first here from now on.
 pub(crate) async fn wait_received(
-    incoming: &Incoming,
+    incoming: &Arc<Incoming>,
     id: &str,
     is_paused: bool,
     wait: Duration,
@@ -60,6 +63,18 @@ pub(crate) async fn wait_received(
     let mut carrier = Carrier::of(incoming, id);
     (carrier.until, carrier.is_paused) = (Instant::now() + wait, is_paused);
     Ok(as_view(carrier.carry_out(Order::Receive).await?))
+}
+
+/// Listens for the rest of the memory of a VM that runs here, whose connection is broken.
+pub(super) async fn listen_again(
+    incoming: &Arc<Incoming>,
+    id: &str,
+    request: ConnectionRequest,
+) -> Result<Endpoint, Problem> {
+    let mut carrier = Carrier::of(incoming, id);
+    carrier.request = Some(request);
+    carrier.carry_out(Order::Reconnect).await?;
+    carrier.endpoint.ok_or_else(|| Problem::failed("its QEMU does not say where it listens"))
 }
 
 fn as_view(said: Said) -> IncomingView {
@@ -74,12 +89,12 @@ fn as_view(said: Said) -> IncomingView {
 ///
 /// An order that comes later than this one finds nothing either. Should it be that of step 2, the VM is given up once
 /// its source was asked ([`super::silence`]), which alone can have it run, and has given it up.
-pub(crate) async fn discard(incoming: &Incoming, id: &str) -> Result<(), Problem> {
+pub(crate) async fn discard(incoming: &Arc<Incoming>, id: &str) -> Result<(), Problem> {
     carry_out(incoming, id, Order::Discard { is_sources: true }).await.map(drop)
 }
 
 /// The source has nothing more to ask: put the network back, say what was used.
-pub(crate) async fn finish(incoming: &Incoming, id: &str) -> Result<TargetUse, Problem> {
+pub(crate) async fn finish(incoming: &Arc<Incoming>, id: &str) -> Result<TargetUse, Problem> {
     let entry = incoming.entries.find(id);
     carry_out(incoming, id, Order::Finish).await?;
     let Some((entry, vmm)) = entry.and_then(|entry| entry.built().map(|vmm| (entry, vmm))) else {
@@ -92,7 +107,7 @@ pub(crate) async fn finish(incoming: &Incoming, id: &str) -> Result<TargetUse, P
 }
 
 /// Carries an order out.
-pub(super) async fn carry_out(incoming: &Incoming, id: &str, order: Order) -> Result<Said, Problem> {
+pub(super) async fn carry_out(incoming: &Arc<Incoming>, id: &str, order: Order) -> Result<Said, Problem> {
     Carrier::of(incoming, id).carry_out(order).await
 }
 
@@ -102,9 +117,12 @@ fn runs_not_yet(host: &str) -> Problem {
 
 /// Who carries one order out.
 struct Carrier<'a> {
-    incoming: &'a Incoming,
+    incoming: &'a Arc<Incoming>,
     id: &'a str,
     entry: Option<Arc<IncomingVm>>,
+    // Held from when other orders about it wait for this one.
+    turn: Option<OwnedMutexGuard<()>>,
+    since: Instant,
     // What is waited for may come until then.
     until: Instant,
     is_paused: bool,
@@ -112,23 +130,37 @@ struct Carrier<'a> {
     problem: Option<Problem>,
     // The QEMU of one that was told to run here, while it lives.
     ordered: Option<Arc<dyn Machine>>,
+    // How the rest is to come, and where it does.
+    request: Option<ConnectionRequest>,
+    endpoint: Option<Endpoint>,
 }
 
 impl<'a> Carrier<'a> {
-    fn of(incoming: &'a Incoming, id: &'a str) -> Self {
-        let entry = incoming.entries.find(id);
-        Self { incoming, id, entry, until: Instant::now(), is_paused: false, problem: None, ordered: None }
+    fn of(incoming: &'a Arc<Incoming>, id: &'a str) -> Self {
+        let now = Instant::now();
+        Self {
+            incoming,
+            id,
+            entry: incoming.entries.find(id),
+            turn: None,
+            since: now,
+            until: now,
+            is_paused: false,
+            problem: None,
+            ordered: None,
+            request: None,
+            endpoint: None,
+        }
     }
 
-    async fn carry_out(mut self, order: Order) -> Result<Said, Problem> {
-        let asked_for = self.entry.clone();
-        let takes_turns = matches!(order, Order::Run { .. } | Order::Discard { .. });
-        let _stepping = match &asked_for {
-            Some(entry) if takes_turns => Some(entry.stepping.lock().await),
-            _ => None,
-        };
+    async fn carry_out(&mut self, order: Order) -> Result<Said, Problem> {
+        if let Some(entry) = &self.entry
+            && matches!(order, Order::Run { .. } | Order::Discard { .. })
+        {
+            self.turn = Some(entry.take_turn().await);
+        }
         // It may have been removed meanwhile, and may have come again.
-        self.entry = asked_for.clone().filter(|entry| self.incoming.entries.is_there(entry));
+        self.entry = self.entry.take().filter(|entry| self.incoming.entries.is_there(entry));
         let came_in_parts = self.entry.as_ref().is_some_and(|entry| entry.memory().came_in_parts());
         let (mut task, mut action) = Task::begin(order, self.entry.is_some(), came_in_parts);
         loop {
@@ -166,6 +198,13 @@ impl<'a> Carrier<'a> {
             Action::Wait => return self.wait().await,
             Action::LetRun => return self.let_run().await,
             Action::LookAtVm => return self.look_at_vm().await,
+            Action::TakeUpPart => self.take_up_part().await?,
+            // A connection over which nothing comes any more may look whole from here.
+            Action::CutConnection => self.ordered()?.cut_migration(QMP_DEADLINE).await,
+            Action::ListenAgain => self.listen_again().await?,
+            Action::LookAtConnection => return self.look_at_connection().await,
+            Action::AwaitLastBytes => return Ok(self.await_last_bytes().await),
+            Action::EndVm => self.end_vm().await?,
             Action::RecordRun if !incoming.journal.run_incoming(id)? => return Ok(Event::Refused),
             Action::RecordRun => self.entry()?.memory().tell_to_run(),
             Action::CheckRoom => incoming.journal.check_room()?,
@@ -188,6 +227,7 @@ impl<'a> Carrier<'a> {
             Why::NotOnItsWay => return not_on_its_way(id),
             Why::NotBuilt => return not_built(id),
             Why::RunsNotYet => return runs_not_yet(own),
+            Why::NothingToCome => format!("nothing more is to come to {own} of migration {id}"),
             Why::Discarded => format!("{own} discarded the VM of migration {id}"),
             Why::RunsHere => format!("the VM of migration {id} runs on {own}"),
             Why::Incomplete | Why::TransferFailed | Why::DoesNotRun | Why::Mute | Why::Failed => {
@@ -364,6 +404,58 @@ impl<'a> Carrier<'a> {
             Err(_) if vmm.alive() => Event::Mute,
             Err(_) => Event::Gone,
         })
+    }
+
+    fn ordered(&self) -> Result<Arc<dyn Machine>, Problem> {
+        self.ordered.clone().ok_or_else(|| not_built(self.id))
+    }
+
+    async fn take_up_part(&mut self) -> Result<(), Problem> {
+        let (record, vmm) = (self.record()?, self.ordered()?);
+        let entry = insert_unless_there(self.incoming, IncomingVm::in_parts(record, vmm));
+        self.turn = Some(entry.take_turn().await);
+        self.entry = Some(entry);
+        Ok(())
+    }
+
+    fn record(&self) -> Result<IncomingRecord, Problem> {
+        let record = self.incoming.journal.incoming_record(self.id)?;
+        record.ok_or_else(|| no_migration(self.incoming, self.id))
+    }
+
+    async fn listen_again(&mut self) -> Result<(), Problem> {
+        let (entry, vmm) = (Arc::clone(self.entry()?), self.ordered()?);
+        let Some(request) = &self.request else { return Ok(()) };
+        info!(vm = %entry.definition.name, source = entry.source, "listens for the rest of its memory");
+        let address = request.plan.paths.first().address;
+        let listening = listen(self.incoming, &entry, &*vmm, request, address, Listening::Again);
+        self.endpoint = Some(listening.await?);
+        Ok(())
+    }
+
+    async fn look_at_connection(&mut self) -> Result<Event, Problem> {
+        let vmm = self.ordered()?;
+        let (event, error) = look_at_connection(&*vmm).await;
+        if let Some(error) = error {
+            let (own, vm) = (self.incoming.host.name(), self.record()?.vm);
+            self.problem = Some(Problem::failed(format!(
+                "the VM's QEMU on {own} does not say whether all of the VM is there: {error}; if this goes on, `drainpipe \
+                 vm stop {vm} --force` ends it"
+            )));
+        }
+        Ok(event)
+    }
+
+    async fn await_last_bytes(&self) -> Event {
+        sleep(Duration::from_millis(LOOK_EVERY_MS)).await;
+        let is_late = self.since.elapsed() >= Duration::from_millis(LAST_BYTES_WITHIN_MS);
+        if is_late { Event::Late } else { Event::Done }
+    }
+
+    async fn end_vm(&mut self) -> Result<(), Problem> {
+        let IncomingRecord { vm, source, .. } = self.record()?;
+        warn!(vm, source, "ended: a part of its memory was lost with its source");
+        self.ordered()?.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)
     }
 
     fn adopt(&mut self) -> Result<(), Problem> {

@@ -25,7 +25,7 @@ pub(super) async fn watch(incoming: Arc<Incoming>, entry: Arc<IncomingVm>) {
     }
 }
 
-pub(super) async fn perform(incoming: &Incoming, entry: &IncomingVm, action: Action) -> Event {
+pub(super) async fn perform(incoming: &Arc<Incoming>, entry: &IncomingVm, action: Action) -> Event {
     match action {
         Action::Rest => sleep(WATCH_EVERY).await,
         Action::TakeHold => {
@@ -60,7 +60,7 @@ fn cannot_settle(entry: &IncomingVm, problem: &Problem) {
     warn!(migration = entry.id, %problem, "a VM on its way here cannot be settled; tried again soon");
 }
 
-async fn carry(incoming: &Incoming, entry: &IncomingVm, order: Order) -> Event {
+async fn carry(incoming: &Arc<Incoming>, entry: &IncomingVm, order: Order) -> Event {
     if order == (Order::Discard { is_sources: false }) {
         warn!(
             migration = entry.id,

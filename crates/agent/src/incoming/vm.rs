@@ -16,7 +16,7 @@ use drainpipe_hypervisor::spec::{ResolvedSpec, VmSpec};
 use drainpipe_hypervisor::{Machine, MigrationStatus, RunState, TransferStatus, VmError};
 use drainpipe_net::TrackedConnection;
 use drainpipe_relay::{Receiver, RelayError};
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::task::JoinSet;
 
 use crate::host::hardware;
@@ -50,7 +50,7 @@ pub(super) struct IncomingVm {
     /// What the firewall here tracks for it since this was loaded; one request at a time, and none once it is given up.
     pub(super) tracked: AsyncMutex<Vec<TrackedConnection>>,
     /// One step at a time, whatever the order in which requests arrive.
-    pub(super) stepping: AsyncMutex<()>,
+    pub(super) stepping: Arc<AsyncMutex<()>>,
     /// One at a time takes hold of a QEMU that stood before the agent did: it listens to one client only.
     pub(super) taking_hold: AsyncMutex<()>,
     // Given back before anything is waited for: only what is below takes it, and within it no other lock but the relay's.
@@ -90,7 +90,7 @@ impl IncomingVm {
             disks: vec![],
             agent_cpu_at_start: hardware::own_cpu(),
             tracked: AsyncMutex::default(),
-            stepping: AsyncMutex::default(),
+            stepping: Arc::default(),
             taking_hold: AsyncMutex::default(),
             resources: Mutex::default(),
             memory: Mutex::new(Memory::new(0.0)),
@@ -136,6 +136,11 @@ impl IncomingVm {
     /// What this life of the agent knows of it.
     pub(super) fn memory(&self) -> MutexGuard<'_, Memory> {
         lock(&self.memory)
+    }
+
+    /// From now on other steps wait.
+    pub(super) async fn take_turn(&self) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.stepping).lock_owned().await
     }
 
     /// By the clock of its memory.

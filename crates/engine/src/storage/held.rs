@@ -109,7 +109,8 @@ impl HeldWrites {
         } else {
             self.risen_ms = now_ms;
         }
-        let since = *self.judged.get_or_insert(now);
+        let since = self.judged.filter(|judged| judged.at_ms <= now_ms).unwrap_or(now);
+        self.judged = Some(since);
         let passed_ms = now_ms - since.at_ms;
         if passed_ms < JUDGED_OVER_MS {
             return;
@@ -128,7 +129,9 @@ impl HeldWrites {
     fn look_behind(&mut self, now_ms: f64, reading: Reading) {
         if reading.are_ready && reading.left_bytes <= CAUGHT_UP_BYTES {
             self.caught_up_ms = Some(now_ms);
-            self.steady_since_ms.get_or_insert(now_ms);
+            // A clock that was put back must not make this wait for what it showed before.
+            let since_ms = self.steady_since_ms.map_or(now_ms, |since_ms| since_ms.min(now_ms));
+            self.steady_since_ms = Some(since_ms);
         } else if self.caught_up_ms.is_none_or(|at_ms| now_ms - at_ms > BEHIND_MS_MAX) {
             self.steady_since_ms = None;
         }

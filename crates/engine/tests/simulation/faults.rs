@@ -18,6 +18,8 @@ pub(crate) enum Fault {
     DeadPath,
     /// With post-copy: its last byte is sent, and a source takes that for failed, and lets the VM run.
     FailsWhenSent,
+    /// With post-copy: the connection breaks when all of the rest is sent, and its source has not heard that it arrived.
+    LastWordBreaks,
     /// Nothing is done, and time passes: until the next deadline.
     Slow,
     // These come at any moment.
@@ -52,7 +54,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    const BY_CHANCE: [Self; 8] = [
+    const BY_CHANCE: [Self; 9] = [
         Self::Lost,
         Self::Duplicated,
         Self::Delayed,
@@ -60,6 +62,7 @@ impl Fault {
         Self::RunRefused,
         Self::DeadPath,
         Self::FailsWhenSent,
+        Self::LastWordBreaks,
         Self::Slow,
     ];
     const AT_SOURCE: [Self; 9] = [
@@ -73,13 +76,15 @@ impl Fault {
         Self::GuardsAreSlow,
         Self::SourceJournalOlder,
     ];
-    const AT_TARGET: [Self; 11] = [
+    const AT_TARGET: [Self; 12] = [
         Self::TargetCrashes,
         Self::TargetFreezes,
         Self::TargetReboots,
         Self::TargetDiskFull,
         Self::TargetQemuMute,
         Self::TargetQemuEnds,
+        // Twice: few of those that come back find that the VM was given back meanwhile.
+        Self::TargetLost,
         Self::TargetLost,
         Self::TargetJournalLost,
         Self::MovesOn,

@@ -1,6 +1,7 @@
 //! What the target's agent does with orders: each is a task in parts. Between any two the agent may crash, and whoever
 //! asked may hang up, which ends the task there.
 
+use drainpipe_engine::migration::target::order::rest::{Connection, LAST_BYTES_WITHIN_MS, LOOK_EVERY_MS};
 use drainpipe_engine::migration::target::order::{
     Action, Answer as Answered, Event, Order as OwnOrder, Said as OwnSaid, Task as Machine, VmState, Why,
 };
@@ -14,7 +15,7 @@ use crate::faults::Fault;
 use crate::milliseconds::ms;
 use crate::network::{Answer, Letter, Order, Question, Said};
 use crate::planted::Planted;
-use crate::qemu::{Arrival, Reply, TargetQemu};
+use crate::qemu::{Arrival, Reply, Stream};
 use crate::target::Entry;
 use crate::third_host::Speaker;
 use crate::world::{Host, Sight, World};
@@ -49,6 +50,8 @@ pub(crate) struct Task {
     machine: Option<(Machine, Action)>,
     part: u8,
     began_ms: f64,
+    /// It does nothing before.
+    rests_until_ms: f64,
     /// Whether the VM was on its way when it began.
     has_entry: bool,
 }
@@ -82,13 +85,9 @@ fn decided(order: Order) -> Option<OwnOrder> {
         Order::Received => Some(OwnOrder::Receive),
         Order::Discard => Some(OwnOrder::Discard { is_sources: true }),
         Order::Finish => Some(OwnOrder::Finish),
-        Order::Permit
-        | Order::Memory
-        | Order::IncomingVm
-        | Order::Connect { .. }
-        | Order::CloseDisks
-        | Order::Reconnect
-        | Order::End => None,
+        Order::Reconnect => Some(OwnOrder::Reconnect),
+        Order::End => Some(OwnOrder::End),
+        Order::Permit | Order::Memory | Order::IncomingVm | Order::Connect { .. } | Order::CloseDisks => None,
     }
 }
 
@@ -99,6 +98,8 @@ fn as_message(order: OwnOrder) -> Order {
         OwnOrder::Receive => Order::Received,
         OwnOrder::Discard { .. } => Order::Discard,
         OwnOrder::Finish => Order::Finish,
+        OwnOrder::Reconnect => Order::Reconnect,
+        OwnOrder::End => Order::End,
     }
 }
 
@@ -130,6 +131,7 @@ impl World {
             machine: None,
             part: 0,
             began_ms,
+            rests_until_ms: began_ms,
             has_entry,
         });
         number
@@ -161,6 +163,9 @@ impl World {
         let waits = entry.and_then(|entry| entry.locked_by).is_some_and(|other| other != task.number);
         if task.order.takes_turns() && waits {
             return f64::INFINITY;
+        }
+        if self.now_ms < task.rests_until_ms {
+            return task.rests_until_ms;
         }
         let arrives = |arrival| matches!(arrival, Arrival::Built | Arrival::Listening);
         let may_be_held_back = task.machine.is_some_and(|(_, action)| action == Action::Wait);
@@ -232,8 +237,6 @@ impl World {
                 self.close_disks()?;
                 DONE
             }
-            Order::Reconnect => self.listen_again(),
-            Order::End => self.end_part(),
             _ => Err(ProblemKind::NotFound),
         }
     }
@@ -250,6 +253,9 @@ impl World {
         let event = self.task_performs(task, action);
         let next = machine.handle(event);
         task.machine = Some((machine, next));
+        if next == Action::AwaitLastBytes {
+            task.rests_until_ms = self.now_ms + LOOK_EVERY_MS as f64;
+        }
         match next {
             Action::Answer(answer) => said(answer).map(Step::Over),
             _ => Ok(Step::Next),
@@ -303,8 +309,25 @@ impl World {
                 self.target.known_to_source.insert(migration);
                 Event::Done
             }
+            Action::TakeUpPart => self.take_up_missing_part(task),
+            Action::CutConnection => self.cut_rest(),
+            Action::ListenAgain => self.listen_again(),
+            Action::LookAtConnection => self.look_at_connection(),
+            Action::AwaitLastBytes if self.now_ms < task.began_ms + LAST_BYTES_WITHIN_MS as f64 => {
+                Event::Done
+            }
+            Action::AwaitLastBytes => Event::Late,
+            Action::EndVm => self.end_part(),
             Action::Answer(_) => Event::Failed,
         }
+    }
+
+    /// Others wait for who is at it.
+    fn take_up_missing_part(&mut self, task: &Task) -> Event {
+        if !self.target.entries.contains_key(&task.migration) {
+            self.enter_part(task.migration);
+        }
+        Event::Done
     }
 
     fn with_entry(&mut self, migration: usize, act: impl FnOnce(&mut Entry)) {
@@ -508,27 +531,46 @@ impl World {
         Event::State(state)
     }
 
+    fn cut_rest(&mut self) -> Event {
+        if self.planted != Planted::CutForgotten {
+            self.cut_connection();
+        }
+        Event::Done
+    }
+
     /// For the rest of a VM that runs here.
-    fn listen_again(&self) -> Part {
-        let waits = |qemu: &TargetQemu| qemu.arrival == Arrival::Enough && qemu.takes_out_of_band();
-        if self.target.qemu.as_ref().is_some_and(waits) { DONE } else { Err(ProblemKind::Failed) }
+    fn listen_again(&mut self) -> Event {
+        let qemu = self.target.qemu.as_mut().filter(|qemu| qemu.arrival == Arrival::Enough);
+        let Some(qemu) = qemu.filter(|qemu| qemu.takes_out_of_band() && qemu.rest_comes_by != Stream::Whole)
+        else {
+            return Event::Failed;
+        };
+        qemu.rest_comes_by = Stream::Awaited;
+        Event::Done
+    }
+
+    fn look_at_connection(&self) -> Event {
+        let Some(qemu) = &self.target.qemu else { return Event::Failed };
+        let is_broken = qemu.rest_comes_by != Stream::Whole;
+        let connection = match qemu.arrival {
+            _ if self.planted == Planted::EndsAtOnce => Connection::Broken,
+            Arrival::Enough if is_broken && qemu.takes_out_of_band() => Connection::Broken,
+            _ if !self.answers(Host::Target) && self.planted != Planted::MuteIsEnded => Connection::Unknown,
+            Arrival::Enough => Connection::Whole,
+            _ if self.planted == Planted::MuteIsEnded => Connection::Whole,
+            _ => return Event::Received(Received::Whole),
+        };
+        Event::Connection(connection)
     }
 
     /// The rest will never come.
-    fn end_part(&mut self) -> Part {
-        // It may have got all of it.
-        if self.target.qemu.as_ref().is_some_and(|qemu| !qemu.takes_out_of_band()) {
-            return Err(ProblemKind::Failed);
+    fn end_part(&mut self) -> Event {
+        if self.target.qemu.is_some() && !self.is_lost {
+            self.breach("I3: a VM is ended of which all is here, or can still come".into());
         }
-        let is_in_part = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
-        if is_in_part && !self.is_lost {
-            self.breach("I3: a VM is ended whose rest can still come".into());
-        }
-        if is_in_part {
-            self.saw(Sight::RestLost);
-            self.target.qemu = None;
-        }
-        DONE
+        self.saw(Sight::RestLost);
+        self.target.qemu = None;
+        Event::Done
     }
 
     fn remove_incoming_vm(&mut self, migration: usize, has_entry: bool) {

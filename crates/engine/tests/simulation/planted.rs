@@ -64,6 +64,12 @@ pub(crate) enum Planted {
     TakesPartBack,
     /// With post-copy: a target whose QEMU is mute since it was told to run says that it waits to be told.
     MuteIsReady,
+    /// With post-copy: a target that is to end what lacks a part does not wait for the last bytes of its source.
+    EndsAtOnce,
+    /// With post-copy: it ends what says nothing, and may have got all.
+    MuteIsEnded,
+    /// With post-copy: it listens again, and leaves the connection that looks whole.
+    CutForgotten,
     /// The guard lets the VM run without forbidding the hand-over.
     GuardDoesNotForbid,
     /// The guard of a paused VM waits twice for as long as QEMU may take that runs it, before it cuts it off.
@@ -131,6 +137,8 @@ impl Planted {
             | Self::WritesStayHeld
             | Self::GuardWaits
             | Self::ThirdHostCloses
+            | Self::EndsAtOnce
+            | Self::MuteIsEnded
             | Self::TakesPartBack => &["I3"],
             Self::PrunesUnsettled => &["does not know that the VM runs there", "I1", "I3"],
             Self::ForgottenDiscard => &["I1", "I5"],
@@ -142,7 +150,11 @@ impl Planted {
             | Self::DisksLeftOpen => &["I2"],
             Self::RunsIncomplete => &["I4"],
             Self::NotLookedAt | Self::EndedIsRunning => &["was seen as"],
-            Self::NoDeadline | Self::SettledUnrun | Self::MuteIsReady | Self::ThirdHostIsSign => &["I5"],
+            Self::NoDeadline
+            | Self::SettledUnrun
+            | Self::MuteIsReady
+            | Self::CutForgotten
+            | Self::ThirdHostIsSign => &["I5"],
             Self::Clear | Self::SilentFallback => &["I6"],
         }
     }

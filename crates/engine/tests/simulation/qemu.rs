@@ -7,6 +7,16 @@ use crate::world::{Host, Sight, World};
 /// How often QEMU comes upon a missing page with the lock that every answer needs.
 const WAITS_FOR_PAGE_PERCENT: u64 = 50;
 
+/// How often the target's QEMU notices at once that a connection is broken.
+const NOTICES_PERCENT: u64 = 50;
+
+/// How long what a source sent last may be on its way.
+const LAST_BYTES_MS_MAX: u64 = 2_500;
+
+/// How often the target's QEMU has no time to answer then, and for how long.
+const MUTE_AT_LAST_PERCENT: u64 = 50;
+const MUTE_AT_LAST_MS: f64 = 10_000.0;
+
 /// A copy of the VM in a QEMU.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Copy {
@@ -95,6 +105,15 @@ pub(crate) enum Parts {
     WaitsForPage,
 }
 
+/// How the rest comes, with post-copy, as far as the target's QEMU knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stream {
+    Whole,
+    Broken,
+    /// It listens for another one.
+    Awaited,
+}
+
 #[derive(Debug)]
 pub(crate) struct TargetQemu {
     pub copy: Copy,
@@ -102,6 +121,9 @@ pub(crate) struct TargetQemu {
     pub migration: usize,
     pub mute_until_ms: Option<f64>,
     pub parts: Parts,
+    pub rest_comes_by: Stream,
+    /// All of the rest is on its way since its source has failed.
+    last_bytes_at_ms: Option<f64>,
     has_unread_run: bool,
     /// It does not let the VM run.
     has_refused: bool,
@@ -128,6 +150,11 @@ impl Arrival {
 impl TargetQemu {
     fn answers(&self) -> bool {
         self.mute_until_ms.is_none() && self.parts != Parts::WaitsForPage
+    }
+
+    /// Whether it hears of a broken connection: not before it has read what came by that.
+    fn is_noticed_by(&self, is_noticed: bool) -> bool {
+        is_noticed && self.arrival == Arrival::Enough && self.last_bytes_at_ms.is_none()
     }
 
     /// Whether it takes what is out of band.
@@ -301,8 +328,12 @@ impl World {
     }
 
     fn stop_sending(&mut self, end: Sending) {
+        let is_noticed = self.random.chance(NOTICES_PERCENT);
         if let Some(qemu) = &mut self.source.qemu {
             qemu.sending = end;
+        }
+        if let Some(qemu) = self.target.qemu.as_mut().filter(|qemu| qemu.is_noticed_by(is_noticed)) {
+            qemu.rest_comes_by = Stream::Broken;
         }
         if let Some(qemu) = &mut self.target.qemu
             && qemu.arrival == Arrival::Listening
@@ -419,6 +450,9 @@ impl World {
             Sending::LastLook => qemu.sending = Sending::Rest,
             Sending::Rest | Sending::LastWord if !is_in_parts => self.break_stream(),
             Sending::Rest if self.random.chance(4) => qemu.sending = Sending::LastWord,
+            Sending::LastWord if self.faults.meets(Fault::LastWordBreaks, &mut self.random) => {
+                self.break_stream();
+            }
             Sending::LastWord if self.random.chance(10) => self.rest_arrives(),
             Sending::Rest | Sending::LastWord => self.page_arrives(),
             _ => {}
@@ -446,26 +480,62 @@ impl World {
     }
 
     fn rest_arrives(&mut self) {
-        let (Some(source), Some(target)) = (&mut self.source.qemu, &mut self.target.qemu) else { return };
-        (source.sending, target.arrival) = (Sending::Completed, Arrival::Complete);
+        if let Some(source) = &mut self.source.qemu {
+            source.sending = Sending::Completed;
+        }
+        self.all_is_there();
+    }
+
+    fn all_is_there(&mut self) {
+        if let Some(target) = &mut self.target.qemu {
+            target.arrival = Arrival::Complete;
+        }
         self.page_arrives();
+    }
+
+    /// What a source has sent before it failed arrives.
+    pub(crate) fn last_bytes_arrive(&mut self) {
+        let now_ms = self.now_ms;
+        if let Some(target) = &mut self.target.qemu
+            && target.last_bytes_at_ms.take_if(|at_ms| now_ms >= *at_ms).is_some()
+        {
+            if self.random.chance(MUTE_AT_LAST_PERCENT) {
+                target.mute_until_ms = target.mute_until_ms.or(Some(now_ms + MUTE_AT_LAST_MS));
+            }
+            self.saw(Sight::LastBytesLate);
+            self.all_is_there();
+        }
     }
 
     /// By a new connection.
     pub(crate) fn reconnect(&mut self) -> bool {
         let is_parted = self.now_ms < self.network.parted_until_ms;
-        let is_listening = self.target.qemu.as_ref().is_some_and(TargetQemu::takes_out_of_band);
+        let listens = |qemu: &TargetQemu| qemu.rest_comes_by == Stream::Awaited && qemu.takes_out_of_band();
+        let is_listening = self.target.qemu.as_ref().is_some_and(listens);
         let connects = |qemu: &SourceQemu| matches!(qemu.sending, Sending::Rest | Sending::Interrupted);
         let may = !is_parted
             && self.is_in_parts()
             && self.source.qemu.as_ref().is_some_and(connects)
             && self.answers(Host::Source)
             && is_listening;
-        if let Some(source) = self.source.qemu.as_mut().filter(|_| may) {
-            source.sending = Sending::Rest;
+        if let (true, Some(source), Some(target)) = (may, &mut self.source.qemu, &mut self.target.qemu) {
+            (source.sending, target.rest_comes_by) = (Sending::Rest, Stream::Whole);
             self.saw(Sight::Reconnected);
         }
         may
+    }
+
+    /// By who asks the target's QEMU for it, out of band, while a part is to come.
+    pub(crate) fn cut_connection(&mut self) {
+        let is_in_part = |qemu: &&mut TargetQemu| qemu.takes_out_of_band() && qemu.arrival == Arrival::Enough;
+        let Some(qemu) = self.target.qemu.as_mut().filter(is_in_part) else { return };
+        let was_whole = std::mem::replace(&mut qemu.rest_comes_by, Stream::Broken) == Stream::Whole;
+        if qemu.last_bytes_at_ms.take().is_some() {
+            self.breach("I3: the last bytes of the VM came, and are cut off".into());
+        }
+        if was_whole {
+            self.break_stream();
+        }
     }
 
     /// A source's QEMU that cannot send lets the VM run by itself, but for one that waits before the last part: it
@@ -500,8 +570,10 @@ impl World {
     /// What is on its way arrives, or does not.
     fn break_last_word(&mut self) {
         self.saw(Sight::LastWordLost);
-        if self.is_in_parts() && self.random.chance(50) {
-            self.rest_arrives();
+        let arrives_ms = self.now_ms + self.random.below(LAST_BYTES_MS_MAX) as f64;
+        let arrives = self.is_in_parts() && self.random.chance(50);
+        if let Some(target) = self.target.qemu.as_mut().filter(|_| arrives) {
+            target.last_bytes_at_ms = Some(arrives_ms);
         } else {
             self.is_lost = true;
         }
@@ -517,6 +589,8 @@ impl World {
             migration,
             mute_until_ms: None,
             parts: Parts::No,
+            rest_comes_by: Stream::Whole,
+            last_bytes_at_ms: None,
             has_unread_run: false,
             has_refused: false,
         });

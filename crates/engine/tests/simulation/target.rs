@@ -351,11 +351,16 @@ impl World {
     fn take_up_part(&mut self, migration: usize) {
         let lacks_part = |qemu: &TargetQemu| qemu.arrival == Arrival::Enough;
         if self.target.qemu.as_ref().is_some_and(lacks_part) {
-            self.enter(migration, self.now_ms, true);
-            let now_ms = self.now_ms;
-            if let Some(entry) = self.target.entries.get_mut(&migration) {
-                (entry.memory, entry.is_unresponsive) = (Memory::of_part(now_ms), false);
-            }
+            self.enter_part(migration);
+        }
+    }
+
+    /// From now on it is looked after as one of which a part is to come.
+    pub(crate) fn enter_part(&mut self, migration: usize) {
+        self.enter(migration, self.now_ms, true);
+        let now_ms = self.now_ms;
+        if let Some(entry) = self.target.entries.get_mut(&migration) {
+            (entry.memory, entry.is_unresponsive) = (Memory::of_part(now_ms), false);
         }
     }
 

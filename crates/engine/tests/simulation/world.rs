@@ -73,6 +73,7 @@ pub(crate) enum Sight {
     HandOverInVain,
     JournalDoubted,
     JournalFound,
+    LastBytesLate,
     LastWordLost,
     MovedOn,
     LateCommand,
@@ -95,7 +96,7 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 33] = [
+    pub(crate) const ALL: [Self; 34] = [
         Self::Adopted,
         Self::DisksCopied,
         Self::DisksOutpaced,
@@ -110,6 +111,7 @@ impl Sight {
         Self::HandOverInVain,
         Self::JournalDoubted,
         Self::JournalFound,
+        Self::LastBytesLate,
         Self::LastWordLost,
         Self::MovedOn,
         Self::LateCommand,
@@ -292,6 +294,7 @@ impl World {
         self.now_ms += self.random.below(20) as f64;
         self.guests_go_on();
         self.disks_go_on();
+        self.last_bytes_arrive();
         self.wake_up();
         self.tell_of_journal();
         self.hear_of_journal();
@@ -522,7 +525,7 @@ impl World {
             // By then the operator looks where the VM is.
             Fault::TargetLost if self.target.has_moved_on => {}
             Fault::TargetLost => {
-                let comes_back = self.random.chance(50);
+                let comes_back = self.random.chance(75);
                 self.reboot_target(if comes_back { 10.0 * for_ms } else { f64::INFINITY });
                 self.target.is_lost = true;
             }

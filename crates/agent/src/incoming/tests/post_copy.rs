@@ -80,3 +80,29 @@ fn it_ends_only_while_a_part_is_missing() {
     life.block_on(end_part(incoming, ID)).unwrap();
     assert!(!vm.alive());
 }
+
+#[test]
+fn one_that_says_nothing_since_its_source_vanished_is_cut_off_and_ended() {
+    let host = TestHost::new();
+    let life = host.start();
+    let vm = in_part(&host, &life);
+    let incoming = &life.parts.incoming;
+    life.block_on(run_by_order(incoming, ID)).unwrap();
+    // Its main thread waits for a page; what is out of band gets through.
+    vm.fails(Act::Migration, Fault::Mute);
+    life.block_on(end_part(incoming, ID)).unwrap();
+    assert!(!vm.alive() && vm.acts().contains(&Act::CutMigration));
+}
+
+#[test]
+fn one_that_says_nothing_and_cannot_be_cut_off_may_have_got_all() {
+    let host = TestHost::new();
+    let life = host.start();
+    let vm = in_part(&host, &life);
+    let incoming = &life.parts.incoming;
+    life.block_on(run_by_order(incoming, ID)).unwrap();
+    vm.receives_all();
+    vm.fails(Act::Migration, Fault::Mute);
+    let kept = life.block_on(end_part(incoming, ID)).unwrap_err();
+    assert!(kept.message.contains("vm stop web --force") && vm.alive(), "{kept}");
+}

@@ -12,7 +12,12 @@
 //!  discard  record ─► remove ─► note that the source knows ─► done
 //!  finish   recall ─► close ─► note that the source knows ─► done
 //! ```
+//!
+//! Those about the rest of a VM that runs here in part are in [`rest`].
 
+pub mod rest;
+
+use self::rest::{Connection, Patience};
 use super::{Hypervisor, IncomingState, IncomingView, Known, PostCopy, Received};
 use crate::problem::ProblemKind;
 
@@ -36,6 +41,10 @@ pub enum Order {
     },
     /// The source has nothing more to ask.
     Finish,
+    /// Listen for the rest of a VM that runs here, whose connection is broken.
+    Reconnect,
+    /// End a VM that waits for memory which will never come.
+    End,
 }
 
 /// What is done next. Each action is answered by one event.
@@ -72,6 +81,19 @@ pub enum Action {
     Close,
     /// Record that the source has nothing more to ask.
     NoteSourceKnows,
+    /// Look after it as one of which a part is to come, unless somebody does; from here on, its orders wait for this one.
+    TakeUpPart,
+    /// Break the connection by which its rest came, however whole that looks from here.
+    CutConnection,
+    /// Have the hypervisor wait for another one.
+    ListenAgain,
+    /// Ask the hypervisor whether that connection is broken; answered by [`Event::Connection`], or by
+    /// [`Event::Received`] where nothing more is to come.
+    LookAtConnection,
+    /// Wait for [`rest::LOOK_EVERY_MS`]; answered by [`Event::Late`] from [`rest::LAST_BYTES_WITHIN_MS`] after the order.
+    AwaitLastBytes,
+    /// End the hypervisor, and the VM with it.
+    EndVm,
     /// It is over.
     Answer(Answer),
 }
@@ -87,6 +109,10 @@ pub enum Event {
     Vm(VmState),
     /// What the journal says now.
     State(Option<IncomingState>),
+    /// How the connection is by which the rest comes.
+    Connection(Connection),
+    /// What was waited for takes too long.
+    Late,
     /// It is done.
     Done,
     /// The hypervisor, or the journal, refused.
@@ -127,6 +153,8 @@ pub enum Why {
     NoRecord,
     /// The VM is not on its way here.
     NotOnItsWay,
+    /// Nothing more is to come to it.
+    NothingToCome,
     /// It was given up here.
     Discarded,
     /// It runs here.
@@ -152,7 +180,7 @@ impl Why {
     pub fn kind(self) -> ProblemKind {
         match self {
             Self::NoRecord | Self::NotOnItsWay => ProblemKind::NotFound,
-            Self::Discarded | Self::RunsHere | Self::NotBuilt => ProblemKind::Conflict,
+            Self::NothingToCome | Self::Discarded | Self::RunsHere | Self::NotBuilt => ProblemKind::Conflict,
             Self::Incomplete
             | Self::TransferFailed
             | Self::RunsNotYet
@@ -173,6 +201,7 @@ pub struct Task {
     known: Option<Known>,
     came_in_parts: bool,
     is_refused: bool,
+    patience: Patience,
     said: Answer,
 }
 
@@ -183,10 +212,18 @@ impl Task {
             Order::Receive if !is_on_its_way => Action::Answer(Err(Why::NotOnItsWay)),
             Order::Receive => Action::TakeHold,
             Order::Discard { .. } => Action::RecordDiscard,
-            Order::Run { .. } | Order::View | Order::Finish => Action::Recall,
+            Order::Run { .. } | Order::View | Order::Finish | Order::Reconnect | Order::End => Action::Recall,
         };
-        let said = Ok(Said::Done);
-        let task = Self { order, is_on_its_way, doing, known: None, came_in_parts, is_refused: false, said };
+        let task = Self {
+            order,
+            is_on_its_way,
+            doing,
+            known: None,
+            came_in_parts,
+            is_refused: false,
+            patience: Patience::Waits,
+            said: Ok(Said::Done),
+        };
         (task, doing)
     }
 
@@ -202,6 +239,8 @@ impl Task {
             Order::Receive => self.receive(event),
             Order::Discard { is_sources } => self.discard(event, is_sources),
             Order::Finish => self.finish(event),
+            Order::Reconnect => self.reconnect(event),
+            Order::End => self.end(event),
         };
         self.doing
     }
