@@ -343,13 +343,7 @@ pub(crate) async fn recover(parts: &Parts) -> Result<(), Problem> {
     let migrations = waiting.iter().map(|record| record.id.clone());
     let still_needed: Vec<String> = migrations.chain([fixes::OWNER.into()]).collect();
     host.network.put_back_all_but(&still_needed).await?;
-    incoming::clear_discarded(incoming).await?;
-    incoming::recover(incoming, waiting).await?;
-    // Those that were given up just now.
-    incoming::clear_discarded(incoming).await?;
-    let unresponsive = vms.unresponsive();
-    incoming::resume_recorded(incoming, |vm| !unresponsive.iter().any(|name| name == vm)).await?;
-    incoming::take_up_parts(incoming).await?;
+    incoming::recover(incoming).await?;
     disk_moves::recover(disk_moves)?;
     drain::recover(drains)?;
     outgoing::recover(outgoing)?;

@@ -59,7 +59,7 @@ async fn reach(outgoing: &Arc<Outgoing>, moves: &Arc<DiskMoves>, name: &str) -> 
     match (open, disk_move) {
         (Some(open), _) => outgoing::take_up(outgoing, open, claimed),
         (None, Some(of)) => disk_moves::take_up(moves, &of, claimed),
-        (None, None) => incoming::resume_recorded(&outgoing.incoming, |vm| vm == name).await?,
+        (None, None) => incoming::take_up_reached(&outgoing.incoming, name).await?,
     }
     Ok(())
 }

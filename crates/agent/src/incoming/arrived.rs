@@ -21,7 +21,7 @@ const AGAIN_AFTER: Duration = Duration::from_millis(AGAIN_AFTER_MS);
 /// Lets run what the journal says runs here, but whose agent stopped between the record and the deed; of the VMs with
 /// such names. Where its QEMU is gone, its source is asked whether it still belongs here. What is to be waited for goes on
 /// beside.
-pub(crate) async fn resume_recorded(
+pub(super) async fn resume_recorded(
     incoming: &Arc<Incoming>,
     is_meant: impl Fn(&str) -> bool,
 ) -> Result<(), Problem> {

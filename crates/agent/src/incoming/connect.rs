@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
+use drainpipe_engine::migration::target::steps::Step;
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
@@ -18,7 +19,7 @@ use tracing::warn;
 
 use super::free_port::bind_free_port;
 use super::vm::IncomingVm;
-use super::{Incoming, allowed_sources, disks, must_wait};
+use super::{Incoming, allowed_sources, disks, may_go_on};
 use crate::paths::link_socket::on_link;
 use crate::paths::path_watch::Joining;
 use crate::paths::probe::{self, ProbePorts};
@@ -47,7 +48,7 @@ pub(crate) async fn open_trials(
 ) -> Result<ProbePorts, Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    must_wait(incoming, &entry)?;
+    may_go_on(incoming, &entry, Step::Prepare)?;
     entry.end_trials();
     let slot = Arc::new(incoming.entries.trials.take(&entry.source)?);
     let (ports, answering) = probe::open(&incoming.host, paths, &slot).await;
@@ -63,7 +64,7 @@ pub(crate) async fn connect(
 ) -> Result<Endpoint, Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    must_wait(incoming, &entry)?;
+    may_go_on(incoming, &entry, Step::UseHypervisor)?;
     entry.end_trials();
     request.parcel.check().map_err(Problem::bad_input)?;
     let is_encrypted = request.plan.encryption.is_encrypted;
@@ -157,7 +158,7 @@ pub(crate) async fn watch_again(
 ) -> Result<WatchEnd, Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    must_wait(incoming, &entry)?;
+    may_go_on(incoming, &entry, Step::Prepare)?;
     if !entry.is_encrypted()
         && let Some(why) = refuses_clear_again(&incoming.facts().await?, &request.paths, absent)
     {

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use drainpipe_engine::migration::target::steps::Step;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DISKS_MAX, DiskCopy, DiskImage, KeptPart};
 use drainpipe_hypervisor::Machine;
@@ -23,7 +24,7 @@ pub(crate) use self::kept::keep_expiring;
 pub(super) use self::kept::{bytes as kept_bytes, expire};
 use super::free_port::bind_free_port;
 use super::vm::IncomingVm;
-use super::{Incoming, must_wait, refused_here};
+use super::{Incoming, may_go_on, refused_here};
 use crate::store::journal::{CopiedDisk, DiskFile, FileId, LeftFile, UnfinishedIncoming};
 use crate::store::lock::lock;
 use crate::transfer::disk_streams::DiskReceiver;
@@ -139,7 +140,7 @@ fn promised_to_others(incoming: &Incoming, id: &str) -> Vec<Promised> {
 pub(crate) async fn make(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    must_wait(incoming, &entry)?;
+    may_go_on(incoming, &entry, Step::Prepare)?;
     check_room(incoming, id, (entry.definition.name.as_str(), &entry.source), &entry.disks).await?;
     for disk in &entry.disks {
         if kept::take_up(incoming, &entry, disk).await? {
@@ -218,7 +219,7 @@ pub(super) async fn open(
 pub(crate) async fn close(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    must_wait(incoming, &entry)?;
+    may_go_on(incoming, &entry, Step::UseHypervisor)?;
     shut(&entry, &*entry.vmm()?).await
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use drainpipe_engine::migration::target::IncomingState;
+use drainpipe_engine::migration::target::start::{Remains, remains};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmSpec;
 use tracing::warn;
@@ -15,16 +16,14 @@ use crate::store::journal::IncomingRecord;
 use crate::vms::{QEMU_DEADLINE, Vms};
 
 /// Removes what is left of the VMs that were discarded, should the agent have stopped half-way.
-pub(crate) async fn clear_discarded(incoming: &Incoming) -> Result<(), Problem> {
+pub(super) async fn clear_discarded(incoming: &Incoming) -> Result<(), Problem> {
     let coming = incoming.journal.waiting_incoming()?;
     for record in incoming.journal.discarded_incoming_vms()? {
         // The VM may have come back since, and then its files are no remains.
-        let is_remains =
-            !incoming.vms.contains(&record.vm) && coming.iter().all(|other| other.vm != record.vm);
-        let cleared = if is_remains {
-            clear_with_disks(incoming, &record).await
-        } else {
-            disks::leave(incoming, &record.id)
+        let comes_again = coming.iter().any(|other| other.vm == record.vm);
+        let cleared = match remains(incoming.vms.contains(&record.vm), comes_again) {
+            Remains::Remove => clear_with_disks(incoming, &record).await,
+            Remains::Leave => disks::leave(incoming, &record.id),
         };
         match cleared {
             Ok(()) => incoming.journal.forget_incoming_vm(&record.id)?,

@@ -20,6 +20,7 @@ mod order;
 mod permit;
 mod post_copy;
 mod silence;
+mod start;
 #[cfg(test)]
 mod tests;
 mod tracked;
@@ -30,33 +31,31 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use drainpipe_engine::drain::inbound::Inbound;
-use drainpipe_engine::migration::target::IncomingState;
+use drainpipe_engine::migration::target::steps::{self, OnItsWay, Refusal, Step};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmSpec;
 use drainpipe_hypervisor::{Machine, Parcel, Role};
-use tracing::warn;
 
-pub(crate) use self::arrived::resume_recorded;
 pub(crate) use self::connect::{connect, open_trials, watch_again};
 pub(crate) use self::disks::{
     close as close_disks, keep_expiring, left as left_disks, make as make_disks, named as named_disks,
     promised_bytes as promised_disk_bytes, remove_left as remove_left_disks,
 };
-pub(crate) use self::ending::{clear_discarded, close_unfinished, stop_told};
+pub(crate) use self::ending::{close_unfinished, stop_told};
 pub(crate) use self::holding::{check_nowhere_else, holding};
 pub(crate) use self::hooks::tell_of_left;
 pub(crate) use self::memory::reserve_memory;
-pub(crate) use self::order::{discard, finish, run_by_order, view, wait_received};
+pub(crate) use self::order::{connect_again, discard, end_part, finish, run_by_order, view, wait_received};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::permit::check_described;
 pub(crate) use self::permit::permit;
-pub(crate) use self::post_copy::{connect_again, end_part, take_up_parts};
+pub(crate) use self::start::{recover, take_up_reached};
 pub(crate) use self::tracked::take_tracked;
-use self::vm::IncomingVm;
+use self::vm::{IncomingVm, not_built};
 use crate::host::Host;
 use crate::peers::Peers;
 use crate::peers::slots::Slots;
-use crate::store::journal::{IncomingRecord, Journal};
+use crate::store::journal::Journal;
 use crate::store::lock::lock;
 use crate::transfer::Transfer;
 use crate::vms::beside::{Beside, RecordedMigration};
@@ -192,29 +191,6 @@ impl IncomingVms {
     }
 }
 
-/// Takes up the VMs that were on their way when the agent stopped.
-pub(crate) async fn recover(incoming: &Arc<Incoming>, records: Vec<IncomingRecord>) -> Result<(), Problem> {
-    for record in records {
-        let vmm = match incoming.vms.find_running(&record.spec).await {
-            Ok(Some(vmm)) => Some(vmm),
-            Ok(None) => {
-                warn!(vm = record.vm, "its QEMU is gone; given up");
-                incoming.journal.discard_incoming(&record.id)?;
-                incoming.transfer.watches.leave(&record.id).await?;
-                continue;
-            }
-            // It is tried again (`take_hold`), and the source says whether it is to be waited for. Seen with
-            // QEMU 7.2 after its source broke off, and on slow links: its main thread waits for multifd's channels.
-            Err(problem) => {
-                warn!(vm = record.vm, %problem, "its QEMU does not answer");
-                None
-            }
-        };
-        insert(incoming, IncomingVm::taken_up(record, vmm));
-    }
-    Ok(())
-}
-
 fn insert(incoming: &Arc<Incoming>, entry: IncomingVm) {
     let mut entries = lock(&incoming.entries.by_id);
     insert_locked(incoming, &mut entries, entry);
@@ -263,18 +239,9 @@ fn refused_here(incoming: &Incoming, error: &dyn std::fmt::Display) -> Problem {
 pub(crate) async fn build_incoming_vm(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    must_wait(incoming, &entry)?;
-    // What is cleared below are the files of this name; they must not be those of another VM.
-    if incoming.vms.contains(entry.definition.name.as_str()) {
-        return Err(name_taken(incoming, entry.definition.name.as_str()));
-    }
+    may_go_on(incoming, &entry, Step::Build)?;
     incoming.vms.clear_remains(&entry.definition).await?;
-    let spec = entry.spec.clone().ok_or_else(|| {
-        Problem::conflict(format!(
-            "the agent of {} was started anew since migration {id} began",
-            incoming.host.name()
-        ))
-    })?;
+    let spec = entry.spec.clone().ok_or_else(|| started_anew(incoming, id))?;
     let arrival = RecordedMigration { id: id.into(), host: entry.source.clone() };
     let beside = Beside { arrival: Some(arrival), ..Beside::of(entry.definition.clone()) };
     hooks::note_due(incoming, &entry);
@@ -290,16 +257,38 @@ pub(crate) async fn complete(incoming: &Incoming, id: &str, parcel: Parcel) -> R
     parcel.check().map_err(Problem::bad_input)?;
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    must_wait(incoming, &entry)?;
+    may_go_on(incoming, &entry, Step::UseHypervisor)?;
     let completed = entry.vmm()?.complete(parcel, QEMU_DEADLINE).await;
     completed.map_err(|error| {
         Problem::failed(format!("{} could not take the state: {error}", incoming.host.name()))
     })
 }
 
-fn must_wait(incoming: &Incoming, entry: &IncomingVm) -> Result<(), Problem> {
-    match incoming.journal.incoming_state(&entry.id)? {
-        Some((_, IncomingState::Waiting)) => Ok(()),
-        _ => Err(Problem::conflict(format!("migration {} was given up here", entry.id))),
+fn may_go_on(incoming: &Incoming, entry: &IncomingVm, step: Step) -> Result<(), Problem> {
+    let on_its_way = OnItsWay {
+        state: incoming.journal.incoming_state(&entry.id)?.map(|(_, state)| state),
+        is_name_taken: entry.is_adopted(&incoming.vms),
+        is_built: entry.built().is_some(),
+        is_from_before: entry.spec.is_none(),
+    };
+    steps::may_go_on(step, Some(on_its_way)).map_err(|why| refusal(incoming, entry, why))
+}
+
+fn refusal(incoming: &Incoming, entry: &IncomingVm, why: Refusal) -> Problem {
+    let id = &entry.id;
+    match why {
+        Refusal::NotOnItsWay => not_on_its_way(id),
+        Refusal::Decided => Problem::new(why.kind(), format!("migration {id} was given up here")),
+        Refusal::NameTaken => name_taken(incoming, entry.definition.name.as_str()),
+        Refusal::IsBuilt => {
+            Problem::new(why.kind(), format!("migration {id} has an incoming VM here already"))
+        }
+        Refusal::StartedAnew => started_anew(incoming, id),
+        Refusal::NotBuilt => not_built(id),
     }
+}
+
+fn started_anew(incoming: &Incoming, id: &str) -> Problem {
+    let own = incoming.host.name();
+    Problem::conflict(format!("the agent of {own} was started anew since migration {id} began"))
 }

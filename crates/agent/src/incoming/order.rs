@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use drainpipe_engine::migration::target::order::rest::{LAST_BYTES_WITHIN_MS, LOOK_EVERY_MS};
 use drainpipe_engine::migration::target::order::{Action, Event, Order, Said, Task, VmState, Why};
-use drainpipe_engine::migration::target::{
-    Hypervisor, IncomingState, IncomingView, Known, PostCopy, Received,
-};
+use drainpipe_engine::migration::target::{Found, Hypervisor, IncomingState, IncomingView, Known, Received};
 use drainpipe_engine::migration::timing::RECEIVED_LOOK_MAX;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::{Machine, RunState, VmErrorKind};
@@ -65,16 +63,25 @@ pub(crate) async fn wait_received(
     Ok(as_view(carrier.carry_out(Order::Receive).await?))
 }
 
-/// Listens for the rest of the memory of a VM that runs here, whose connection is broken.
-pub(super) async fn listen_again(
+/// Listens for the rest of the memory of a VM that runs here, whose connection is broken. What has begun encrypted goes on
+/// so, with the key that both QEMUs have; one that has begun in the clear cannot go back, whatever was configured since.
+pub(crate) async fn connect_again(
     incoming: &Arc<Incoming>,
     id: &str,
     request: ConnectionRequest,
 ) -> Result<Endpoint, Problem> {
+    if !request.plan.post_copy() {
+        return Err(Problem::bad_input("a connection anew is for post-copy"));
+    }
     let mut carrier = Carrier::of(incoming, id);
     carrier.request = Some(request);
     carrier.carry_out(Order::Reconnect).await?;
     carrier.endpoint.ok_or_else(|| Problem::failed("its QEMU does not say where it listens"))
+}
+
+/// Ends a VM that waits for memory which will never come.
+pub(crate) async fn end_part(incoming: &Arc<Incoming>, id: &str) -> Result<(), Problem> {
+    carry_out(incoming, id, Order::End).await.map(drop)
 }
 
 fn as_view(said: Said) -> IncomingView {
@@ -256,43 +263,15 @@ impl<'a> Carrier<'a> {
             return Ok(Known::by_decision_alone(state));
         };
         let memory = self.entry.as_ref().map(|entry| *entry.memory());
-        let hypervisor = self.hypervisor(&record);
-        let awaits_run = match memory {
-            _ if record.state != IncomingState::Running => false,
-            Some(memory) if !memory.is_told_earlier() => !memory.is_let_run(),
-            // An earlier life of this agent has recorded it, and its QEMU has not obeyed this one yet.
-            _ => matches!(hypervisor, Hypervisor::There | Hypervisor::Unresponsive),
-        };
-        Ok(Known {
-            state: Some(record.state),
-            is_adopted: incoming.vms.contains(&record.vm),
-            awaits_run,
-            lacks_part: memory.is_some_and(|memory| memory.lacks_part()),
-            post_copy: post_copy(incoming, &record)?,
-            hypervisor,
-        })
-    }
-
-    fn hypervisor(&mut self, record: &IncomingRecord) -> Hypervisor {
-        if matches!(record.state, IncomingState::Running | IncomingState::Finished) {
-            if let Some(why) = self.incoming.vms.why_unresponsive(&record.vm) {
-                self.problem = Some(Problem::failed(why));
-                return Hypervisor::Unresponsive;
-            }
-            self.ordered = told_qemu(self.incoming, record);
+        let known = Known::of(found(incoming, &record, self.entry.as_deref())?, memory);
+        if was_told(&record) {
+            self.ordered = told_qemu(incoming, &record);
         }
-        let built = self.entry.as_ref().and_then(|entry| entry.built());
-        match (&self.entry, built) {
-            _ if self.ordered.is_some() => Hypervisor::There,
-            (_, Some(vmm)) if vmm.alive() => Hypervisor::There,
-            (_, Some(_)) => Hypervisor::Ended,
-            // It stood before this agent did.
-            (Some(entry), None) if entry.spec.is_none() && !entry.is_adopted(&self.incoming.vms) => {
-                self.problem = Some(self.is_mute());
-                Hypervisor::Unresponsive
-            }
-            (_, None) => Hypervisor::None,
+        if known.hypervisor == Hypervisor::Unresponsive {
+            let why = incoming.vms.why_unresponsive(&record.vm).filter(|_| was_told(&record));
+            self.problem = Some(why.map_or_else(|| self.is_mute(), Problem::failed));
         }
+        Ok(known)
     }
 
     fn is_mute(&self) -> Problem {
@@ -469,12 +448,37 @@ impl<'a> Carrier<'a> {
     }
 }
 
-fn post_copy(incoming: &Incoming, record: &IncomingRecord) -> Result<PostCopy, Problem> {
-    if !record.post_copy {
-        return Ok(PostCopy::Refused);
-    }
-    let is_last = incoming.journal.is_last_incoming(record)?;
-    Ok(if is_last { PostCopy::Allowed } else { PostCopy::Past })
+fn was_told(record: &IncomingRecord) -> bool {
+    matches!(record.state, IncomingState::Running | IncomingState::Finished)
+}
+
+/// What there is of a migration here, beside what is remembered of it.
+pub(super) fn found(
+    incoming: &Incoming,
+    record: &IncomingRecord,
+    entry: Option<&IncomingVm>,
+) -> Result<Found, Problem> {
+    let vms = &incoming.vms;
+    let of_vm = match vms.running(&record.vm) {
+        _ if vms.why_unresponsive(&record.vm).is_some() => Hypervisor::Unresponsive,
+        Some(vmm) if vmm.alive() => Hypervisor::There,
+        Some(_) | None => Hypervisor::None,
+    };
+    let on_its_way = match (entry, entry.and_then(IncomingVm::built)) {
+        (_, Some(vmm)) if vmm.alive() => Hypervisor::There,
+        (_, Some(_)) => Hypervisor::Ended,
+        // It stood before this agent did.
+        (Some(entry), None) if entry.spec.is_none() && !entry.is_adopted(vms) => Hypervisor::Unresponsive,
+        (_, None) => Hypervisor::None,
+    };
+    Ok(Found {
+        state: Some(record.state),
+        is_adopted: vms.contains(&record.vm),
+        allows_post_copy: record.post_copy,
+        is_last: incoming.journal.is_last_incoming(record)?,
+        of_vm,
+        on_its_way,
+    })
 }
 
 async fn how_it_ended(incoming: &Incoming, entry: &IncomingVm, vmm: &dyn Machine) -> Problem {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use axum::routing::get;
 use axum::{Json, Router};
 use drainpipe_engine::migration::target::silence::GIVE_UP_AFTER_MS;
-use drainpipe_engine::migration::target::{IncomingView, Memory, Received};
+use drainpipe_engine::migration::target::{IncomingState, IncomingView, Memory, Received};
 use drainpipe_hypervisor::fake::FakeVm;
 use drainpipe_hypervisor::{MigrationStatus, Vm};
 

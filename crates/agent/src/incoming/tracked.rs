@@ -8,13 +8,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use drainpipe_engine::migration::target::steps::Step;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::MacAddress;
 use drainpipe_net::{ConnectionKey, Neighbour, TrackedConnection, forget_tracked, track, tracked_room};
 use tracing::warn;
 
 use super::vm::IncomingVm;
-use super::{Incoming, must_wait, not_on_its_way};
+use super::{Incoming, may_go_on, not_on_its_way};
 use crate::paths::tracking::{ADDRESSES_MAX, is_of};
 use drainpipe_api_types::{TrackedRequest, TrackedTaken};
 
@@ -60,7 +61,7 @@ async fn take(
     if !incoming.entries.is_there(entry) {
         return Err(not_on_its_way(&entry.id));
     }
-    must_wait(incoming, entry)?;
+    may_go_on(incoming, entry, Step::Prepare)?;
     let own = incoming.host.name();
     if !incoming.host.config.vms.conntrack {
         return Ok(none_taken(request, format!("{own} takes none (`conntrack` in its [vms])")));

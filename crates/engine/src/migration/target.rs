@@ -6,6 +6,9 @@
 //! - [`silence`]: looks after one VM on its way, asks a source that has fallen silent, and gives up what it may give up.
 //! - [`resume`]: after a start of the agent, a VM that was recorded to run here and may not have been let run.
 //!
+//! [`steps`] says which orders are taken before the VM may run here, and [`start`] what is taken up, and in which order,
+//! when the agent starts.
+//!
 //! The rules that the tests and the simulation hold them to:
 //! - What was recorded as discarded never runs here. What was recorded to run is never discarded, unless its hypervisor
 //!   refused to run it, or had ended before it was told, while the source could still have it back.
@@ -16,6 +19,8 @@
 pub mod order;
 pub mod resume;
 pub mod silence;
+pub mod start;
+pub mod steps;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -218,7 +223,57 @@ pub struct Known {
     pub hypervisor: Hypervisor,
 }
 
+/// What a target finds of a migration, where it looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// By the journal; none where that has no record of it.
+    pub state: Option<IncomingState>,
+    /// The VM is one of this host's.
+    pub is_adopted: bool,
+    /// By the journal, it may run here before all its memory does.
+    pub allows_post_copy: bool,
+    /// No later migration brought a VM of this name.
+    pub is_last: bool,
+    /// That of the VM, as one of this host's.
+    pub of_vm: Hypervisor,
+    /// The one that waits for the VM on its way.
+    pub on_its_way: Hypervisor,
+}
+
+impl Found {
+    fn was_told(self) -> bool {
+        matches!(self.state, Some(IncomingState::Running | IncomingState::Finished))
+    }
+}
+
 impl Known {
+    /// From what is found, and what this life of the agent remembers of a VM on its way.
+    pub fn of(found: Found, memory: Option<Memory>) -> Self {
+        let hypervisor = match found.of_vm {
+            Hypervisor::There | Hypervisor::Unresponsive if found.was_told() => found.of_vm,
+            _ => found.on_its_way,
+        };
+        let awaits_run = match memory {
+            _ if found.state != Some(IncomingState::Running) => false,
+            Some(memory) if !memory.is_told_earlier() => !memory.is_let_run(),
+            // An earlier life of the agent has recorded it, and the hypervisor has not obeyed this one yet.
+            _ => matches!(hypervisor, Hypervisor::There | Hypervisor::Unresponsive),
+        };
+        let post_copy = match (found.allows_post_copy, found.is_last) {
+            (false, _) => PostCopy::Refused,
+            (true, true) => PostCopy::Allowed,
+            (true, false) => PostCopy::Past,
+        };
+        Self {
+            state: found.state,
+            is_adopted: found.is_adopted,
+            awaits_run,
+            lacks_part: memory.is_some_and(|memory| memory.lacks_part()),
+            post_copy,
+            hypervisor,
+        }
+    }
+
     /// Of a migration of which the journal has no more than what was decided, or nothing.
     pub const fn by_decision_alone(state: Option<IncomingState>) -> Self {
         Self {
@@ -229,5 +284,55 @@ impl Known {
             post_copy: PostCopy::Refused,
             hypervisor: Hypervisor::None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FOUND: Found = Found {
+        state: Some(IncomingState::Running),
+        is_adopted: true,
+        allows_post_copy: true,
+        is_last: true,
+        of_vm: Hypervisor::None,
+        on_its_way: Hypervisor::There,
+    };
+
+    #[test]
+    fn that_it_runs_is_awaited_until_its_hypervisor_has_said_so() {
+        let awaits = |found, memory| Known::of(found, memory).awaits_run;
+        let mut memory = Memory::new(0.0);
+        memory.tell_to_run();
+        assert!(awaits(FOUND, Some(memory)));
+        assert!(!awaits(Found { state: Some(IncomingState::Waiting), ..FOUND }, Some(memory)));
+        memory.let_run();
+        assert!(!awaits(FOUND, Some(memory)));
+        // An earlier life of the agent told it, or nobody remembers.
+        for earlier in [Some(Memory::of_part(0.0)), None] {
+            assert!(awaits(FOUND, earlier));
+            assert!(!awaits(Found { on_its_way: Hypervisor::Ended, ..FOUND }, earlier));
+        }
+    }
+
+    #[test]
+    fn the_hypervisor_of_one_that_was_told_is_that_of_the_hosts_vm() {
+        let hypervisor = |found| Known::of(found, None).hypervisor;
+        let unresponsive = Found { of_vm: Hypervisor::Unresponsive, ..FOUND };
+        assert_eq!(hypervisor(unresponsive), Hypervisor::Unresponsive);
+        assert_eq!(hypervisor(FOUND), Hypervisor::There);
+        // One of that name which was there before is another VM's.
+        let waiting =
+            Found { state: Some(IncomingState::Waiting), on_its_way: Hypervisor::None, ..unresponsive };
+        assert_eq!(hypervisor(waiting), Hypervisor::None);
+    }
+
+    #[test]
+    fn a_later_migration_of_the_vm_ends_what_post_copy_allowed() {
+        let post_copy = |found| Known::of(found, None).post_copy;
+        assert_eq!(post_copy(FOUND), PostCopy::Allowed);
+        assert_eq!(post_copy(Found { is_last: false, ..FOUND }), PostCopy::Past);
+        assert_eq!(post_copy(Found { allows_post_copy: false, ..FOUND }), PostCopy::Refused);
     }
 }

@@ -174,6 +174,7 @@ planted_bugs_are_found! {
     found_end_before_the_last_bytes_are_there: EndsAtOnce,
     found_mute_one_that_is_ended: MuteIsEnded,
     found_old_connection_that_is_left: CutForgotten,
+    found_incoming_vm_that_is_built_twice: BuildsTwice,
     found_guard_that_does_not_forbid: GuardDoesNotForbid,
     found_guard_that_waits: GuardWaits,
     found_guard_that_believes_the_record: RecordBelieved,

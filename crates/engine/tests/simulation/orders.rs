@@ -6,7 +6,8 @@ use drainpipe_engine::migration::target::order::{
     Action, Answer as Answered, Event, Order as OwnOrder, Said as OwnSaid, Task as Machine, VmState, Why,
 };
 use drainpipe_engine::migration::target::silence::Event as Watched;
-use drainpipe_engine::migration::target::{Hypervisor, IncomingState as State, Known, PostCopy, Received};
+use drainpipe_engine::migration::target::steps::{self, OnItsWay, Refusal, Step};
+use drainpipe_engine::migration::target::{Found, Hypervisor, IncomingState as State, Known, Received};
 use drainpipe_engine::migration::timing;
 use drainpipe_engine::problem::ProblemKind;
 
@@ -27,15 +28,15 @@ const RECEIVED_WAIT_MS: f64 = ms(timing::RECEIVED_WAIT);
 const LOOK_MAX_MS: f64 = ms(timing::RECEIVED_LOOK_MAX);
 
 /// What a part of a task comes to.
-type Part = Result<Step, ProblemKind>;
+type Part = Result<PartStep, ProblemKind>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum PartStep {
     Next,
     Over(Said),
 }
 
-const DONE: Part = Ok(Step::Over(Said::Done));
+const DONE: Part = Ok(PartStep::Over(Said::Done));
 
 /// An order that is carried out.
 #[derive(Debug, Clone, Copy)]
@@ -178,12 +179,12 @@ impl World {
 
     pub(crate) fn step_task(&mut self, index: usize) {
         let mut task = self.target.tasks[index];
-        let part = if task.part == 0 { self.begin(&mut task) } else { Ok(Step::Next) };
+        let part = if task.part == 0 { self.begin(&mut task) } else { Ok(PartStep::Next) };
         let answer = match part.and_then(|_| self.carry_on(&mut task)) {
-            Ok(Step::Next) => {
+            Ok(PartStep::Next) => {
                 return self.target.tasks[index] = Task { part: task.part.saturating_add(1), ..task };
             }
-            Ok(Step::Over(said)) => Ok(said),
+            Ok(PartStep::Over(said)) => Ok(said),
             Err(kind) => Err(kind),
         };
         self.target.tasks.swap_remove(index);
@@ -219,7 +220,7 @@ impl World {
             }
         }
         task.machine = task.decided.map(|order| Machine::begin(order, task.has_entry, came_in_parts));
-        Ok(Step::Next)
+        Ok(PartStep::Next)
     }
 
     fn carry_on(&mut self, task: &mut Task) -> Part {
@@ -230,10 +231,10 @@ impl World {
         match task.order {
             Order::Permit => self.permit(migration),
             Order::Memory if task.has_entry => DONE,
-            Order::IncomingVm if task.has_entry => self.incoming_vm(task),
-            Order::Connect { is_taken } if task.has_entry => self.connect(migration, is_taken),
-            Order::CloseDisks if task.has_entry => {
-                self.must_wait(migration)?;
+            Order::IncomingVm => self.incoming_vm(task),
+            Order::Connect { is_taken } => self.connect(migration, is_taken),
+            Order::CloseDisks => {
+                self.may_go_on(Step::UseHypervisor, migration)?;
                 self.close_disks()?;
                 DONE
             }
@@ -248,7 +249,7 @@ impl World {
             return DONE;
         }
         if let Action::Answer(answer) = action {
-            return said(answer).map(Step::Over);
+            return said(answer).map(PartStep::Over);
         }
         let event = self.task_performs(task, action);
         let next = machine.handle(event);
@@ -257,8 +258,8 @@ impl World {
             task.rests_until_ms = self.now_ms + LOOK_EVERY_MS as f64;
         }
         match next {
-            Action::Answer(answer) => said(answer).map(Step::Over),
-            _ => Ok(Step::Next),
+            Action::Answer(answer) => said(answer).map(PartStep::Over),
+            _ => Ok(PartStep::Next),
         }
     }
 
@@ -337,43 +338,41 @@ impl World {
     }
 
     fn known(&self, task: &Task) -> Known {
-        let migration = task.migration;
-        let entry = self.target.entries.get(&migration);
-        let state = self.target.state(migration);
-        let lives = self.target.qemu.is_some();
-        let is_awaited = match entry {
-            Some(entry) if !entry.memory.is_told_earlier() => !entry.memory.is_let_run(),
-            _ => self.target.arrived.contains_key(&migration) && lives,
-        };
-        let awaits_run = state == Some(State::Running) && is_awaited;
-        let is_told = matches!(state, Some(State::Running | State::Finished));
-        let hypervisor = match entry {
-            Some(entry) if entry.is_unresponsive => Hypervisor::Unresponsive,
-            Some(entry) if entry.is_built && !lives => Hypervisor::Ended,
-            Some(entry) if entry.is_built => Hypervisor::There,
-            _ if is_told && lives => Hypervisor::There,
-            _ => Hypervisor::None,
-        };
-        let is_last = self.target.journal.keys().next_back() == Some(&migration);
-        let post_copy = match is_last {
-            _ if !self.hosts.allow_post_copy() => PostCopy::Refused,
-            true => PostCopy::Allowed,
-            false => PostCopy::Past,
-        };
-        let known = Known {
-            state,
-            is_adopted: self.target.has_vm,
-            awaits_run,
-            lacks_part: entry.is_some_and(|entry| entry.memory.lacks_part()),
-            post_copy,
-            hypervisor,
-        };
+        let memory = self.target.entries.get(&task.migration).map(|entry| entry.memory);
+        let found = self.found(task.migration);
+        let known = Known::of(found, memory);
+        let is_told = matches!(found.state, Some(State::Running | State::Finished));
         match self.planted {
             Planted::BelievedRecord => Known { awaits_run: false, ..known },
             Planted::TwoStarts if is_told => {
                 Known { state: Some(State::Running), is_adopted: false, ..known }
             }
             _ => known,
+        }
+    }
+
+    /// What there is of a migration at the target.
+    pub(crate) fn found(&self, migration: usize) -> Found {
+        let entry = self.target.entries.get(&migration);
+        let lives = self.target.qemu.is_some();
+        let of_vm = match self.target.has_vm {
+            true if self.target.reached_at_ms.is_some() => Hypervisor::Unresponsive,
+            true if lives => Hypervisor::There,
+            _ => Hypervisor::None,
+        };
+        let on_its_way = match entry {
+            Some(entry) if entry.is_unresponsive => Hypervisor::Unresponsive,
+            Some(entry) if entry.is_built && !lives => Hypervisor::Ended,
+            Some(entry) if entry.is_built => Hypervisor::There,
+            _ => Hypervisor::None,
+        };
+        Found {
+            state: self.target.state(migration),
+            is_adopted: self.target.has_vm,
+            allows_post_copy: self.hosts.allow_post_copy(),
+            is_last: self.target.journal.keys().next_back() == Some(&migration),
+            of_vm,
+            on_its_way,
         }
     }
 
@@ -424,7 +423,7 @@ impl World {
         }
         if self.target.places_awaited > 0 {
             self.target.places_awaited -= 1;
-            return Ok(Step::Over(Said::Busy));
+            return Ok(PartStep::Over(Said::Busy));
         }
         self.record(migration, State::Waiting)?;
         self.enter(migration, self.now_ms, false);
@@ -439,20 +438,24 @@ impl World {
         Ok(())
     }
 
-    fn must_wait(&self, migration: usize) -> Result<(), ProblemKind> {
-        let waits = self.target.state(migration) == Some(State::Waiting);
-        if waits { Ok(()) } else { Err(ProblemKind::Conflict) }
+    fn may_go_on(&self, step: Step, migration: usize) -> Result<(), ProblemKind> {
+        let on_its_way = self.target.entries.get(&migration).map(|entry| OnItsWay {
+            state: self.target.state(migration),
+            is_name_taken: self.target.has_vm,
+            is_built: entry.is_built && self.planted != Planted::BuildsTwice,
+            is_from_before: entry.is_from_before,
+        });
+        match steps::may_go_on(step, on_its_way) {
+            Err(Refusal::NotBuilt) if self.planted == Planted::BuildsTwice => Ok(()),
+            taken => taken.map_err(Refusal::kind),
+        }
     }
 
     fn incoming_vm(&mut self, task: &Task) -> Part {
+        self.may_go_on(Step::Build, task.migration)?;
+        // It takes its time.
         if task.part == 0 {
-            self.must_wait(task.migration)?;
-            return if self.target.has_vm { Err(ProblemKind::Conflict) } else { Ok(Step::Next) };
-        }
-        let stands = self.target.qemu.as_ref().is_some_and(|qemu| qemu.migration == task.migration);
-        let is_built = self.target.entries.get(&task.migration).is_some_and(|entry| entry.is_built);
-        if stands || is_built {
-            return Err(ProblemKind::Conflict);
+            return Ok(PartStep::Next);
         }
         // What is left of another one goes with it.
         self.build_incoming_vm(task.migration);
@@ -462,7 +465,7 @@ impl World {
     }
 
     fn connect(&mut self, migration: usize, is_taken: bool) -> Part {
-        self.must_wait(migration)?;
+        self.may_go_on(Step::UseHypervisor, migration)?;
         if !is_taken {
             return Err(ProblemKind::Refused);
         }

@@ -70,6 +70,8 @@ pub(crate) enum Planted {
     MuteIsEnded,
     /// With post-copy: it listens again, and leaves the connection that looks whole.
     CutForgotten,
+    /// A second order to build the incoming VM has another hypervisor take the place of the first one.
+    BuildsTwice,
     /// The guard lets the VM run without forbidding the hand-over.
     GuardDoesNotForbid,
     /// The guard of a paused VM waits twice for as long as QEMU may take that runs it, before it cuts it off.
@@ -112,7 +114,6 @@ impl Planted {
             Self::RunsBeforeRecord | Self::UnrecordedHandOver => &["before the hand-over is recorded"],
             Self::ForgottenHandOver
             | Self::UndoneInDoubt
-            | Self::VainHandOverBelieved
             | Self::SilenceIsDiscarded
             | Self::UnknownIsDiscarded
             | Self::LeavingKeepsArrival
@@ -138,8 +139,11 @@ impl Planted {
             | Self::GuardWaits
             | Self::ThirdHostCloses
             | Self::EndsAtOnce
+            | Self::BuildsTwice
             | Self::MuteIsEnded
             | Self::TakesPartBack => &["I3"],
+            // Of one in parts: what is there is ended, though the source has the rest.
+            Self::VainHandOverBelieved => &["I1", "I3"],
             Self::PrunesUnsettled => &["does not know that the VM runs there", "I1", "I3"],
             Self::ForgottenDiscard => &["I1", "I5"],
             Self::BelievedRecord => &["I3", "I5"],

@@ -3,14 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drainpipe_engine::migration::target::IncomingState as State;
-use drainpipe_engine::migration::target::Memory;
 use drainpipe_engine::migration::target::resume::{
     AGAIN_AFTER_MS, Action as Resuming, Event as Resumed, Resumption,
 };
 use drainpipe_engine::migration::target::silence::{
     Action as Watching, Event as Watched, HandOver, SILENCE_MS, WATCH_EVERY_MS, Watch,
 };
+use drainpipe_engine::migration::target::start::{
+    AT_START, ONCE_IT_ANSWERS, Remains, Step, Waiting, lacks_part, remains, waiting,
+};
+use drainpipe_engine::migration::target::{Hypervisor, IncomingState as State, Known, Memory};
 use drainpipe_engine::migration::timing;
 
 use crate::milliseconds::ms;
@@ -22,6 +24,9 @@ use crate::third_host::Speaker;
 use crate::world::{Host, Life, Sight, World};
 
 const ANSWER_DEADLINE_MS: f64 = ms(timing::QMP_DEADLINE);
+
+/// How often an agent tries to take hold of a QEMU that did not answer when it started.
+const REACHED_EVERY_MS: f64 = 5_000.0;
 
 /// A VM on its way, as the agent has it in mind: no crash outlasts it.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +42,9 @@ pub(crate) struct Entry {
     pub carried: Option<Watched>,
     /// Its QEMU stands, or did.
     pub is_built: bool,
-    /// It stood before this agent did, and has not answered it yet.
+    /// It stood before this agent did.
+    pub is_from_before: bool,
+    /// And has not answered it yet.
     pub is_unresponsive: bool,
     /// The task that is at it.
     pub locked_by: Option<u64>,
@@ -136,6 +143,8 @@ pub(crate) struct Target {
     pub arrived: BTreeMap<usize, Arrived>,
     /// It is among the VMs of this host.
     pub has_vm: bool,
+    /// And its QEMU has not answered this life of the agent, which tries then again.
+    pub reached_at_ms: Option<f64>,
     /// It runs on a third host.
     pub has_moved_on: bool,
     pub tasks: Vec<Task>,
@@ -161,6 +170,7 @@ impl Target {
             entries: BTreeMap::new(),
             arrived: BTreeMap::new(),
             has_vm: false,
+            reached_at_ms: None,
             has_moved_on: false,
             tasks: vec![],
             network_changed_for: BTreeSet::new(),
@@ -182,7 +192,10 @@ impl Target {
 
     /// Whether its agent has nothing more to do.
     pub(crate) fn is_settled(&self) -> bool {
-        self.entries.is_empty() && self.arrived.is_empty() && self.tasks.is_empty()
+        self.entries.is_empty()
+            && self.arrived.is_empty()
+            && self.tasks.is_empty()
+            && self.reached_at_ms.is_none()
     }
 }
 
@@ -206,6 +219,7 @@ impl World {
             carries: None,
             carried: None,
             is_built: stood_before,
+            is_from_before: stood_before,
             is_unresponsive: stood_before && !self.answers(Host::Target),
             locked_by: None,
         };
@@ -241,6 +255,7 @@ impl World {
         target.tasks.clear();
         target.entries.clear();
         target.arrived.clear();
+        target.reached_at_ms = None;
     }
 
     /// Its agent is started anew on an empty journal.
@@ -303,23 +318,52 @@ impl World {
         (self.target.life, self.target.is_lost) = (Life::Up, false);
         self.target.has_vm = self.target.may_have_run() && !self.target.has_moved_on;
         self.end_by_hand_what_nobody_reaches();
-        self.clear_discarded();
-        for (migration, state) in self.target.journal.clone() {
-            match state {
-                State::Waiting => self.take_up(migration),
-                State::Running if self.planted == Planted::DroppedArrival => {
-                    self.target.journal.insert(migration, State::Discarded);
-                    self.target.qemu = None;
-                }
-                State::Running => {
-                    self.target.arrived.insert(migration, Arrived::new(self.now_ms));
-                    self.take_up_part(migration);
-                }
-                State::Finished | State::Discarded => {}
-            }
+        let is_out_of_reach = self.target.qemu.is_some() && !self.answers(Host::Target);
+        self.target.reached_at_ms =
+            (self.target.has_vm && is_out_of_reach).then_some(self.now_ms + REACHED_EVERY_MS);
+        for step in AT_START {
+            self.take_up(step);
         }
         let still_needed = &self.target.entries;
         self.target.network_changed_for.retain(|migration| still_needed.contains_key(migration));
+    }
+
+    /// Its agent takes hold of a QEMU that did not answer when it started, or finds that it has ended.
+    pub(crate) fn reach(&mut self) {
+        if !self.target.reached_at_ms.is_some_and(|at_ms| self.now_ms >= at_ms)
+            || self.target.life != Life::Up
+        {
+            return;
+        }
+        if self.target.qemu.is_some() && !self.answers(Host::Target) {
+            self.target.reached_at_ms = Some(self.now_ms + REACHED_EVERY_MS);
+            return;
+        }
+        self.target.reached_at_ms = None;
+        self.saw(Sight::Reached);
+        for step in ONCE_IT_ANSWERS {
+            self.take_up(step);
+        }
+    }
+
+    fn take_up(&mut self, step: Step) {
+        if step == Step::ClearDiscarded {
+            return self.clear_discarded();
+        }
+        for (migration, state) in self.target.journal.clone() {
+            match (step, state) {
+                (Step::TakeUpWaiting, State::Waiting) => self.take_up_waiting(migration),
+                (Step::LetRun, State::Running) if self.planted == Planted::DroppedArrival => {
+                    self.target.journal.insert(migration, State::Discarded);
+                    self.target.qemu = None;
+                }
+                (Step::LetRun, State::Running) if self.target.reached_at_ms.is_none() => {
+                    self.target.arrived.insert(migration, Arrived::new(self.now_ms));
+                }
+                (Step::TakeUpParts, _) => self.take_up_part(migration),
+                _ => {}
+            }
+        }
     }
 
     /// A QEMU that waits for a page takes what is out of band from those alone who have spoken to it before.
@@ -331,14 +375,22 @@ impl World {
     }
 
     fn clear_discarded(&mut self) {
+        if std::mem::take(&mut self.target.remains).is_empty() {
+            return;
+        }
         let comes_again = self.target.journal.values().any(|state| *state == State::Waiting);
-        if !std::mem::take(&mut self.target.remains).is_empty() && !self.target.has_vm && !comes_again {
+        if remains(self.target.has_vm, comes_again) == Remains::Remove {
             self.target.qemu = None;
         }
     }
 
-    fn take_up(&mut self, migration: usize) {
-        if self.target.qemu.is_none() {
+    fn take_up_waiting(&mut self, migration: usize) {
+        let hypervisor = match self.target.qemu {
+            None => Hypervisor::None,
+            Some(_) if self.answers(Host::Target) => Hypervisor::There,
+            Some(_) => Hypervisor::Unresponsive,
+        };
+        if waiting(hypervisor) == Waiting::GiveUp {
             self.target.journal.insert(migration, State::Discarded);
             return;
         }
@@ -347,10 +399,10 @@ impl World {
         self.saw(Sight::TakenUp);
     }
 
-    /// One that does not answer has a part to come, for all that is known.
     fn take_up_part(&mut self, migration: usize) {
-        let lacks_part = |qemu: &TargetQemu| qemu.arrival == Arrival::Enough;
-        if self.target.qemu.as_ref().is_some_and(lacks_part) {
+        let known = Known::of(self.found(migration), None);
+        let received = looked_at(self).ok();
+        if lacks_part(known, received) && !self.target.entries.contains_key(&migration) {
             self.enter_part(migration);
         }
     }

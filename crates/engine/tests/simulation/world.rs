@@ -81,6 +81,7 @@ pub(crate) enum Sight {
     NotRecorded,
     PostCopy,
     PostTaken,
+    Reached,
     Reclaimed,
     Reconnected,
     RecoveredHandOver,
@@ -96,7 +97,7 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    pub(crate) const ALL: [Self; 34] = [
+    pub(crate) const ALL: [Self; 35] = [
         Self::Adopted,
         Self::DisksCopied,
         Self::DisksOutpaced,
@@ -119,6 +120,7 @@ impl Sight {
         Self::NotRecorded,
         Self::PostCopy,
         Self::PostTaken,
+        Self::Reached,
         Self::Reclaimed,
         Self::Reconnected,
         Self::RecoveredHandOver,
@@ -413,6 +415,7 @@ impl World {
         mute.chain([self.target.qemu.as_ref().and_then(|qemu| qemu.mute_until_ms)])
             .flatten()
             .for_each(&mut wakes);
+        self.target.reached_at_ms.into_iter().for_each(&mut wakes);
         self.source.executor.iter().for_each(|executor| wakes(executor.wakes_ms()));
         self.target.tasks.iter().for_each(|task| wakes(self.task_wakes_ms(task)));
         self.target.entries.values().for_each(|entry| wakes(entry.wakes_ms()));
@@ -470,6 +473,7 @@ impl World {
                 self.answers_again(host);
             }
         }
+        self.reach();
         if self.now_ms >= self.source.wakes_ms {
             match self.source.life {
                 Life::Up => {}

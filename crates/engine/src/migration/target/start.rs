@@ -1,0 +1,100 @@
+//! When an agent starts: what becomes of the VMs that came here or were on their way, by its journal and their hypervisors.
+
+use super::{Hypervisor, IncomingState, Known, PostCopy, Received};
+
+/// One thing that is done for all VMs that need it, before the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// What is left of those that were discarded is removed: see [`remains`].
+    ClearDiscarded,
+    /// Those that wait for their state or for an order are taken up: see [`waiting`].
+    TakeUpWaiting,
+    /// Those that were recorded to run, and may not have been let run, are: see [`super::resume`].
+    LetRun,
+    /// Those of which a part is still to come are looked after: see [`lacks_part`].
+    TakeUpParts,
+}
+
+/// When the agent starts. Some of those that wait are given up, so what was discarded is cleared away before and after.
+pub const AT_START: [Step; 5] =
+    [Step::ClearDiscarded, Step::TakeUpWaiting, Step::ClearDiscarded, Step::LetRun, Step::TakeUpParts];
+
+/// Once the hypervisor of a VM answers that did not when the agent started: for that VM.
+pub const ONCE_IT_ANSWERS: [Step; 2] = [Step::LetRun, Step::TakeUpParts];
+
+/// What is done with what is left of a VM that was discarded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remains {
+    /// Its hypervisor is ended, its files go.
+    Remove,
+    /// A VM of its name has come since, or comes, and they are its own.
+    Leave,
+}
+
+/// Of a VM that was discarded.
+pub fn remains(is_here: bool, comes_again: bool) -> Remains {
+    if is_here || comes_again { Remains::Leave } else { Remains::Remove }
+}
+
+/// What is done with a VM that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waiting {
+    /// Its source is asked about it at once.
+    TakeUp,
+    /// It is recorded as discarded: what had come of it is gone.
+    GiveUp,
+}
+
+/// Of a VM that waits, by its hypervisor. One that lives and does not answer may have the only copy.
+pub fn waiting(hypervisor: Hypervisor) -> Waiting {
+    match hypervisor {
+        Hypervisor::None | Hypervisor::Ended => Waiting::GiveUp,
+        Hypervisor::Unresponsive | Hypervisor::There => Waiting::TakeUp,
+    }
+}
+
+/// Whether a part of a VM is still to come. Of a hypervisor that says nothing of what it has, that must be taken for so: it
+/// may wait for that part.
+pub fn lacks_part(known: Known, received: Option<Received>) -> bool {
+    let was_told = matches!(known.state, Some(IncomingState::Running | IncomingState::Finished));
+    let may_lack = was_told && known.post_copy == PostCopy::Allowed && known.hypervisor == Hypervisor::There;
+    may_lack && received != Some(Received::Whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_is_given_up_only_if_its_hypervisor_is_gone() {
+        assert_eq!(waiting(Hypervisor::None), Waiting::GiveUp);
+        assert_eq!(waiting(Hypervisor::Unresponsive), Waiting::TakeUp);
+        assert_eq!(waiting(Hypervisor::There), Waiting::TakeUp);
+    }
+
+    #[test]
+    fn what_came_again_is_no_remains() {
+        assert_eq!(remains(false, false), Remains::Remove);
+        assert_eq!(remains(true, false), Remains::Leave);
+        assert_eq!(remains(false, true), Remains::Leave);
+    }
+
+    #[test]
+    fn what_may_lack_a_part_is_looked_after() {
+        let known = Known {
+            post_copy: PostCopy::Allowed,
+            hypervisor: Hypervisor::There,
+            ..Known::by_decision_alone(Some(IncomingState::Finished))
+        };
+        assert!(lacks_part(known, Some(Received::InPart)) && lacks_part(known, None));
+        assert!(!lacks_part(known, Some(Received::Whole)));
+        for other in [
+            Known { post_copy: PostCopy::Past, ..known },
+            Known { hypervisor: Hypervisor::None, ..known },
+            Known { hypervisor: Hypervisor::Unresponsive, ..known },
+            Known { state: Some(IncomingState::Waiting), ..known },
+        ] {
+            assert!(!lacks_part(other, None));
+        }
+    }
+}
