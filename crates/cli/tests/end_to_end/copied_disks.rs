@@ -431,7 +431,7 @@ fn disks_go_where_the_target_wants_them() {
     let directory = lab.files().join("disks");
     let below = directory.join("of-a");
     for (host, from, to) in [("a", &below, &directory), ("b", &directory, &below)] {
-        let places = format!("[disks.places]\n{from:?} = {to:?}\n\n[tls]");
+        let places = format!("[disks.places]\n\"{}\" = \"{}\"\n\n[tls]", from.display(), to.display());
         lab.configure(host, "[tls]", &places);
     }
     let apart = Apart::mounted(lab).and_its_vm();
@@ -450,7 +450,7 @@ fn disks_go_where_the_target_wants_them() {
     // Back, to where they were.
     let result = lab.migrate("web", "a", &["--copy-storage"]);
     let half = (DISK_MIB as u64) << 19;
-    assert!(result.disks.iter().all(|disk| disk.same_bytes >= half), "{result:#?}");
+    assert!(result.copied.disks.iter().all(|disk| disk.same_bytes >= half), "{result:#?}");
     lab.assert_runs_on("web", "a");
     lab.drainpipe(&["vm", "stop", "web", "--force"]).done();
     apart.assert_whole("a", disk_names());

@@ -215,7 +215,7 @@ impl Nested {
 fn a_vm_moves_between_machines_and_is_intact() {
     let nested = Nested::start();
     for (hosts, option) in [(["a", "b"], "multichannel"), (["b", "a"], "tcp")] {
-        assert_eq!(nested.moves(hosts, option).option.to_string(), option);
+        assert_eq!(nested.moves(hosts, option).choice.option.to_string(), option);
     }
 }
 
@@ -223,11 +223,11 @@ fn a_vm_moves_by_rdma_or_says_why_not() {
     let nested = Nested::start();
     shell(&nested.lab, "a", RDMA);
     let result = nested.moves(["a", "b"], "direct");
-    let reason = result.fallback_reason.as_deref();
-    assert_eq!((result.option, reason), (MigrationOption::Multichannel, Some("no RDMA device on b")));
+    let reason = result.choice.fallback_reason.as_deref();
+    assert_eq!((result.choice.option, reason), (MigrationOption::Multichannel, Some("no RDMA device on b")));
     shell(&nested.lab, "b", RDMA);
     let result = nested.moves(["b", "a"], "direct");
-    assert_eq!((result.option, result.fallback_reason), (MigrationOption::Direct, None));
+    assert_eq!((result.choice.option, result.choice.fallback_reason), (MigrationOption::Direct, None));
     assert_eq!(result.paths.iter().map(|path| path.link.as_str()).collect::<Vec<_>>(), ["e0"]);
 }
 
@@ -250,9 +250,9 @@ fn a_vm_whose_rdma_is_cut_stays_and_then_moves_without() {
     assert!(stderr.contains("it runs on a"), "{stderr}");
     nested.guest.assert_intact();
     let result = nested.moves(["a", "b"], "direct");
-    let reason = result.fallback_reason.unwrap_or_default();
+    let reason = result.choice.fallback_reason.unwrap_or_default();
     assert!(reason.contains("no path that carries now has an RDMA device"), "{reason}");
-    assert_ne!(result.option, MigrationOption::Direct);
+    assert_ne!(result.choice.option, MigrationOption::Direct);
 }
 
 fn an_up_that_is_killed_leaves_what_down_removes() {
