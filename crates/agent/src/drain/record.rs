@@ -217,7 +217,9 @@ fn settle_return(drains: &Drains, one: &mut MoveStatus) {
 /// Whether a VM runs here, and is not on its way from here.
 pub(super) fn has_arrived(drains: &Drains, vm: &str) -> bool {
     // One that is on its way from here, or may have left, has its QEMU here too.
-    drains.outgoing.migrations.of_vm(vm).is_none() && drains.vms.running(vm).is_some()
+    let is_leaving = drains.outgoing.migrations.of_vm(vm).is_some();
+    // One whose QEMU has just ended is counted for a moment yet.
+    !is_leaving && drains.vms.running(vm).is_some_and(|vmm| vmm.alive())
 }
 
 /// Puts down how a migration ended.

@@ -214,7 +214,8 @@ fn wait_until_at_post(mut word: PipeReader) -> io::Result<()> {
     if poll(&mut [PollFd::new(&word, PollFlags::IN)], Some(&POST_DEADLINE))? == 0 {
         return Err(io::Error::new(
             io::ErrorKind::TimedOut,
-            "the guard of an earlier migration of this VM is still at work; try again",
+            "it is not at its post after 5 s: the guard of an earlier migration of this VM is still at work, or this host is \
+             too busy to start one; try again",
         ));
     }
     match word.read(&mut [0])? {

@@ -64,7 +64,7 @@ pub(crate) async fn connect(
 ) -> Result<Endpoint, Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    may_go_on(incoming, &entry, Step::UseHypervisor)?;
+    may_go_on(incoming, &entry, Step::Prepare)?;
     entry.end_trials();
     request.parcel.check().map_err(Problem::bad_input)?;
     let is_encrypted = request.plan.encryption.is_encrypted;
@@ -81,6 +81,7 @@ pub(crate) async fn connect(
     if !is_encrypted && let Some(why) = refuses_clear(&incoming.facts().await?, &request.plan.paths) {
         return Err(Problem::refused(why));
     }
+    may_go_on(incoming, &entry, Step::UseHypervisor)?;
     let vmm = entry.vmm()?;
     let endpoint = if request.plan.spread() == Spread::Routed {
         connect_routed(incoming, &entry, &*vmm, &request).await?

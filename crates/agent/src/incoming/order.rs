@@ -70,9 +70,6 @@ pub(crate) async fn connect_again(
     id: &str,
     request: ConnectionRequest,
 ) -> Result<Endpoint, Problem> {
-    if !request.plan.post_copy() {
-        return Err(Problem::bad_input("a connection anew is for post-copy"));
-    }
     let mut carrier = Carrier::of(incoming, id);
     carrier.request = Some(request);
     carrier.carry_out(Order::Reconnect).await?;
@@ -205,6 +202,10 @@ impl<'a> Carrier<'a> {
             Action::Wait => return self.wait().await,
             Action::LetRun => return self.let_run().await,
             Action::LookAtVm => return self.look_at_vm().await,
+            // Before anything is cut for it.
+            Action::TakeUpPart if !self.is_for_post_copy() => {
+                return Err(Problem::bad_input("a connection anew is for post-copy"));
+            }
             Action::TakeUpPart => self.take_up_part().await?,
             // A connection over which nothing comes any more may look whole from here.
             Action::CutConnection => self.ordered()?.cut_migration(QMP_DEADLINE).await,
@@ -387,6 +388,10 @@ impl<'a> Carrier<'a> {
 
     fn ordered(&self) -> Result<Arc<dyn Machine>, Problem> {
         self.ordered.clone().ok_or_else(|| not_built(self.id))
+    }
+
+    fn is_for_post_copy(&self) -> bool {
+        self.request.as_ref().is_some_and(|request| request.plan.post_copy())
     }
 
     async fn take_up_part(&mut self) -> Result<(), Problem> {
