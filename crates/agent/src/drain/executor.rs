@@ -455,7 +455,13 @@ async fn follow(drains: Arc<Drains>, flight: Arc<Running>, tell: mpsc::Sender<Dr
             shown = stage;
         }
         if stage == Stage::Ended {
-            news.push(DrainEvent::Ended { vm: vm(), end: end_of(&drains, &flight).await });
+            let result = result_of(&drains, &flight).await;
+            // One may be over before anybody has looked: then what the kernel counted.
+            let counted = result.as_ref().filter(|_| flight.sent_bytes() == 0);
+            news.extend(
+                counted.map(|result| DrainEvent::Arrived { vm: vm(), bytes: result.memory.wire_bytes }),
+            );
+            news.push(DrainEvent::Ended { vm: vm(), end: result.as_ref().map_or_else(crashed_end, end_by) });
         }
         for event in news {
             if tell.send(event).await.is_err() {
@@ -493,21 +499,21 @@ fn event_of(stage: Stage, vm: String) -> Option<DrainEvent> {
     }
 }
 
-async fn end_of(drains: &Drains, flight: &Running) -> MoveEnd {
-    let result = loop {
+/// How a migration that is over has ended; none where its task has crashed, and another one takes it up.
+async fn result_of(drains: &Drains, flight: &Running) -> Option<MigrationResult> {
+    loop {
         match flight.end(&drains.journal) {
-            Ok(result) => break result,
+            Ok(result) => return result,
             Err(problem) => warn!(%problem, "how a migration ended is not known yet; tried again soon"),
         }
         sleep(RECORD_AGAIN_AFTER).await;
-    };
-    // Its task has crashed, and another one takes it up.
-    let Some(result) = result else {
-        return MoveEnd::InDoubt(Problem::failed(format!(
-            "its migration has crashed, {TO_BE_REPORTED}; it is undone or finished as after a crash of the agent"
-        )));
-    };
-    end_by(&result)
+    }
+}
+
+fn crashed_end() -> MoveEnd {
+    MoveEnd::InDoubt(Problem::failed(format!(
+        "its migration has crashed, {TO_BE_REPORTED}; it is undone or finished as after a crash of the agent"
+    )))
 }
 
 fn end_by(result: &MigrationResult) -> MoveEnd {

@@ -8,7 +8,7 @@ use drainpipe_agent::peers::client::ApiClient;
 use drainpipe_api_types::{
     DrainKind, DrainPlanView, DrainView, HostStatus, MigrationView, PLAN_DEADLINE, VmState,
 };
-use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState};
+use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveState, MoveStatus};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
@@ -182,7 +182,8 @@ fn all_vms_leave_and_come_back() {
     assert!(again.kind == ProblemKind::Conflict && again.message.contains("being drained"), "{again}");
     let drained = ended(&lab, "a");
     assert_state(&drained, DrainState::Drained, NAMES.len());
-    assert!(status(&drained).moves.iter().all(|one| one.transfer_ms.is_some() && one.sent_bytes > 0));
+    let is_measured = |one: &MoveStatus| one.transfer_ms.is_some() && one.sent_bytes > 0;
+    assert!(status(&drained).moves.iter().all(is_measured), "{drained:#?}");
     assert_nowhere_but(&lab, &NAMES, &["b", "c"]);
     guests.iter().for_each(Guest::assert_intact);
     let hosts: Vec<HostStatus> = lab.json(&["hosts"]);
