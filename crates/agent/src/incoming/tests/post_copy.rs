@@ -18,6 +18,13 @@ fn in_part(host: &TestHost, life: &Life) -> Arc<FakeVm> {
     vm
 }
 
+/// The same, and it runs here.
+fn runs_in_part(host: &TestHost, life: &Life) -> Arc<FakeVm> {
+    let vm = in_part(host, life);
+    life.block_on(run_by_order(&life.parts.incoming, ID)).unwrap();
+    vm
+}
+
 #[test]
 fn it_runs_by_its_sources_order_and_waits_for_the_rest() {
     let host = TestHost::new();
@@ -55,8 +62,7 @@ fn it_is_not_given_back_for_its_source_cannot_run_it() {
 fn it_listens_again_once_its_connection_is_cut() {
     let host = TestHost::new();
     let life = host.start();
-    let vm = in_part(&host, &life);
-    life.block_on(run_by_order(&life.parts.incoming, ID)).unwrap();
+    let vm = runs_in_part(&host, &life);
     let mut request = serde_json::to_value(connect::over_loopback()).unwrap();
     request["plan"]["post_copy"] = true.into();
     let request = serde_json::from_value(request).unwrap();
@@ -70,9 +76,8 @@ fn it_listens_again_once_its_connection_is_cut() {
 fn it_ends_only_while_a_part_is_missing() {
     let host = TestHost::new();
     let life = host.start();
-    let vm = in_part(&host, &life);
+    let vm = runs_in_part(&host, &life);
     let incoming = &life.parts.incoming;
-    life.block_on(run_by_order(incoming, ID)).unwrap();
     vm.receives_all();
     assert_eq!(life.block_on(end_part(incoming, ID)).unwrap_err().kind, ProblemKind::Conflict);
     assert!(vm.alive());
@@ -85,9 +90,8 @@ fn it_ends_only_while_a_part_is_missing() {
 fn one_that_says_nothing_since_its_source_vanished_is_cut_off_and_ended() {
     let host = TestHost::new();
     let life = host.start();
-    let vm = in_part(&host, &life);
+    let vm = runs_in_part(&host, &life);
     let incoming = &life.parts.incoming;
-    life.block_on(run_by_order(incoming, ID)).unwrap();
     // Its main thread waits for a page; what is out of band gets through.
     vm.fails(Act::Migration, Fault::Mute);
     life.block_on(end_part(incoming, ID)).unwrap();
@@ -98,9 +102,8 @@ fn one_that_says_nothing_since_its_source_vanished_is_cut_off_and_ended() {
 fn one_that_says_nothing_and_cannot_be_cut_off_may_have_got_all() {
     let host = TestHost::new();
     let life = host.start();
-    let vm = in_part(&host, &life);
+    let vm = runs_in_part(&host, &life);
     let incoming = &life.parts.incoming;
-    life.block_on(run_by_order(incoming, ID)).unwrap();
     vm.receives_all();
     vm.fails(Act::Migration, Fault::Mute);
     let kept = life.block_on(end_part(incoming, ID)).unwrap_err();
