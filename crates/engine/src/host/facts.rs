@@ -243,6 +243,14 @@ pub struct RdmaFacts {
     pub memory_lock_bytes: Option<u64>,
 }
 
+impl RdmaFacts {
+    /// What a hypervisor locks to move a VM with so much memory: that, its buffers, and memory of the machine's devices.
+    pub fn locked_bytes(memory_bytes: u64) -> u64 {
+        const BESIDE_BYTES: u64 = 256 << 20;
+        memory_bytes.saturating_add(BESIDE_BYTES)
+    }
+}
+
 /// The RDMA device of a link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RdmaPort {

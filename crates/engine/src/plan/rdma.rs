@@ -10,9 +10,6 @@ use crate::option::RequestedOption;
 use crate::paths::path::{Path, Reach, find_paths};
 use crate::transfer::encryption::{self, EncryptionReason};
 
-/// What RDMA locks beside the guest's memory: the hypervisor's buffers, and memory of the machine's devices.
-const LOCKED_BESIDE_BYTES: u64 = 256 << 20;
-
 /// Why RDMA cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoRdma {
@@ -161,7 +158,7 @@ impl NoRdma {
         if !connects {
             return Some(Self::NoConnections(name()));
         }
-        let needed_bytes = memory_bytes.saturating_add(LOCKED_BESIDE_BYTES);
+        let needed_bytes = RdmaFacts::locked_bytes(memory_bytes);
         let allowed_bytes = memory_lock_bytes.filter(|allowed_bytes| *allowed_bytes < needed_bytes)?;
         Some(Self::MemoryLock { host: name(), allowed_bytes, needed_bytes })
     }

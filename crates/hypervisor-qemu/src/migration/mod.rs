@@ -48,6 +48,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use drainpipe_engine::host::facts::RdmaFacts;
 use drainpipe_hypervisor::{Address, MigrationStatus, RunState, SourceSettings, TransferStatus, Transport};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -66,8 +67,6 @@ pub use transport::bandwidth_bytes_per_s;
 const POLL_EVERY: Duration = Duration::from_millis(5);
 /// How often to look again for times that QEMU has not computed yet.
 const UNFINISHED_TIMES_POLLS_MAX: u32 = 20;
-/// What is locked beside the guest's memory: buffers, and memory of the machine's devices.
-const LOCKED_BESIDE_BYTES: u64 = 256 << 20;
 /// A cancelled migration normally ends within a few ms; past this its connections are cut.
 const CANCEL_BEFORE_YANK: Duration = Duration::from_millis(100);
 
@@ -219,7 +218,7 @@ fn allow_memory_lock(vmm: &Vmm, transport: Transport) -> Result<(), MigrationErr
     if transport != Transport::Rdma {
         return Ok(());
     }
-    let needed_bytes = (vmm.spec().memory_kib() << 10).saturating_add(LOCKED_BESIDE_BYTES);
+    let needed_bytes = RdmaFacts::locked_bytes(vmm.spec().memory_kib() << 10);
     let allowed = vmm.process().allow_memory_lock(needed_bytes);
     allowed.map_err(|source| MigrationError::MemoryLock { needed_mib: needed_bytes >> 20, source })
 }
