@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::migration::guard::{
-    AGAIN_AFTER_MS, Guard as Decisions, GuardAction as Action, GuardEvent as Event, SILENCE_MS,
+    AGAIN_AFTER_MS, Guard as Decisions, GuardAction, GuardEvent, SILENCE_MS,
 };
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmName;
@@ -278,43 +278,43 @@ impl Executor<'_> {
         let (mut machine, mut next) = Decisions::at_post();
         loop {
             let event = match next {
-                Action::Leave => return Ok(()),
-                Action::GiveUp => {
+                GuardAction::Leave => return Ok(()),
+                GuardAction::GiveUp => {
                     let problem = self.problem.unwrap_or_else(|| Problem::failed("it was tried in vain"));
                     return Err(problem.context(format!("guard of VM {vm}: it does not run")));
                 }
                 action => self.perform(action, signs).await.unwrap_or_else(|problem| {
                     eprintln!("guard of VM {vm}: {problem}; tried again");
                     self.problem = Some(problem);
-                    Event::Failed { may_succeed_now: self.source.was_just_cut_off() }
+                    GuardEvent::Failed { may_succeed_now: self.source.was_just_cut_off() }
                 }),
             };
             next = machine.handle(event);
         }
     }
 
-    async fn perform(&mut self, action: Action, signs: &impl AsFd) -> Result<Event, Problem> {
+    async fn perform(&mut self, action: GuardAction, signs: &impl AsFd) -> Result<GuardEvent, Problem> {
         let migration = &self.orders.migration;
         match action {
-            Action::Listen => {
+            GuardAction::Listen => {
                 let heard = listen(signs, &mut self.source.messages);
                 self.source.cut_disk_copies_if(heard);
                 return Ok(heard);
             }
-            Action::LookAtVm => return Ok(Event::VmRuns(self.source.look().await)),
-            Action::ForbidHandOver => {
+            GuardAction::LookAtVm => return Ok(GuardEvent::VmRuns(self.source.look().await)),
+            GuardAction::ForbidHandOver => {
                 self.source.lift_throttle();
-                return Ok(Event::HandOver(self.journal.forbid_hand_over(migration)?));
+                return Ok(GuardEvent::HandOver(self.journal.forbid_hand_over(migration)?));
             }
-            Action::StopTransfer => return self.source.stop_transfer().await,
-            Action::ResumeOnSource => return self.source.run().await,
-            Action::AskSource => return self.source.ask().await,
-            Action::RevokeHandOver => drop(self.journal.revoke_hand_over(migration)?),
-            Action::ResumeOnTarget => self.order_target().await?,
-            Action::Pause => tokio::time::sleep(Duration::from_millis(AGAIN_AFTER_MS)).await,
-            Action::Leave | Action::GiveUp => {}
+            GuardAction::StopTransfer => return self.source.stop_transfer().await,
+            GuardAction::ResumeOnSource => return self.source.run().await,
+            GuardAction::AskSource => return self.source.ask().await,
+            GuardAction::RevokeHandOver => drop(self.journal.revoke_hand_over(migration)?),
+            GuardAction::ResumeOnTarget => self.order_target().await?,
+            GuardAction::Pause => tokio::time::sleep(Duration::from_millis(AGAIN_AFTER_MS)).await,
+            GuardAction::Leave | GuardAction::GiveUp => {}
         }
-        Ok(Event::Done)
+        Ok(GuardEvent::Done)
     }
 
     /// As the agent does in step 9, in its name. The target's journal sees to it that the VM runs there once.
@@ -343,19 +343,19 @@ struct AgentMessages {
 }
 
 /// Waits for the agent's word, its silence or its end.
-fn listen(input: &impl AsFd, messages: &mut AgentMessages) -> Event {
+fn listen(input: &impl AsFd, messages: &mut AgentMessages) -> GuardEvent {
     loop {
         let mut waiting = [PollFd::new(input, PollFlags::IN)];
         match poll(&mut waiting, Some(&SILENCE_MAX)) {
-            Ok(0) => return Event::Silent { is_switching_over: messages.switches_over },
+            Ok(0) => return GuardEvent::Silent { is_switching_over: messages.switches_over },
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
-            Err(_) => return Event::AgentEnded,
+            Err(_) => return GuardEvent::AgentEnded,
         }
         let mut signs = [0; 64];
         match descriptors::receive(input, &mut signs, &mut messages.held) {
-            Ok(0) | Err(_) => return Event::AgentEnded,
-            Ok(count) if signs[..count].contains(&DISMISSED) => return Event::Dismissed,
+            Ok(0) | Err(_) => return GuardEvent::AgentEnded,
+            Ok(count) if signs[..count].contains(&DISMISSED) => return GuardEvent::Dismissed,
             Ok(count) => messages.switches_over |= signs[..count].contains(&SWITCHES_OVER),
         }
     }

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use drainpipe_engine::migration::guard::GuardEvent as Event;
+use drainpipe_engine::migration::guard::GuardEvent;
 use drainpipe_engine::migration::timing::MUTE_FOR_GUARD_AFTER;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmName;
@@ -105,9 +105,9 @@ impl Source {
 
     /// Copies of disks go through the agent, and the guest's writes wait for them. Not at its first silence: the copy would
     /// have to begin anew.
-    pub(super) fn cut_disk_copies_if(&mut self, heard: Event) {
+    pub(super) fn cut_disk_copies_if(&mut self, heard: GuardEvent) {
         self.silences =
-            if matches!(heard, Event::Silent { .. }) { self.silences.saturating_add(1) } else { 0 };
+            if matches!(heard, GuardEvent::Silent { .. }) { self.silences.saturating_add(1) } else { 0 };
         // Also one that QEMU has connected anew since.
         if self.silences >= SILENCES_MAX {
             self.cut_disk_copies();
@@ -128,17 +128,17 @@ impl Source {
     }
 
     /// What it says of itself.
-    pub(super) async fn ask(&self) -> Result<Event, Problem> {
+    pub(super) async fn ask(&self) -> Result<GuardEvent, Problem> {
         let vmm = match self.attach(QMP_DEADLINE).await {
-            Err(error) if error.kind == VmErrorKind::NotRunning => return Ok(Event::QemuEnded),
+            Err(error) if error.kind == VmErrorKind::NotRunning => return Ok(GuardEvent::QemuEnded),
             attached => attached.map_err(Problem::failed)?,
         };
-        Ok(Event::SourceSays(settled_source_state(Some(&*vmm)).await?))
+        Ok(GuardEvent::SourceSays(settled_source_state(Some(&*vmm)).await?))
     }
 
-    pub(super) async fn stop_transfer(&mut self) -> Result<Event, Problem> {
+    pub(super) async fn stop_transfer(&mut self) -> Result<GuardEvent, Problem> {
         let vmm = match self.attach(self.patience()).await {
-            Err(error) if error.kind == VmErrorKind::NotRunning => return Ok(Event::QemuEnded),
+            Err(error) if error.kind == VmErrorKind::NotRunning => return Ok(GuardEvent::QemuEnded),
             Err(error) => {
                 if error.is_mute() {
                     self.cut_if_mute();
@@ -157,7 +157,7 @@ impl Source {
         self.cut(true);
         cancelled.map_err(Problem::failed)?;
         self.attached = Some(vmm);
-        Ok(Event::Done)
+        Ok(GuardEvent::Done)
     }
 
     async fn cancel(&mut self, vmm: &dyn Machine) -> Result<MigrationStatus, VmError> {
@@ -170,7 +170,7 @@ impl Source {
         cancelling.await
     }
 
-    pub(super) async fn run(&mut self) -> Result<Event, Problem> {
+    pub(super) async fn run(&mut self) -> Result<GuardEvent, Problem> {
         let vmm = self.attached.take().ok_or_else(|| Problem::failed("its QEMU was not taken hold of"))?;
         vmm.run(QMP_DEADLINE).await.map_err(Problem::failed)?;
         // Only now: the VM waits for nothing that is less urgent. And nobody looks after it any more.
@@ -180,7 +180,7 @@ impl Source {
             }
             tokio::time::sleep(LET_GO_AGAIN_AFTER).await;
         }
-        Ok(Event::Done)
+        Ok(GuardEvent::Done)
     }
 
     /// How long it may take for an answer.

@@ -211,14 +211,14 @@ fn with_one_that_has_ended_nothing_is_left_to_do() {
 fn a_word_silence_and_the_end_are_told_apart() {
     let (heard, mut agent) = UnixStream::pair().unwrap();
     agent.write_all(&[ALIVE, ALIVE, DISMISSED]).unwrap();
-    assert_eq!(listen(&heard, &mut AgentMessages::default()), Event::Dismissed);
+    assert_eq!(listen(&heard, &mut AgentMessages::default()), GuardEvent::Dismissed);
     let (heard, mut agent) = UnixStream::pair().unwrap();
     agent.write_all(&[ALIVE]).unwrap();
     let mut messages = AgentMessages::default();
-    assert_eq!(listen(&heard, &mut messages), Event::Silent { is_switching_over: false });
+    assert_eq!(listen(&heard, &mut messages), GuardEvent::Silent { is_switching_over: false });
     agent.write_all(&[SWITCHES_OVER]).unwrap();
     drop(agent);
-    assert_eq!(listen(&heard, &mut messages), Event::AgentEnded);
+    assert_eq!(listen(&heard, &mut messages), GuardEvent::AgentEnded);
     assert!(messages.switches_over);
 }
 

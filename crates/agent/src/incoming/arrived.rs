@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::migration::target::IncomingState;
-use drainpipe_engine::migration::target::resume::{AGAIN_AFTER_MS, Action, Event, Resumption};
+use drainpipe_engine::migration::target::resume::{
+    AGAIN_AFTER_MS, Resumption, ResumptionAction, ResumptionEvent,
+};
 use drainpipe_engine::problem::Problem;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
@@ -30,7 +32,10 @@ pub(super) async fn resume_recorded(
             continue;
         }
         let (mut resumption, mut action) = Resumption::begin();
-        while !matches!(action, Action::Pause | Action::AskSource | Action::Leave) {
+        while !matches!(
+            action,
+            ResumptionAction::Pause | ResumptionAction::AskSource | ResumptionAction::Leave
+        ) {
             action = resumption.handle(perform(incoming, &unfinished, action).await);
         }
         tokio::spawn(go_on(Arc::clone(incoming), unfinished, resumption, action));
@@ -42,17 +47,21 @@ async fn go_on(
     incoming: Arc<Incoming>,
     unfinished: UnfinishedIncoming,
     mut resumption: Resumption,
-    mut action: Action,
+    mut action: ResumptionAction,
 ) {
-    while action != Action::Leave {
+    while action != ResumptionAction::Leave {
         action = resumption.handle(perform(&incoming, &unfinished, action).await);
     }
 }
 
-async fn perform(incoming: &Incoming, unfinished: &UnfinishedIncoming, action: Action) -> Event {
+async fn perform(
+    incoming: &Incoming,
+    unfinished: &UnfinishedIncoming,
+    action: ResumptionAction,
+) -> ResumptionEvent {
     try_perform(incoming, unfinished, action).await.unwrap_or_else(|problem| {
         not_settled(unfinished, &problem);
-        Event::Failed
+        ResumptionEvent::Failed
     })
 }
 
@@ -63,30 +72,30 @@ fn not_settled(unfinished: &UnfinishedIncoming, problem: &Problem) {
 async fn try_perform(
     incoming: &Incoming,
     unfinished: &UnfinishedIncoming,
-    action: Action,
-) -> Result<Event, Problem> {
+    action: ResumptionAction,
+) -> Result<ResumptionEvent, Problem> {
     match action {
-        Action::Recall => return recall(incoming, unfinished),
-        Action::LetRun => return Ok(let_run(incoming, unfinished).await),
-        Action::AskSource => {
+        ResumptionAction::Recall => return recall(incoming, unfinished),
+        ResumptionAction::LetRun => return Ok(let_run(incoming, unfinished).await),
+        ResumptionAction::AskSource => {
             let (said, problem) = ask_source(incoming, &unfinished.source, &unfinished.id).await;
             if let Some(problem) = problem {
                 not_settled(unfinished, &problem);
             }
-            return Ok(Event::SourceSays(said));
+            return Ok(ResumptionEvent::SourceSays(said));
         }
-        Action::Finish => incoming.journal.finish_incoming(&unfinished.id)?,
-        Action::Forget => forget(incoming, unfinished)?,
-        Action::Pause => sleep(AGAIN_AFTER).await,
-        Action::Leave => {}
+        ResumptionAction::Finish => incoming.journal.finish_incoming(&unfinished.id)?,
+        ResumptionAction::Forget => forget(incoming, unfinished)?,
+        ResumptionAction::Pause => sleep(AGAIN_AFTER).await,
+        ResumptionAction::Leave => {}
     }
-    Ok(Event::Done)
+    Ok(ResumptionEvent::Done)
 }
 
 fn recall(
     incoming: &Incoming,
     UnfinishedIncoming { id, vm, .. }: &UnfinishedIncoming,
-) -> Result<Event, Problem> {
+) -> Result<ResumptionEvent, Problem> {
     let state = incoming.journal.incoming_state(id)?.map(|(_, state)| state);
     let is_open = state == Some(IncomingState::Running);
     // An older Drainpipe left it open when the VM moved on.
@@ -94,26 +103,29 @@ fn recall(
     // Then only that migration says where it may run.
     let moves_on = incoming.journal.open_migrations()?.iter().any(|open| open.vm == *vm);
     Ok(match incoming.vms.running(vm) {
-        _ if !is_open || !is_here || moves_on => Event::Left,
-        Some(vmm) if vmm.alive() => Event::Here,
-        _ => Event::Gone,
+        _ if !is_open || !is_here || moves_on => ResumptionEvent::Left,
+        Some(vmm) if vmm.alive() => ResumptionEvent::Here,
+        _ => ResumptionEvent::Gone,
     })
 }
 
-async fn let_run(incoming: &Incoming, UnfinishedIncoming { id, vm, .. }: &UnfinishedIncoming) -> Event {
-    let Some(vmm) = incoming.vms.running(vm) else { return Event::Failed };
+async fn let_run(
+    incoming: &Incoming,
+    UnfinishedIncoming { id, vm, .. }: &UnfinishedIncoming,
+) -> ResumptionEvent {
+    let Some(vmm) = incoming.vms.running(vm) else { return ResumptionEvent::Failed };
     if let Err(problem) = disks::close_left_open(incoming, id, &*vmm).await {
         warn!(vm, %problem, "was handed over to this host, but others may write to its disks yet: it does not run");
-        return Event::Failed;
+        return ResumptionEvent::Failed;
     }
     match vmm.run(QMP_DEADLINE).await {
         Ok(()) => {
             info!(vm, "runs here, as its source had handed it over");
-            Event::Done
+            ResumptionEvent::Done
         }
         Err(error) => {
             warn!(vm, %error, "was handed over to this host, but does not run yet");
-            Event::Failed
+            ResumptionEvent::Failed
         }
     }
 }

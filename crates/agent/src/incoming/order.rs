@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::migration::target::order::rest::{LAST_BYTES_WITHIN_MS, LOOK_EVERY_MS};
-use drainpipe_engine::migration::target::order::{Action, Event, Order, Said, Task, VmState, Why};
+use drainpipe_engine::migration::target::order::{Order, OrderAction, OrderEvent, Said, Task, VmState, Why};
 use drainpipe_engine::migration::target::{Found, Hypervisor, IncomingState, IncomingView, Known, Received};
 use drainpipe_engine::migration::timing::RECEIVED_LOOK_MAX;
 use drainpipe_engine::problem::Problem;
@@ -168,7 +168,7 @@ impl<'a> Carrier<'a> {
         let came_in_parts = self.entry.as_ref().is_some_and(|entry| entry.memory().came_in_parts());
         let (mut task, mut action) = Task::begin(order, self.entry.is_some(), came_in_parts);
         loop {
-            if let Action::Answer(answer) = action {
+            if let OrderAction::Answer(answer) = action {
                 return answer.map_err(|why| self.tell(why));
             }
             let event = self.perform(action).await;
@@ -176,15 +176,15 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    async fn perform(&mut self, action: Action) -> Event {
+    async fn perform(&mut self, action: OrderAction) -> OrderEvent {
         match self.try_perform(action).await {
             Ok(event) => event,
-            Err(problem) => self.note(Event::Failed, problem),
+            Err(problem) => self.note(OrderEvent::Failed, problem),
         }
     }
 
     /// Why it came to this; said if nothing else does.
-    fn note(&mut self, event: Event, problem: Problem) -> Event {
+    fn note(&mut self, event: OrderEvent, problem: Problem) -> OrderEvent {
         self.problem = Some(match self.problem.take() {
             Some(earlier) => earlier.context(problem),
             None => problem,
@@ -192,40 +192,42 @@ impl<'a> Carrier<'a> {
         event
     }
 
-    async fn try_perform(&mut self, action: Action) -> Result<Event, Problem> {
+    async fn try_perform(&mut self, action: OrderAction) -> Result<OrderEvent, Problem> {
         let (incoming, id) = (self.incoming, self.id);
         match action {
-            Action::Recall => return Ok(Event::Known(self.known()?)),
-            Action::TakeHold => return Ok(self.take_hold().await),
-            Action::Look => return self.look().await,
-            Action::LookAtRest => return Ok(self.look_at_rest().await),
-            Action::Wait => return self.wait().await,
-            Action::LetRun => return self.let_run().await,
-            Action::LookAtVm => return self.look_at_vm().await,
+            OrderAction::Recall => return Ok(OrderEvent::Known(self.known()?)),
+            OrderAction::TakeHold => return Ok(self.take_hold().await),
+            OrderAction::Look => return self.look().await,
+            OrderAction::LookAtRest => return Ok(self.look_at_rest().await),
+            OrderAction::Wait => return self.wait().await,
+            OrderAction::LetRun => return self.let_run().await,
+            OrderAction::LookAtVm => return self.look_at_vm().await,
             // Before anything is cut for it.
-            Action::TakeUpPart if !self.is_for_post_copy() => {
+            OrderAction::TakeUpPart if !self.is_for_post_copy() => {
                 return Err(Problem::bad_input("a connection anew is for post-copy"));
             }
-            Action::TakeUpPart => self.take_up_part().await?,
+            OrderAction::TakeUpPart => self.take_up_part().await?,
             // A connection over which nothing comes any more may look whole from here.
-            Action::CutConnection => self.ordered()?.cut_migration(QMP_DEADLINE).await,
-            Action::ListenAgain => self.listen_again().await?,
-            Action::LookAtConnection => return self.look_at_connection().await,
-            Action::AwaitLastBytes => return Ok(self.await_last_bytes().await),
-            Action::EndVm => self.end_vm().await?,
-            Action::RecordRun if !incoming.journal.run_incoming(id)? => return Ok(Event::Refused),
-            Action::RecordRun => self.entry()?.memory().tell_to_run(),
-            Action::CheckRoom => incoming.journal.check_room()?,
-            Action::Adopt => self.adopt()?,
-            Action::TakeBackRun => drop(incoming.journal.take_back_run(id)?),
-            Action::RecordDiscard => return Ok(Event::State(incoming.journal.discard_incoming(id)?)),
-            Action::Remove => remove(incoming, id, self.entry.as_deref()).await?,
-            Action::Close => finish_incoming(incoming, id).await?,
-            Action::NoteSourceKnows => incoming.journal.source_knows(id)?,
+            OrderAction::CutConnection => self.ordered()?.cut_migration(QMP_DEADLINE).await,
+            OrderAction::ListenAgain => self.listen_again().await?,
+            OrderAction::LookAtConnection => return self.look_at_connection().await,
+            OrderAction::AwaitLastBytes => return Ok(self.await_last_bytes().await),
+            OrderAction::EndVm => self.end_vm().await?,
+            OrderAction::RecordRun if !incoming.journal.run_incoming(id)? => return Ok(OrderEvent::Refused),
+            OrderAction::RecordRun => self.entry()?.memory().tell_to_run(),
+            OrderAction::CheckRoom => incoming.journal.check_room()?,
+            OrderAction::Adopt => self.adopt()?,
+            OrderAction::TakeBackRun => drop(incoming.journal.take_back_run(id)?),
+            OrderAction::RecordDiscard => {
+                return Ok(OrderEvent::State(incoming.journal.discard_incoming(id)?));
+            }
+            OrderAction::Remove => remove(incoming, id, self.entry.as_deref()).await?,
+            OrderAction::Close => finish_incoming(incoming, id).await?,
+            OrderAction::NoteSourceKnows => incoming.journal.source_knows(id)?,
             // Those who carry out are given no answer to carry out.
-            Action::Answer(_) => {}
+            OrderAction::Answer(_) => {}
         }
-        Ok(Event::Done)
+        Ok(OrderEvent::Done)
     }
 
     fn tell(&mut self, why: Why) -> Problem {
@@ -279,47 +281,47 @@ impl<'a> Carrier<'a> {
         Problem::failed(format!("its QEMU on {} does not answer", self.incoming.host.name()))
     }
 
-    async fn take_hold(&mut self) -> Event {
-        let Some(entry) = self.entry.clone() else { return Event::Gone };
+    async fn take_hold(&mut self) -> OrderEvent {
+        let Some(entry) = self.entry.clone() else { return OrderEvent::Gone };
         let until = self.until + RECEIVED_LOOK_MAX;
         match timeout_at(until, entry.take_hold(&self.incoming.vms)).await {
-            Ok(Ok(())) if entry.built().is_some() => Event::Done,
-            Ok(Ok(())) => Event::Gone,
+            Ok(Ok(())) if entry.built().is_some() => OrderEvent::Done,
+            Ok(Ok(())) => OrderEvent::Gone,
             Ok(Err(problem)) => {
                 warn!(migration = self.id, %problem, "its QEMU does not answer yet; the source asks again");
                 sleep_until(until.min(Instant::now() + WATCH_EVERY)).await;
-                Event::Mute
+                OrderEvent::Mute
             }
-            Err(_) => Event::Mute,
+            Err(_) => OrderEvent::Mute,
         }
     }
 
-    async fn look(&mut self) -> Result<Event, Problem> {
+    async fn look(&mut self) -> Result<OrderEvent, Problem> {
         let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
         let own = self.incoming.host.name();
         Ok(match entry.look(&*vmm).await {
-            Ok((received @ (Received::Whole | Received::InPart), _)) => Event::Received(received),
+            Ok((received @ (Received::Whole | Received::InPart), _)) => OrderEvent::Received(received),
             Ok((received, status)) => {
                 let why = format!("not all state of the VM is on {own}: {}", status.status);
-                self.note(Event::Received(received), Problem::failed(why))
+                self.note(OrderEvent::Received(received), Problem::failed(why))
             }
-            Err(error) if !vmm.alive() => self.note(Event::Gone, Problem::failed(error)),
-            Err(error) if error.is_mute() => self.note(Event::Mute, self.is_mute()),
-            Err(error) => self.note(Event::Failed, Problem::failed(error)),
+            Err(error) if !vmm.alive() => self.note(OrderEvent::Gone, Problem::failed(error)),
+            Err(error) if error.is_mute() => self.note(OrderEvent::Mute, self.is_mute()),
+            Err(error) => self.note(OrderEvent::Failed, Problem::failed(error)),
         })
     }
 
-    async fn look_at_rest(&mut self) -> Event {
-        let Some(vmm) = self.ordered.clone() else { return Event::Gone };
+    async fn look_at_rest(&mut self) -> OrderEvent {
+        let Some(vmm) = self.ordered.clone() else { return OrderEvent::Gone };
         match look_at_rest(&*vmm).await {
-            Ok(received) => Event::Received(received),
-            Err(_) if !vmm.alive() => Event::Gone,
-            Err(error) if error.is_mute() => self.note(Event::Mute, Problem::failed(error)),
-            Err(error) => self.note(Event::Failed, Problem::failed(error)),
+            Ok(received) => OrderEvent::Received(received),
+            Err(_) if !vmm.alive() => OrderEvent::Gone,
+            Err(error) if error.is_mute() => self.note(OrderEvent::Mute, Problem::failed(error)),
+            Err(error) => self.note(OrderEvent::Failed, Problem::failed(error)),
         }
     }
 
-    async fn wait(&mut self) -> Result<Event, Problem> {
+    async fn wait(&mut self) -> Result<OrderEvent, Problem> {
         let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
         if self.is_paused {
             self.incoming.transfer.first_sessions.begin(&*vmm);
@@ -327,62 +329,64 @@ impl<'a> Carrier<'a> {
         let mut events = vmm.events();
         loop {
             let Ok(looked) = timeout_at(self.until + RECEIVED_LOOK_MAX, entry.look(&*vmm)).await else {
-                return Ok(Event::Mute);
+                return Ok(OrderEvent::Mute);
             };
             match looked {
                 Ok((received @ (Received::Whole | Received::InPart), _)) => {
-                    return Ok(Event::Received(received));
+                    return Ok(OrderEvent::Received(received));
                 }
                 Ok((Received::Failed, status)) => {
                     let why = relay_error(&entry).or(status.error_desc);
                     let why = why.unwrap_or_else(|| "its QEMU does not say why".into());
                     let problem = could_not_take_the_state(self.incoming, &why);
-                    return Ok(self.note(Event::Received(Received::Failed), problem));
+                    return Ok(self.note(OrderEvent::Received(Received::Failed), problem));
                 }
                 Ok(_) => {}
                 Err(error) if error.kind == VmErrorKind::Gone || !vmm.alive() => {
                     let problem = how_it_ended(self.incoming, &entry, &*vmm).await;
-                    return Ok(self.note(Event::Gone, problem));
+                    return Ok(self.note(OrderEvent::Gone, problem));
                 }
-                Err(error) if error.is_mute() => return Ok(Event::Mute),
+                Err(error) if error.is_mute() => return Ok(OrderEvent::Mute),
                 Err(error) => return Err(Problem::failed(error)),
             }
             // Any event, or a missed one, is a reason to look again; so is a closed connection, once.
             if timeout_at(self.until, events.recv()).await.is_err() {
-                return Ok(Event::Received(Received::Incomplete));
+                return Ok(OrderEvent::Received(Received::Incomplete));
             }
         }
     }
 
-    async fn let_run(&mut self) -> Result<Event, Problem> {
+    async fn let_run(&mut self) -> Result<OrderEvent, Problem> {
         let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
         let own = self.incoming.host.name();
         if !vmm.alive() {
             let ended = Problem::failed(format!("the VM does not run on {own}: its QEMU has ended"));
-            return Ok(self.note(Event::Gone, ended));
+            return Ok(self.note(OrderEvent::Gone, ended));
         }
         disks::close_before_it_runs(self.incoming, &entry, &*vmm).await?;
         self.incoming.transfer.first_sessions.begin(&*vmm);
         cpu_priority::end_soon(&vmm);
-        let Err(error) = vmm.run(entry.answers_within()).await else { return Ok(Event::Done) };
+        let Err(error) = vmm.run(entry.answers_within()).await else { return Ok(OrderEvent::Done) };
         let event = match error.kind {
-            VmErrorKind::Refused | VmErrorKind::MemoryIncomplete => Event::Refused,
+            VmErrorKind::Refused | VmErrorKind::MemoryIncomplete => OrderEvent::Refused,
             // It would not answer anything else either.
-            VmErrorKind::Mute => Event::Mute,
-            _ => Event::Failed,
+            VmErrorKind::Mute => OrderEvent::Mute,
+            _ => OrderEvent::Failed,
         };
         // Otherwise it ended when it had been told.
-        let event = if event == Event::Mute && !vmm.alive() { Event::Failed } else { event };
+        let event = if event == OrderEvent::Mute && !vmm.alive() { OrderEvent::Failed } else { event };
         Ok(self.note(event, Problem::failed(format!("the VM does not run on {own}: {error}"))))
     }
 
-    async fn look_at_vm(&self) -> Result<Event, Problem> {
+    async fn look_at_vm(&self) -> Result<OrderEvent, Problem> {
         let vmm = self.vmm()?;
         Ok(match vmm.run_state(QMP_DEADLINE).await {
-            Ok(RunState::Paused | RunState::Prelaunch | RunState::Inmigrate) => Event::Vm(VmState::AsArrived),
-            Ok(_) => Event::Vm(VmState::HasRun),
-            Err(_) if vmm.alive() => Event::Mute,
-            Err(_) => Event::Gone,
+            Ok(RunState::Paused | RunState::Prelaunch | RunState::Inmigrate) => {
+                OrderEvent::Vm(VmState::AsArrived)
+            }
+            Ok(_) => OrderEvent::Vm(VmState::HasRun),
+            Err(_) if vmm.alive() => OrderEvent::Mute,
+            Err(_) => OrderEvent::Gone,
         })
     }
 
@@ -417,7 +421,7 @@ impl<'a> Carrier<'a> {
         Ok(())
     }
 
-    async fn look_at_connection(&mut self) -> Result<Event, Problem> {
+    async fn look_at_connection(&mut self) -> Result<OrderEvent, Problem> {
         let vmm = self.ordered()?;
         let (event, error) = look_at_connection(&*vmm).await;
         if let Some(error) = error {
@@ -430,10 +434,10 @@ impl<'a> Carrier<'a> {
         Ok(event)
     }
 
-    async fn await_last_bytes(&self) -> Event {
+    async fn await_last_bytes(&self) -> OrderEvent {
         sleep(Duration::from_millis(LOOK_EVERY_MS)).await;
         let is_late = self.since.elapsed() >= Duration::from_millis(LAST_BYTES_WITHIN_MS);
-        if is_late { Event::Late } else { Event::Done }
+        if is_late { OrderEvent::Late } else { OrderEvent::Done }
     }
 
     async fn end_vm(&mut self) -> Result<(), Problem> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use drainpipe_engine::migration::target::Received;
-use drainpipe_engine::migration::target::order::Event;
+use drainpipe_engine::migration::target::order::OrderEvent;
 use drainpipe_engine::migration::target::order::rest::Connection;
 use drainpipe_hypervisor::{Machine, MigrationStatus, RunState, VmError};
 
@@ -31,18 +31,18 @@ pub(super) async fn look_at_rest(vmm: &dyn Machine) -> Result<Received, VmError>
 
 /// How the connection is by which the rest comes; and why the QEMU does not say that, if so. One whose main thread waits
 /// for a page still takes what is out of band, and that it is to listen again only where the connection is broken.
-pub(super) async fn look_at_connection(vmm: &dyn Machine) -> (Event, Option<VmError>) {
+pub(super) async fn look_at_connection(vmm: &dyn Machine) -> (OrderEvent, Option<VmError>) {
     let connection = match vmm.migration(LOOK_WITHIN).await {
-        Ok(status) if !status.status.is_post_copy() => return (Event::Received(Received::Whole), None),
+        Ok(status) if !status.status.is_post_copy() => return (OrderEvent::Received(Received::Whole), None),
         Ok(status) if status.status == MigrationStatus::PostcopyPaused => Connection::Broken,
         Ok(_) => Connection::Whole,
         Err(error) => {
             let listens = vmm.recover_listen(vmm.incoming_relay().of_hypervisor.into(), LOOK_WITHIN);
             if listens.await.is_err() {
-                return (Event::Connection(Connection::Unknown), Some(error));
+                return (OrderEvent::Connection(Connection::Unknown), Some(error));
             }
             Connection::Broken
         }
     };
-    (Event::Connection(connection), None)
+    (OrderEvent::Connection(connection), None)
 }

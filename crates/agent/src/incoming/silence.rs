@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use drainpipe_engine::migration::target::order::{Order, Said};
-use drainpipe_engine::migration::target::silence::{Action, Event, HandOver, Watch};
+use drainpipe_engine::migration::target::silence::{HandOver, Watch, WatchAction, WatchEvent};
 use drainpipe_engine::problem::Problem;
 use tokio::time::sleep;
 use tracing::{debug, warn};
@@ -25,42 +25,42 @@ pub(super) async fn watch(incoming: Arc<Incoming>, entry: Arc<IncomingVm>) {
     }
 }
 
-pub(super) async fn perform(incoming: &Arc<Incoming>, entry: &IncomingVm, action: Action) -> Event {
+pub(super) async fn perform(incoming: &Arc<Incoming>, entry: &IncomingVm, action: WatchAction) -> WatchEvent {
     match action {
-        Action::Rest => sleep(WATCH_EVERY).await,
-        Action::TakeHold => {
+        WatchAction::Rest => sleep(WATCH_EVERY).await,
+        WatchAction::TakeHold => {
             if let Err(problem) = entry.take_hold(&incoming.vms).await {
                 debug!(migration = entry.id, %problem, "its QEMU does not answer yet");
             }
         }
-        Action::Recall => match incoming.journal.incoming_state(&entry.id) {
-            Ok(state) => return Event::State(state.map(|(_, state)| state)),
+        WatchAction::Recall => match incoming.journal.incoming_state(&entry.id) {
+            Ok(state) => return WatchEvent::State(state.map(|(_, state)| state)),
             Err(error) => cannot_settle(entry, &error.into()),
         },
-        Action::Carry(order) => return carry(incoming, entry, order).await,
-        Action::AskSource => {
+        WatchAction::Carry(order) => return carry(incoming, entry, order).await,
+        WatchAction::AskSource => {
             let (said, problem) = ask_source(incoming, &entry.source, &entry.id).await;
             if let Some(problem) = problem {
                 cannot_settle(entry, &problem);
             }
-            return Event::SourceSays(said);
+            return WatchEvent::SourceSays(said);
         }
-        Action::Hear => entry.hear(),
-        Action::Look => return look(incoming, entry).await,
-        Action::Close => {
+        WatchAction::Hear => entry.hear(),
+        WatchAction::Look => return look(incoming, entry).await,
+        WatchAction::Close => {
             if let Err(problem) = finish_incoming(incoming, &entry.id).await {
                 cannot_settle(entry, &problem);
             }
         }
     }
-    Event::Done
+    WatchEvent::Done
 }
 
 fn cannot_settle(entry: &IncomingVm, problem: &Problem) {
     warn!(migration = entry.id, %problem, "a VM on its way here cannot be settled; tried again soon");
 }
 
-async fn carry(incoming: &Arc<Incoming>, entry: &IncomingVm, order: Order) -> Event {
+async fn carry(incoming: &Arc<Incoming>, entry: &IncomingVm, order: Order) -> WatchEvent {
     if order == (Order::Discard { is_sources: false }) {
         warn!(
             migration = entry.id,
@@ -77,9 +77,9 @@ async fn carry(incoming: &Arc<Incoming>, entry: &IncomingVm, order: Order) -> Ev
         (Ok(_), _) => {}
     }
     match (carried, order) {
-        (Ok(Said::View(view)), Order::View) => Event::View(Some(view)),
-        (_, Order::View) => Event::View(None),
-        _ => Event::Done,
+        (Ok(Said::View(view)), Order::View) => WatchEvent::View(Some(view)),
+        (_, Order::View) => WatchEvent::View(None),
+        _ => WatchEvent::Done,
     }
 }
 
@@ -102,15 +102,15 @@ pub(super) async fn ask_source(incoming: &Incoming, source: &str, id: &str) -> (
 }
 
 /// What its QEMU has, before it is given up.
-async fn look(incoming: &Incoming, entry: &IncomingVm) -> Event {
+async fn look(incoming: &Incoming, entry: &IncomingVm) -> WatchEvent {
     // An error is of one that stood before this agent did, lives, and has not answered since.
     if entry.built().is_none() && entry.take_hold(&incoming.vms).await.is_err() {
-        return Event::Mute;
+        return WatchEvent::Mute;
     }
-    let Some(vmm) = entry.built().filter(|vmm| vmm.alive()) else { return Event::Gone };
+    let Some(vmm) = entry.built().filter(|vmm| vmm.alive()) else { return WatchEvent::Gone };
     match entry.look(&*vmm).await {
-        Ok((received, _)) => Event::Received(received),
-        Err(_) if !vmm.alive() => Event::Gone,
-        Err(_) => Event::Mute,
+        Ok((received, _)) => WatchEvent::Received(received),
+        Err(_) if !vmm.alive() => WatchEvent::Gone,
+        Err(_) => WatchEvent::Mute,
     }
 }

@@ -22,7 +22,7 @@ use drainpipe_engine::journal::RECORD_AGAIN_AFTER;
 use drainpipe_engine::migration::progress::Progress;
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_engine::migration::timing::IN_DOUBT_PAUSE;
-use drainpipe_engine::migration::{Action, Event, Migration, Stage};
+use drainpipe_engine::migration::{Migration, SourceAction, SourceEvent, Stage};
 use drainpipe_engine::plan::Request;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::protocol::Protocol;
@@ -214,7 +214,7 @@ impl Executor {
         self.began.elapsed().as_secs_f64() * 1000.0
     }
 
-    pub(super) async fn run(mut self, mut migration: Migration, mut first: Action) {
+    pub(super) async fn run(mut self, mut migration: Migration, mut first: SourceAction) {
         let mut target_lost = self.running.target_lost.subscribe();
         loop {
             self.carry_out(&mut migration, first).await;
@@ -233,36 +233,36 @@ impl Executor {
         }
     }
 
-    async fn carry_out(&mut self, migration: &mut Migration, first: Action) {
+    async fn carry_out(&mut self, migration: &mut Migration, first: SourceAction) {
         let mut next = Some(first);
         let mut cancel_delivered = false;
-        while next != Some(Action::Finish) {
+        while next != Some(SourceAction::Finish) {
             let event = match next {
-                Some(action) => self.perform(action).await.unwrap_or_else(Event::Failed),
+                Some(action) => self.perform(action).await.unwrap_or_else(SourceEvent::Failed),
                 None => self.transfer_event().await,
             };
             // Before the event, so that no further step begins.
             let interrupted = if self.running.cancel_requested.load(Ordering::Relaxed) && !cancel_delivered {
                 cancel_delivered = true;
-                migration.handle(self.now_ms(), Event::CancelRequested)
+                migration.handle(self.now_ms(), SourceEvent::CancelRequested)
             } else {
                 None
             };
             next = interrupted.or_else(|| migration.handle(self.now_ms(), event));
             for finding in std::mem::take(&mut self.findings) {
                 // Asks for nothing to be done.
-                migration.handle(self.now_ms(), Event::Found(finding));
+                migration.handle(self.now_ms(), SourceEvent::Found(finding));
             }
             if next.is_none()
                 && let Some(states) = self.copying.held_writes.states.take()
             {
-                next = migration.handle(self.now_ms(), Event::DiskProgress(states));
+                next = migration.handle(self.now_ms(), SourceEvent::DiskProgress(states));
             }
             while let Ok(news) = self.news.try_recv() {
                 // Asks for nothing to be done.
                 let event = match news {
-                    News::Path(path, turn) => Event::PathTurned(path, turn),
-                    News::Found(finding) => Event::Found(*finding),
+                    News::Path(path, turn) => SourceEvent::PathTurned(path, turn),
+                    News::Found(finding) => SourceEvent::Found(*finding),
                 };
                 migration.handle(self.now_ms(), event);
             }
@@ -305,40 +305,42 @@ impl Executor {
         }
     }
 
-    async fn perform(&mut self, action: Action) -> Result<Event, Problem> {
+    async fn perform(&mut self, action: SourceAction) -> Result<SourceEvent, Problem> {
         match action {
-            Action::EstablishHosts => return self.establish_hosts().await,
-            Action::CheckPermissions => return self.check_permissions().await,
-            Action::AllocateMemory => self.tell_target("memory", QMP_DEADLINE).await?,
-            Action::BuildIncomingVm => self.tell_target("skeleton", QEMU_DEADLINE + QMP_DEADLINE).await?,
-            Action::ConnectHosts => return self.connect_hosts().await,
-            Action::AwaitTurn => return self.await_turn().await,
-            Action::StartDiskCopies => return self.start_disk_copies().await,
-            Action::SynchroniseDisks => return self.synchronise_disks().await,
-            Action::EndDiskCopies => self.end_disk_copies().await?,
-            Action::StartTransfer => self.start_transfer().await?,
-            Action::BeginPostCopy => return self.begin_post_copy().await,
-            Action::SwitchOver => self.switch_over().await?,
-            Action::RecordHandOver => self.record_hand_over()?,
-            Action::ResumeOnTarget => self.tell_target("run", QMP_DEADLINE).await?,
-            Action::AskSource => {
-                return settled_source_state(self.claimed.vmm.as_deref()).await.map(Event::SourceSays);
+            SourceAction::EstablishHosts => return self.establish_hosts().await,
+            SourceAction::CheckPermissions => return self.check_permissions().await,
+            SourceAction::AllocateMemory => self.tell_target("memory", QMP_DEADLINE).await?,
+            SourceAction::BuildIncomingVm => {
+                self.tell_target("skeleton", QEMU_DEADLINE + QMP_DEADLINE).await?;
             }
-            Action::AskTarget => return self.ask_target().await,
-            Action::Reconnect => self.reconnect().await?,
-            Action::EndOnTarget => self.tell_target("end", QEMU_DEADLINE + QMP_DEADLINE).await?,
-            Action::EndOnSource => self.end_on_source().await?,
-            Action::RevokeHandOver => self.revoke_hand_over()?,
-            Action::CleanUp => self.clean_up().await?,
-            Action::StopTransfer => self.stop_transfer().await?,
-            Action::ResumeOnSource => self.resume_on_source().await?,
+            SourceAction::ConnectHosts => return self.connect_hosts().await,
+            SourceAction::AwaitTurn => return self.await_turn().await,
+            SourceAction::StartDiskCopies => return self.start_disk_copies().await,
+            SourceAction::SynchroniseDisks => return self.synchronise_disks().await,
+            SourceAction::EndDiskCopies => self.end_disk_copies().await?,
+            SourceAction::StartTransfer => self.start_transfer().await?,
+            SourceAction::BeginPostCopy => return self.begin_post_copy().await,
+            SourceAction::SwitchOver => self.switch_over().await?,
+            SourceAction::RecordHandOver => self.record_hand_over()?,
+            SourceAction::ResumeOnTarget => self.tell_target("run", QMP_DEADLINE).await?,
+            SourceAction::AskSource => {
+                return settled_source_state(self.claimed.vmm.as_deref()).await.map(SourceEvent::SourceSays);
+            }
+            SourceAction::AskTarget => return self.ask_target().await,
+            SourceAction::Reconnect => self.reconnect().await?,
+            SourceAction::EndOnTarget => self.tell_target("end", QEMU_DEADLINE + QMP_DEADLINE).await?,
+            SourceAction::EndOnSource => self.end_on_source().await?,
+            SourceAction::RevokeHandOver => self.revoke_hand_over()?,
+            SourceAction::CleanUp => self.clean_up().await?,
+            SourceAction::StopTransfer => self.stop_transfer().await?,
+            SourceAction::ResumeOnSource => self.resume_on_source().await?,
             // Nothing was handed over: where there is no record, nothing is to be undone.
-            Action::DiscardTarget => self.discard_on_target().await.map(drop)?,
-            Action::PutBack => self.put_back().await?,
-            Action::LookAtVm => return self.look_at_vm().await.map(Event::VmIs),
-            Action::Finish => {}
+            SourceAction::DiscardTarget => self.discard_on_target().await.map(drop)?,
+            SourceAction::PutBack => self.put_back().await?,
+            SourceAction::LookAtVm => return self.look_at_vm().await.map(SourceEvent::VmIs),
+            SourceAction::Finish => {}
         }
-        Ok(Event::Done)
+        Ok(SourceEvent::Done)
     }
 
     fn incoming(&self, what: &str) -> String {
@@ -356,14 +358,14 @@ impl Executor {
     }
 
     /// Its turn, or a reason to look whether it still is to wait.
-    async fn await_turn(&self) -> Result<Event, Problem> {
+    async fn await_turn(&self) -> Result<SourceEvent, Problem> {
         self.vmm()?;
         let mut send_start = self.running.send_start.subscribe();
         Ok(tokio::select! {
             // The sender is this migration's own, so there is always an answer.
-            _ = send_start.wait_for(|start| *start == SendStart::Now) => Event::Done,
-            () = self.running.cancel.notified() => Event::Tick,
-            () = tokio::time::sleep(LOOK_EVERY) => Event::Tick,
+            _ = send_start.wait_for(|start| *start == SendStart::Now) => SourceEvent::Done,
+            () = self.running.cancel.notified() => SourceEvent::Tick,
+            () = tokio::time::sleep(LOOK_EVERY) => SourceEvent::Tick,
         })
     }
 

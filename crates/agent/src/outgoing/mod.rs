@@ -21,7 +21,7 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use drainpipe_engine::migration::timing::RECEIVED_WAIT;
-use drainpipe_engine::migration::{Action, Migration, Stage};
+use drainpipe_engine::migration::{Migration, SourceAction, Stage};
 use drainpipe_engine::problem::Problem;
 use jiff::Timestamp;
 use tokio::time::{sleep, timeout};
@@ -150,7 +150,12 @@ pub(crate) fn begin(
     Ok(run(outgoing, executor, migration, first))
 }
 
-fn run(outgoing: &Arc<Outgoing>, executor: Executor, migration: Migration, first: Action) -> Arc<Running> {
+fn run(
+    outgoing: &Arc<Outgoing>,
+    executor: Executor,
+    migration: Migration,
+    first: SourceAction,
+) -> Arc<Running> {
     let running = Arc::clone(&executor.running);
     let crashed = crashed(Arc::clone(outgoing), Arc::clone(&running));
     supervised::spawn(executor.run(migration, first), crashed);

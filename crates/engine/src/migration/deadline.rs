@@ -44,7 +44,7 @@ mod tests {
     use super::*;
     use crate::finding::{Finding, Place};
     use crate::migration::in_flight::copying;
-    use crate::migration::{Action, Event};
+    use crate::migration::{SourceAction, SourceEvent};
     use crate::transfer::transferred::Transferred;
 
     /// So many MiB/s arrive until the deadline, in the first round or in a round each second, and so many get dirty.
@@ -67,8 +67,8 @@ mod tests {
                 dirty_bytes_per_s: dirty * MIB,
             };
             let now_ms = 1_000.0 + second as f64 * 1_000.0;
-            let next = migration.handle(now_ms, Event::Progress(transferred, vec![]));
-            if next == Some(Action::StopTransfer) {
+            let next = migration.handle(now_ms, SourceEvent::Progress(transferred, vec![]));
+            if next == Some(SourceAction::StopTransfer) {
                 return migration.error().unwrap().to_string();
             }
             assert_eq!(next, None);
@@ -106,7 +106,7 @@ mod tests {
             .remedy("on a: ip route del 10.77.255.12");
         // It came after the check that would have refused the migration for it.
         let taken = Finding { refuses_migration: false, ..taken };
-        migration.handle(2_000.0, Event::Found(taken));
+        migration.handle(2_000.0, SourceEvent::Found(taken));
         let error = undone_at_the_deadline(migration, false, 100, 200);
         let blamed =
             "not over within 20 s: the route of a to b is another program's; on a: ip route del 10.77.255.12";

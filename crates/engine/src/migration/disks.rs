@@ -1,6 +1,6 @@
 //! The disks that are copied: before the memory, while the VM runs; and over before the hand-over is recorded.
 
-use super::{Action, Migration, Phase};
+use super::{Migration, Phase, SourceAction};
 use crate::format::{self, seconds};
 use crate::migration::progress::pause_is_near;
 use crate::storage::{
@@ -115,7 +115,7 @@ impl Disks {
 
 impl Migration {
     /// Nothing where no disk is copied.
-    pub(super) fn start_disk_copies(&mut self, now_ms: f64) -> Option<Action> {
+    pub(super) fn start_disk_copies(&mut self, now_ms: f64) -> Option<SourceAction> {
         if self.plan.as_ref().is_none_or(|plan| plan.disks.is_empty()) {
             return None;
         }
@@ -123,11 +123,11 @@ impl Migration {
         self.disks.copies = DiskCopies::UnderWay;
         self.timings.disks_began_ms = Some(now_ms);
         self.phase = Phase::StartingDiskCopies;
-        Some(Action::StartDiskCopies)
+        Some(SourceAction::StartDiskCopies)
     }
 
     /// They begin with the transfer.
-    pub(super) fn disks_go_along(&mut self) -> Action {
+    pub(super) fn disks_go_along(&mut self) -> SourceAction {
         self.disks.copies = DiskCopies::Along { is_outpaced: false };
         if self.cancel_requested { self.undo() } else { self.start_transfer() }
     }
@@ -139,14 +139,14 @@ impl Migration {
         self.memory_goes(now_ms);
     }
 
-    pub(super) fn disk_copies_started(&mut self, now_ms: f64) -> Option<Action> {
+    pub(super) fn disk_copies_started(&mut self, now_ms: f64) -> Option<SourceAction> {
         self.phase = Phase::CopyingDisks;
         self.note(now_ms, "copying disks");
         self.cancel_requested.then(|| self.undo())
     }
 
     /// Whether all are there, or never will be as it is.
-    pub(super) fn consider_disks(&mut self, now_ms: f64) -> Option<Action> {
+    pub(super) fn consider_disks(&mut self, now_ms: f64) -> Option<SourceAction> {
         match self.phase {
             Phase::CopyingDisks if self.disks.go_along() => {
                 if self.disks.meter.are_ready() {
@@ -172,26 +172,26 @@ impl Migration {
         }
     }
 
-    fn synchronise_disks(&mut self, now_ms: f64, why: &str) -> Action {
+    fn synchronise_disks(&mut self, now_ms: f64, why: &str) -> SourceAction {
         self.note(now_ms, why);
         self.phase = Phase::SynchronisingDisks;
-        Action::SynchroniseDisks
+        SourceAction::SynchroniseDisks
     }
 
-    pub(super) fn disks_mirrored(&mut self, now_ms: f64) -> Option<Action> {
+    pub(super) fn disks_mirrored(&mut self, now_ms: f64) -> Option<SourceAction> {
         if !self.disks.meter.are_ready() {
             self.note(now_ms, WRITES_WAIT);
         }
         self.mirror_disks(now_ms)
     }
 
-    fn mirror_disks(&mut self, now_ms: f64) -> Option<Action> {
+    fn mirror_disks(&mut self, now_ms: f64) -> Option<SourceAction> {
         self.phase = Phase::MirroringDisks;
         self.disks.meter.mirrored(now_ms);
         self.cancel_requested.then(|| self.undo())
     }
 
-    pub(super) fn writes_held_back(&mut self, now_ms: f64) -> Option<Action> {
+    pub(super) fn writes_held_back(&mut self, now_ms: f64) -> Option<SourceAction> {
         self.disks.copies = DiskCopies::Held;
         self.note(now_ms, WRITES_HELD);
         if !self.disks.meter.are_ready() {
@@ -200,7 +200,7 @@ impl Migration {
         self.mirror_disks(now_ms)
     }
 
-    fn disks_keep_up(&mut self, now_ms: f64) -> Action {
+    fn disks_keep_up(&mut self, now_ms: f64) -> SourceAction {
         self.timings.disks_ready_ms = Some(now_ms);
         self.note(now_ms, "the copies of the disks keep up with what the VM writes");
         self.start_transfer()
@@ -260,21 +260,21 @@ impl Migration {
         self.disks.progress(self.write_limit().is_some())
     }
 
-    fn disks_synchronised(&mut self, now_ms: f64) -> Action {
+    fn disks_synchronised(&mut self, now_ms: f64) -> SourceAction {
         self.timings.disks_ready_ms = Some(now_ms);
         self.note(now_ms, "each write goes to both disks");
         self.start_transfer()
     }
 
     /// Nothing where no disk is copied.
-    pub(super) fn end_disk_copies(&mut self) -> Option<Action> {
+    pub(super) fn end_disk_copies(&mut self) -> Option<SourceAction> {
         self.disks.may_be_written().then(|| {
             self.phase = Phase::EndingDiskCopies;
-            Action::EndDiskCopies
+            SourceAction::EndDiskCopies
         })
     }
 
-    pub(super) fn disk_copies_ended(&mut self, now_ms: f64) -> Action {
+    pub(super) fn disk_copies_ended(&mut self, now_ms: f64) -> SourceAction {
         self.disks.copies = DiskCopies::Over;
         self.note(now_ms, "the copies of the disks are whole and closed");
         if self.cancel_requested { self.undo() } else { self.part() }
@@ -325,22 +325,22 @@ mod tests {
     use super::super::in_flight::{copying_disks, starting_disk_copies, well};
     use super::*;
     use crate::migration::result::Outcome;
-    use crate::migration::{Event, Stage};
+    use crate::migration::{SourceEvent, Stage};
     use crate::problem::Problem;
     use crate::storage::DiskName;
     use crate::transfer::transferred::Transferred;
 
     /// Where disks are copied.
-    const FROM_THE_PAUSE_ON: [Action; 6] = [
-        Action::EndDiskCopies,
-        Action::SwitchOver,
-        Action::RecordHandOver,
-        Action::ResumeOnTarget,
-        Action::CleanUp,
-        Action::Finish,
+    const FROM_THE_PAUSE_ON: [SourceAction; 6] = [
+        SourceAction::EndDiskCopies,
+        SourceAction::SwitchOver,
+        SourceAction::RecordHandOver,
+        SourceAction::ResumeOnTarget,
+        SourceAction::CleanUp,
+        SourceAction::Finish,
     ];
 
-    fn disk(copied_bytes: u64, is_ready: bool) -> Event {
+    fn disk(copied_bytes: u64, is_ready: bool) -> SourceEvent {
         at(DiskState { copied_bytes, total_bytes: 100, is_ready, ..begun() })
     }
 
@@ -348,21 +348,21 @@ mod tests {
         DiskState { same_bytes: 7, wire_bytes: 50, ..DiskState::begun(DiskName::at(0).unwrap()) }
     }
 
-    fn at(state: DiskState) -> Event {
-        Event::DiskProgress(vec![state])
+    fn at(state: DiskState) -> SourceEvent {
+        SourceEvent::DiskProgress(vec![state])
     }
 
     /// Gone through so often, and as much is left as ever.
-    fn rewritten(times: u64) -> Event {
+    fn rewritten(times: u64) -> SourceEvent {
         at(DiskState { copied_bytes: 100 * times, total_bytes: 100 * times + 100, ..begun() })
     }
 
     /// Each write goes to both disks, and so much is left.
-    fn left(bytes: u64) -> Event {
+    fn left(bytes: u64) -> SourceEvent {
         at(DiskState { copied_bytes: 1_000 - bytes, total_bytes: 1_000, is_ready: bytes == 0, ..begun() })
     }
 
-    fn synchronised() -> Event {
+    fn synchronised() -> SourceEvent {
         let all = DiskState { copied_bytes: 100, total_bytes: 100, ..begun() };
         at(DiskState { is_ready: true, is_synchronised: true, ..all })
     }
@@ -371,17 +371,18 @@ mod tests {
     fn outpaced() -> Migration {
         let mut migration = copying_disks();
         assert_eq!(migration.handle(2_000.0, rewritten(0)), None);
-        assert_eq!(migration.handle(2_900.0, rewritten(1)), Some(Action::SynchroniseDisks));
-        assert_eq!(migration.handle(3_000.0, Event::Done), None);
+        assert_eq!(migration.handle(2_900.0, rewritten(1)), Some(SourceAction::SynchroniseDisks));
+        assert_eq!(migration.handle(3_000.0, SourceEvent::Done), None);
         migration
     }
 
     /// What is done from here to the end, where all goes well.
-    fn rest(migration: &mut Migration, mut next: Option<Action>) -> Vec<Action> {
+    fn rest(migration: &mut Migration, mut next: Option<SourceAction>) -> Vec<SourceAction> {
         let mut actions = vec![];
         while let Some(action) = next {
             actions.push(action);
-            next = if action == Action::Finish { None } else { migration.handle(9_000.0, well(action)) };
+            next =
+                if action == SourceAction::Finish { None } else { migration.handle(9_000.0, well(action)) };
         }
         actions
     }
@@ -390,12 +391,12 @@ mod tests {
     fn disks_go_first_and_their_copies_end_before_the_record() {
         let mut migration = copying_disks();
         assert_eq!(migration.handle(2_000.0, disk(50, false)), None);
-        assert_eq!(migration.handle(3_000.0, disk(100, true)), Some(Action::SynchroniseDisks));
-        assert_eq!(migration.handle(3_050.0, Event::Done), None);
+        assert_eq!(migration.handle(3_000.0, disk(100, true)), Some(SourceAction::SynchroniseDisks));
+        assert_eq!(migration.handle(3_050.0, SourceEvent::Done), None);
         assert_eq!(migration.handle(3_080.0, disk(100, true)), None, "a write may be on its way");
-        assert_eq!(migration.handle(3_100.0, synchronised()), Some(Action::StartTransfer));
-        assert_eq!(migration.handle(3_200.0, Event::Done), None);
-        let paused = migration.handle(4_000.0, Event::Paused);
+        assert_eq!(migration.handle(3_100.0, synchronised()), Some(SourceAction::StartTransfer));
+        assert_eq!(migration.handle(3_200.0, SourceEvent::Done), None);
+        let paused = migration.handle(4_000.0, SourceEvent::Paused);
         let actions = rest(&mut migration, paused);
         assert_eq!(actions, FROM_THE_PAUSE_ON);
         let used = &migration.disks()[0];
@@ -406,8 +407,8 @@ mod tests {
     /// One whose transfer copies its disk, since 1 s.
     fn going_along() -> Migration {
         let mut migration = starting_disk_copies();
-        assert_eq!(migration.handle(1_000.0, Event::DisksGoAlong), Some(Action::StartTransfer));
-        assert_eq!(migration.handle(1_000.0, Event::Done), None);
+        assert_eq!(migration.handle(1_000.0, SourceEvent::DisksGoAlong), Some(SourceAction::StartTransfer));
+        assert_eq!(migration.handle(1_000.0, SourceEvent::Done), None);
         assert_eq!(migration.stage(), Stage::CopyingDisks);
         migration
     }
@@ -421,7 +422,7 @@ mod tests {
             (migration.stage(), migration.timings().disks_ready_ms),
             (Stage::Sending, Some(100_000.0))
         );
-        let paused = migration.handle(101_000.0, Event::Paused);
+        let paused = migration.handle(101_000.0, SourceEvent::Paused);
         let actions = rest(&mut migration, paused);
         assert_eq!(actions, FROM_THE_PAUSE_ON);
     }
@@ -429,7 +430,7 @@ mod tests {
     #[test]
     fn a_pause_that_comes_before_the_disks_were_seen_to_be_there_is_one() {
         let mut migration = going_along();
-        assert_eq!(migration.handle(2_000.0, Event::Paused), Some(Action::EndDiskCopies));
+        assert_eq!(migration.handle(2_000.0, SourceEvent::Paused), Some(SourceAction::EndDiskCopies));
         assert_eq!(migration.timings().disks_ready_ms, Some(2_000.0));
     }
 
@@ -441,37 +442,37 @@ mod tests {
         assert_eq!(migration.handle(4_000.0, rewritten(2)), None);
         let mentions = migration.log().iter().filter(|line| line.what.contains("blkdeviotune")).count();
         assert_eq!(mentions, 1);
-        assert_eq!(migration.handle(120_000.0, rewritten(50)), Some(Action::StopTransfer));
+        assert_eq!(migration.handle(120_000.0, rewritten(50)), Some(SourceAction::StopTransfer));
         let mut migration = going_along();
         assert_eq!(migration.handle(2_000.0, disk(50, false)), None);
-        assert_eq!(migration.handle(62_000.0, disk(50, false)), Some(Action::StopTransfer));
+        assert_eq!(migration.handle(62_000.0, disk(50, false)), Some(SourceAction::StopTransfer));
         let mut migration = going_along();
-        assert_eq!(migration.handle(2_000.0, Event::CancelRequested), Some(Action::StopTransfer));
+        assert_eq!(migration.handle(2_000.0, SourceEvent::CancelRequested), Some(SourceAction::StopTransfer));
         let mut migration = going_along();
-        let broke = Event::TransferFailed(Problem::failed("disk full"));
-        assert_eq!(migration.handle(2_000.0, broke), Some(Action::StopTransfer));
+        let broke = SourceEvent::TransferFailed(Problem::failed("disk full"));
+        assert_eq!(migration.handle(2_000.0, broke), Some(SourceAction::StopTransfer));
     }
 
     #[test]
     fn a_copy_that_breaks_or_cannot_be_ended_leaves_the_vm_here() {
         let undone = [
-            Action::StopTransfer,
-            Action::ResumeOnSource,
-            Action::DiscardTarget,
-            Action::PutBack,
-            Action::LookAtVm,
-            Action::Finish,
+            SourceAction::StopTransfer,
+            SourceAction::ResumeOnSource,
+            SourceAction::DiscardTarget,
+            SourceAction::PutBack,
+            SourceAction::LookAtVm,
+            SourceAction::Finish,
         ];
         let mut migration = copying_disks();
-        let broke = migration.handle(2_000.0, Event::TransferFailed(Problem::failed("disk full")));
+        let broke = migration.handle(2_000.0, SourceEvent::TransferFailed(Problem::failed("disk full")));
         assert_eq!(rest(&mut migration, broke), undone);
         let mut migration = copying_disks();
         migration.handle(3_000.0, disk(100, true));
-        migration.handle(3_050.0, Event::Done);
+        migration.handle(3_050.0, SourceEvent::Done);
         migration.handle(3_100.0, synchronised());
-        migration.handle(3_200.0, Event::Done);
-        assert_eq!(migration.handle(4_000.0, Event::Paused), Some(Action::EndDiskCopies));
-        let failed = migration.handle(5_000.0, Event::Failed(Problem::failed("it lags")));
+        migration.handle(3_200.0, SourceEvent::Done);
+        assert_eq!(migration.handle(4_000.0, SourceEvent::Paused), Some(SourceAction::EndDiskCopies));
+        let failed = migration.handle(5_000.0, SourceEvent::Failed(Problem::failed("it lags")));
         assert_eq!(rest(&mut migration, failed), undone);
         assert_eq!(migration.outcome(), Some(Outcome::Failed));
     }
@@ -479,12 +480,15 @@ mod tests {
     #[test]
     fn one_that_is_cancelled_is_undone_from_each_part() {
         let mut migration = copying_disks();
-        assert_eq!(migration.handle(2_000.0, Event::CancelRequested), Some(Action::StopTransfer));
+        assert_eq!(migration.handle(2_000.0, SourceEvent::CancelRequested), Some(SourceAction::StopTransfer));
         let mut migration = copying_disks();
         migration.handle(2_000.0, disk(100, true));
-        assert_eq!(migration.handle(2_050.0, Event::CancelRequested), None, "an action is under way");
-        assert_eq!(migration.handle(2_100.0, Event::Done), Some(Action::StopTransfer));
-        assert_eq!(outpaced().handle(4_000.0, Event::CancelRequested), Some(Action::StopTransfer));
+        assert_eq!(migration.handle(2_050.0, SourceEvent::CancelRequested), None, "an action is under way");
+        assert_eq!(migration.handle(2_100.0, SourceEvent::Done), Some(SourceAction::StopTransfer));
+        assert_eq!(
+            outpaced().handle(4_000.0, SourceEvent::CancelRequested),
+            Some(SourceAction::StopTransfer)
+        );
     }
 
     #[test]
@@ -493,7 +497,7 @@ mod tests {
         for (at_ms, bytes) in [(4_000.0, 60), (9_000.0, 20), (10_000.0, 0)] {
             assert_eq!(migration.handle(at_ms, left(bytes)), None);
         }
-        assert_eq!(migration.handle(10_100.0, synchronised()), Some(Action::StartTransfer));
+        assert_eq!(migration.handle(10_100.0, synchronised()), Some(SourceAction::StartTransfer));
         assert_eq!(migration.timings().disks_ready_ms, Some(10_100.0));
         assert!(migration.log().iter().any(|line| line.what.contains("waits for the target")));
     }
@@ -502,9 +506,9 @@ mod tests {
     fn held_back() -> Migration {
         let mut migration = copying_disks();
         assert_eq!(migration.handle(2_000.0, rewritten(0)), None);
-        assert_eq!(migration.handle(2_900.0, rewritten(1)), Some(Action::SynchroniseDisks));
+        assert_eq!(migration.handle(2_900.0, rewritten(1)), Some(SourceAction::SynchroniseDisks));
         assert_eq!(migration.write_limit(), None);
-        assert_eq!(migration.handle(3_000.0, Event::WritesHeldBack), None);
+        assert_eq!(migration.handle(3_000.0, SourceEvent::WritesHeldBack), None);
         migration
     }
 
@@ -519,8 +523,8 @@ mod tests {
         for tenth in 1..=4_u32 {
             assert_eq!(migration.handle(3_000.0 + 100.0 * f64::from(tenth), left(0)), None);
         }
-        assert_eq!(migration.handle(3_600.0, left(0)), Some(Action::StartTransfer));
-        assert_eq!(migration.handle(3_700.0, Event::Done), None);
+        assert_eq!(migration.handle(3_600.0, left(0)), Some(SourceAction::StartTransfer));
+        assert_eq!(migration.handle(3_700.0, SourceEvent::Done), None);
         assert_eq!(migration.handle(3_800.0, left(0)), None);
         assert!(!migration.holds_pause(3_800.0));
         let behind =
@@ -530,7 +534,7 @@ mod tests {
         }
         assert!(migration.holds_pause(6_000.0));
         assert!(migration.write_limit().unwrap().bytes_per_s <= first.bytes_per_s);
-        let paused = migration.handle(7_000.0, Event::Paused);
+        let paused = migration.handle(7_000.0, SourceEvent::Paused);
         let actions = rest(&mut migration, paused);
         assert_eq!(actions, FROM_THE_PAUSE_ON);
         assert_eq!(migration.write_limit(), None);
@@ -539,16 +543,16 @@ mod tests {
     #[test]
     fn a_vm_that_writes_little_is_held_back_near_its_pause_only() {
         let mut migration = copying_disks();
-        assert_eq!(migration.handle(3_000.0, disk(100, true)), Some(Action::SynchroniseDisks));
-        assert_eq!(migration.handle(3_050.0, Event::WritesHeldBack), None);
+        assert_eq!(migration.handle(3_000.0, disk(100, true)), Some(SourceAction::SynchroniseDisks));
+        assert_eq!(migration.handle(3_050.0, SourceEvent::WritesHeldBack), None);
         for tenth in 1..=6_u32 {
             migration.handle(3_000.0 + 100.0 * f64::from(tenth), disk(100, true));
         }
         assert_eq!((migration.stage(), migration.write_limit()), (Stage::Sending, None));
-        assert_eq!(migration.handle(3_700.0, Event::Done), None);
+        assert_eq!(migration.handle(3_700.0, SourceEvent::Done), None);
         assert!(migration.holds_pause(3_700.0));
         let second_round = Transferred { rounds: 2, ..Transferred::default() };
-        migration.handle(3_800.0, Event::Progress(second_round, vec![]));
+        migration.handle(3_800.0, SourceEvent::Progress(second_round, vec![]));
         migration.handle(3_850.0, disk(100, true));
         assert!(migration.write_limit().is_some() && migration.holds_pause(3_850.0));
         for tenth in 1..=6_u32 {
@@ -565,11 +569,14 @@ mod tests {
         for second in 4..64_u32 {
             assert_eq!(migration.handle(1_000.0 * f64::from(second), behind(second.into())), None);
         }
-        assert_eq!(migration.handle(64_000.0, behind(64)), Some(Action::StopTransfer));
+        assert_eq!(migration.handle(64_000.0, behind(64)), Some(SourceAction::StopTransfer));
         let error = migration.error().unwrap().to_string();
         assert!(error.contains("does not stay little"), "{error}");
         assert_eq!(migration.write_limit(), None, "whoever stops the copies has let them go");
-        assert_eq!(held_back().handle(4_000.0, Event::CancelRequested), Some(Action::StopTransfer));
+        assert_eq!(
+            held_back().handle(4_000.0, SourceEvent::CancelRequested),
+            Some(SourceAction::StopTransfer)
+        );
     }
 
     #[test]
@@ -580,19 +587,19 @@ mod tests {
         for second in 4..64_u32 {
             assert_eq!(migration.handle(1_000.0 * f64::from(second), written(second.into())), None);
         }
-        assert_eq!(migration.handle(64_000.0, written(64)), Some(Action::StopTransfer));
+        assert_eq!(migration.handle(64_000.0, written(64)), Some(SourceAction::StopTransfer));
         let error = migration.error().unwrap().to_string();
         assert!(error.contains("has not become less for 60 s"), "{error}");
 
         let mut migration = outpaced();
-        let broke = Event::TransferFailed(Problem::failed("the target's disk is full"));
-        assert_eq!(migration.handle(4_000.0, broke), Some(Action::StopTransfer));
+        let broke = SourceEvent::TransferFailed(Problem::failed("the target's disk is full"));
+        assert_eq!(migration.handle(4_000.0, broke), Some(SourceAction::StopTransfer));
         // 20 s, and 100 s for the disk.
         let mut migration = outpaced();
         for second in 4..120_u32 {
             assert_eq!(migration.handle(1_000.0 * f64::from(second), left(900 - u64::from(second))), None);
         }
-        assert_eq!(migration.handle(120_000.0, left(1)), Some(Action::StopTransfer));
+        assert_eq!(migration.handle(120_000.0, left(1)), Some(SourceAction::StopTransfer));
     }
 
     #[test]
@@ -600,7 +607,7 @@ mod tests {
         let mut migration = copying_disks();
         assert_eq!(migration.handle(2_000.0, disk(50, false)), None);
         assert_eq!(migration.handle(61_000.0, disk(50, false)), None);
-        assert_eq!(migration.handle(62_000.0, disk(50, false)), Some(Action::StopTransfer));
+        assert_eq!(migration.handle(62_000.0, disk(50, false)), Some(SourceAction::StopTransfer));
         assert!(migration.error().unwrap().to_string().contains("for 60 s"));
         let mut migration = copying_disks();
         for second in 0..200_u32 {

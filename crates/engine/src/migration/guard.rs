@@ -133,40 +133,49 @@ impl Guard {
     }
 
     fn next(&mut self, event: GuardEvent) -> GuardAction {
-        use {GuardAction as Action, GuardEvent as Event};
         match (self.doing, event) {
-            (Action::Listen, Event::AgentEnded) => {
+            (GuardAction::Listen, GuardEvent::AgentEnded) => {
                 self.agent_has_ended = true;
-                Action::ForbidHandOver
+                GuardAction::ForbidHandOver
             }
             // A VM that is paused for its last bytes does not run.
-            (Action::Listen, Event::Silent { is_switching_over: false }) if self.silences_left > 0 => {
-                Action::LookAtVm
+            (GuardAction::Listen, GuardEvent::Silent { is_switching_over: false })
+                if self.silences_left > 0 =>
+            {
+                GuardAction::LookAtVm
             }
-            (Action::LookAtVm, Event::VmRuns(true)) => self.listen_on(),
-            (Action::ForbidHandOver, Event::HandOver(HandOver::Recorded)) if self.agent_has_ended => {
-                Action::AskSource
+            (GuardAction::LookAtVm, GuardEvent::VmRuns(true)) => self.listen_on(),
+            (GuardAction::ForbidHandOver, GuardEvent::HandOver(HandOver::Recorded))
+                if self.agent_has_ended =>
+            {
+                GuardAction::AskSource
             }
-            (Action::ForbidHandOver, Event::HandOver(HandOver::Recorded)) if self.silences_left > 0 => {
+            (GuardAction::ForbidHandOver, GuardEvent::HandOver(HandOver::Recorded))
+                if self.silences_left > 0 =>
+            {
                 self.listen_on()
             }
-            (Action::ForbidHandOver, Event::HandOver(HandOver::Forbidden))
-            | (Action::RevokeHandOver, Event::Done) => Action::StopTransfer,
-            (Action::StopTransfer, Event::Done) => Action::ResumeOnSource,
-            (Action::AskSource, Event::SourceSays(SourceState::LetGo)) => Action::ResumeOnTarget,
-            (Action::AskSource, Event::SourceSays(SourceState::Kept)) => Action::RevokeHandOver,
+            (GuardAction::ForbidHandOver, GuardEvent::HandOver(HandOver::Forbidden))
+            | (GuardAction::RevokeHandOver, GuardEvent::Done) => GuardAction::StopTransfer,
+            (GuardAction::StopTransfer, GuardEvent::Done) => GuardAction::ResumeOnSource,
+            (GuardAction::AskSource, GuardEvent::SourceSays(SourceState::LetGo)) => {
+                GuardAction::ResumeOnTarget
+            }
+            (GuardAction::AskSource, GuardEvent::SourceSays(SourceState::Kept)) => {
+                GuardAction::RevokeHandOver
+            }
             // What the target has of one that is astray, or has ended, the agent's next life asks.
-            (Action::ResumeOnSource | Action::ResumeOnTarget, Event::Done)
+            (GuardAction::ResumeOnSource | GuardAction::ResumeOnTarget, GuardEvent::Done)
             | (
                 _,
-                Event::Dismissed
-                | Event::HandOver(_)
-                | Event::SourceSays(SourceState::Astray)
-                | Event::QemuEnded,
-            ) => Action::Leave,
-            (_, Event::Failed { may_succeed_now }) => self.try_again(may_succeed_now),
+                GuardEvent::Dismissed
+                | GuardEvent::HandOver(_)
+                | GuardEvent::SourceSays(SourceState::Astray)
+                | GuardEvent::QemuEnded,
+            ) => GuardAction::Leave,
+            (_, GuardEvent::Failed { may_succeed_now }) => self.try_again(may_succeed_now),
             // Also after a pause: who did what meanwhile, the journal says.
-            _ => Action::ForbidHandOver,
+            _ => GuardAction::ForbidHandOver,
         }
     }
 
@@ -200,82 +209,100 @@ mod tests {
 
     #[test]
     fn before_the_record_the_vm_runs_on_here() {
-        use {GuardAction as Action, GuardEvent as Event};
-        let forbidden = Event::HandOver(HandOver::Forbidden);
-        let runs_on = [Action::ForbidHandOver, Action::StopTransfer, Action::ResumeOnSource, Action::Leave];
-        let silent = Event::Silent { is_switching_over: true };
-        for cause in [Event::AgentEnded, silent] {
-            assert_eq!(does(&[cause, forbidden, Event::Done, Event::Done]), runs_on);
+        let forbidden = GuardEvent::HandOver(HandOver::Forbidden);
+        let runs_on = [
+            GuardAction::ForbidHandOver,
+            GuardAction::StopTransfer,
+            GuardAction::ResumeOnSource,
+            GuardAction::Leave,
+        ];
+        let silent = GuardEvent::Silent { is_switching_over: true };
+        for cause in [GuardEvent::AgentEnded, silent] {
+            assert_eq!(does(&[cause, forbidden, GuardEvent::Done, GuardEvent::Done]), runs_on);
         }
     }
 
     #[test]
     fn after_the_record_of_an_agent_that_has_ended_the_target_is_ordered_to_run_it() {
-        use {GuardAction as Action, GuardEvent as Event};
-        let let_go = Event::SourceSays(SourceState::LetGo);
-        let recorded = Event::HandOver(HandOver::Recorded);
+        let let_go = GuardEvent::SourceSays(SourceState::LetGo);
+        let recorded = GuardEvent::HandOver(HandOver::Recorded);
         assert_eq!(
-            does(&[Event::AgentEnded, recorded, let_go, FAILED, Event::Done, recorded, let_go, Event::Done]),
+            does(&[
+                GuardEvent::AgentEnded,
+                recorded,
+                let_go,
+                FAILED,
+                GuardEvent::Done,
+                recorded,
+                let_go,
+                GuardEvent::Done
+            ]),
             [
-                Action::ForbidHandOver,
-                Action::AskSource,
-                Action::ResumeOnTarget,
-                Action::Pause,
-                Action::ForbidHandOver,
-                Action::AskSource,
-                Action::ResumeOnTarget,
-                Action::Leave
+                GuardAction::ForbidHandOver,
+                GuardAction::AskSource,
+                GuardAction::ResumeOnTarget,
+                GuardAction::Pause,
+                GuardAction::ForbidHandOver,
+                GuardAction::AskSource,
+                GuardAction::ResumeOnTarget,
+                GuardAction::Leave
             ]
         );
     }
 
     #[test]
     fn a_vm_that_was_not_let_go_of_runs_on_here_though_its_hand_over_is_recorded() {
-        use {GuardAction as Action, GuardEvent as Event};
-        let kept = Event::SourceSays(SourceState::Kept);
+        let kept = GuardEvent::SourceSays(SourceState::Kept);
         assert_eq!(
             does(&[
-                Event::AgentEnded,
-                Event::HandOver(HandOver::Recorded),
+                GuardEvent::AgentEnded,
+                GuardEvent::HandOver(HandOver::Recorded),
                 kept,
-                Event::Done,
-                Event::Done,
-                Event::Done
+                GuardEvent::Done,
+                GuardEvent::Done,
+                GuardEvent::Done
             ]),
             [
-                Action::ForbidHandOver,
-                Action::AskSource,
-                Action::RevokeHandOver,
-                Action::StopTransfer,
-                Action::ResumeOnSource,
-                Action::Leave
+                GuardAction::ForbidHandOver,
+                GuardAction::AskSource,
+                GuardAction::RevokeHandOver,
+                GuardAction::StopTransfer,
+                GuardAction::ResumeOnSource,
+                GuardAction::Leave
             ]
         );
     }
 
     #[test]
     fn an_agent_that_stands_still_after_the_record_is_waited_for() {
-        use {GuardAction as Action, GuardEvent as Event};
-        let silent = Event::Silent { is_switching_over: true };
-        let recorded = Event::HandOver(HandOver::Recorded);
+        let silent = GuardEvent::Silent { is_switching_over: true };
+        let recorded = GuardEvent::HandOver(HandOver::Recorded);
         assert_eq!(
-            does(&[silent, recorded, silent, recorded, Event::Dismissed]),
-            [Action::ForbidHandOver, Action::Listen, Action::ForbidHandOver, Action::Listen, Action::Leave]
+            does(&[silent, recorded, silent, recorded, GuardEvent::Dismissed]),
+            [
+                GuardAction::ForbidHandOver,
+                GuardAction::Listen,
+                GuardAction::ForbidHandOver,
+                GuardAction::Listen,
+                GuardAction::Leave
+            ]
         );
         let for_long: Vec<GuardEvent> = (0..=SILENCES_MAX).flat_map(|_| [silent, recorded]).collect();
-        assert_eq!(does(&for_long).last(), Some(&Action::Leave));
+        assert_eq!(does(&for_long).last(), Some(&GuardAction::Leave));
     }
 
     #[test]
     fn an_agent_may_stand_still_for_five_minutes_while_the_vm_runs() {
-        use {GuardAction as Action, GuardEvent as Event};
-        let silent = Event::Silent { is_switching_over: false };
+        let silent = GuardEvent::Silent { is_switching_over: false };
         let mut events: Vec<GuardEvent> =
-            (0..SILENCES_MAX).flat_map(|_| [silent, Event::VmRuns(true)]).collect();
-        assert_eq!(does(&events).last(), Some(&Action::Listen));
+            (0..SILENCES_MAX).flat_map(|_| [silent, GuardEvent::VmRuns(true)]).collect();
+        assert_eq!(does(&events).last(), Some(&GuardAction::Listen));
         events.push(silent);
-        assert_eq!(does(&events).last(), Some(&Action::ForbidHandOver));
-        assert_eq!(does(&[silent, Event::VmRuns(false)]), [Action::LookAtVm, Action::ForbidHandOver]);
+        assert_eq!(does(&events).last(), Some(&GuardAction::ForbidHandOver));
+        assert_eq!(
+            does(&[silent, GuardEvent::VmRuns(false)]),
+            [GuardAction::LookAtVm, GuardAction::ForbidHandOver]
+        );
     }
 
     #[test]
@@ -289,10 +316,10 @@ mod tests {
 
     #[test]
     fn where_qemu_has_ended_there_is_nothing_to_let_run() {
-        use {GuardAction as Action, GuardEvent as Event};
         for answer in [HandOver::Forbidden, HandOver::Recorded] {
-            let actions = does(&[Event::AgentEnded, Event::HandOver(answer), Event::QemuEnded]);
-            assert_eq!(actions.last(), Some(&Action::Leave));
+            let actions =
+                does(&[GuardEvent::AgentEnded, GuardEvent::HandOver(answer), GuardEvent::QemuEnded]);
+            assert_eq!(actions.last(), Some(&GuardAction::Leave));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Migrations for tests, that are under way.
 
-use super::{Action, Event, Limits, Migration, Stage, VmCondition};
+use super::{Limits, Migration, SourceAction, SourceEvent, Stage, VmCondition};
 use crate::fixtures::path;
 use crate::option::RequestedOption;
 use crate::plan::{LimitKeeper, Paths, Plan, Transfer};
@@ -11,8 +11,8 @@ use crate::transfer::encryption::Encryption;
 pub(super) const DEADLINE_MS: f64 = 20_000.0;
 
 /// What is done well, and the VM runs.
-pub(super) fn well(action: Action) -> Event {
-    if action == Action::LookAtVm { Event::VmIs(VmCondition::Runs) } else { Event::Done }
+pub(super) fn well(action: SourceAction) -> SourceEvent {
+    if action == SourceAction::LookAtVm { SourceEvent::VmIs(VmCondition::Runs) } else { SourceEvent::Done }
 }
 
 fn plan(post_copy: bool) -> Plan {
@@ -44,7 +44,7 @@ pub(super) fn copying_disks() -> Migration {
 
 /// A migration of which such a disk is to be copied from now on.
 pub(super) fn starting_disk_copies() -> Migration {
-    begun(&with_disk(), Some(Action::StartDiskCopies))
+    begun(&with_disk(), Some(SourceAction::StartDiskCopies))
 }
 
 fn with_disk() -> Plan {
@@ -63,16 +63,16 @@ fn with_disk() -> Plan {
 }
 
 /// Up to this action, or until nothing is to be done.
-fn begun(plan: &Plan, until: Option<Action>) -> Migration {
+fn begun(plan: &Plan, until: Option<SourceAction>) -> Migration {
     let (mut migration, _) = Migration::begin(Limits { total_ms: DEADLINE_MS, ..Limits::default() });
-    let mut event = Event::Established(plan.clone());
+    let mut event = SourceEvent::Established(plan.clone());
     loop {
         let next = migration.handle(1_000.0, event);
         if next == until {
             return migration;
         }
-        let is_connecting = next == Some(Action::ConnectHosts);
-        event = if is_connecting { Event::Connected(plan.clone()) } else { Event::Done };
+        let is_connecting = next == Some(SourceAction::ConnectHosts);
+        event = if is_connecting { SourceEvent::Connected(plan.clone()) } else { SourceEvent::Done };
     }
 }
 

@@ -42,10 +42,10 @@ impl Default for Limits {
 
 /// What the executor is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
-    /// Meet the target; make the plan. Answered by [`Event::Established`].
+pub enum SourceAction {
+    /// Meet the target; make the plan. Answered by [`SourceEvent::Established`].
     EstablishHosts,
-    /// May this caller move this VM there? Both hosts are asked. Answered by [`Event::Busy`] while the target
+    /// May this caller move this VM there? Both hosts are asked. Answered by [`SourceEvent::Busy`] while the target
     /// takes no more VMs at a time: then the action is given again.
     CheckPermissions,
     /// Reserve memory on the target.
@@ -53,22 +53,22 @@ pub enum Action {
     /// Build the VM on the target, paused, waiting for state.
     BuildIncomingVm,
     /// Try the paths, prepare those that answer on both hosts; have the target listen. Answered by
-    /// [`Event::Connected`].
+    /// [`SourceEvent::Connected`].
     ConnectHosts,
-    /// Wait for this migration's turn on the links. Answered by [`Event::Done`] when it has come, by
-    /// [`Event::Tick`] while it has not: then the action is given again.
+    /// Wait for this migration's turn on the links. Answered by [`SourceEvent::Done`] when it has come, by
+    /// [`SourceEvent::Tick`] while it has not: then the action is given again.
     AwaitTurn,
-    /// Begin to copy the disks that the plan names. Answered by [`Event::Done`] at once, later by
-    /// [`Event::DiskProgress`], also while memory is sent; or by [`Event::DisksGoAlong`].
+    /// Begin to copy the disks that the plan names. Answered by [`SourceEvent::Done`] at once, later by
+    /// [`SourceEvent::DiskProgress`], also while memory is sent; or by [`SourceEvent::DisksGoAlong`].
     StartDiskCopies,
     /// All of each disk is there, or the VM writes as fast as they are copied: from now on a write of the VM is on both
-    /// disks before the VM hears that it is done. Answered by [`Event::Done`] at once; by [`Event::DiskProgress`] once all
-    /// is there and stays so. Or answered by [`Event::WritesHeldBack`].
+    /// disks before the VM hears that it is done. Answered by [`SourceEvent::Done`] at once; by [`SourceEvent::DiskProgress`] once all
+    /// is there and stays so. Or answered by [`SourceEvent::WritesHeldBack`].
     SynchroniseDisks,
-    /// Begin to send. Answered by [`Event::Done`] at once, later by events of the transfer.
+    /// Begin to send. Answered by [`SourceEvent::Done`] at once, later by events of the transfer.
     StartTransfer,
     /// Have the rest of the memory follow once the VM runs on the target: the hypervisor pauses the VM, which is told
-    /// by [`Event::Paused`].
+    /// by [`SourceEvent::Paused`].
     BeginPostCopy,
     /// The VM is paused: end the copies of its disks, with all there that was written, and have the target let nobody
     /// write to its own any more. Idempotent.
@@ -80,9 +80,9 @@ pub enum Action {
     RecordHandOver,
     /// Check what arrived; run the VM on the target. Idempotent.
     ResumeOnTarget,
-    /// Has the source's hypervisor let go of the VM, as the journal says? Answered by [`Event::SourceSays`].
+    /// Has the source's hypervisor let go of the VM, as the journal says? Answered by [`SourceEvent::SourceSays`].
     AskSource,
-    /// What has become of the VM there, by the target's journal? Answered by [`Event::TargetSays`].
+    /// What has become of the VM there, by the target's journal? Answered by [`SourceEvent::TargetSays`].
     AskTarget,
     /// With post-copy: the connection is broken over which the rest of the memory goes. Make a new one.
     Reconnect,
@@ -103,7 +103,7 @@ pub enum Action {
     DiscardTarget,
     /// Put both hosts' network back.
     PutBack,
-    /// All is undone: what is the VM doing on the source? Answered by [`Event::VmIs`].
+    /// All is undone: what is the VM doing on the source? Answered by [`SourceEvent::VmIs`].
     LookAtVm,
     /// It is over; nothing is under way.
     Finish,
@@ -111,26 +111,26 @@ pub enum Action {
 
 /// What has happened.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum SourceEvent {
     /// The action under way is done.
     Done,
     /// The action under way failed.
     Failed(Problem),
-    /// [`Action::StartDiskCopies`] is done, and the transfer copies the disks by itself, before memory: nothing is copied
+    /// [`SourceAction::StartDiskCopies`] is done, and the transfer copies the disks by itself, before memory: nothing is copied
     /// until it is begun.
     DisksGoAlong,
-    /// [`Action::SynchroniseDisks`] is done, and the hypervisor cannot have the VM's writes wait for the target: they are held
+    /// [`SourceAction::SynchroniseDisks`] is done, and the hypervisor cannot have the VM's writes wait for the target: they are held
     /// back as [`Migration::write_limit`](super::Migration::write_limit) says.
     WritesHeldBack,
-    /// [`Action::EstablishHosts`] is done, with this plan.
+    /// [`SourceAction::EstablishHosts`] is done, with this plan.
     Established(Plan),
-    /// [`Action::ConnectHosts`] is done, with what is left of the plan.
+    /// [`SourceAction::ConnectHosts`] is done, with what is left of the plan.
     Connected(Plan),
-    /// [`Action::AskSource`] is done.
+    /// [`SourceAction::AskSource`] is done.
     SourceSays(SourceState),
-    /// [`Action::AskTarget`] is done.
+    /// [`SourceAction::AskTarget`] is done.
     TargetSays(TargetState),
-    /// [`Action::LookAtVm`] is done.
+    /// [`SourceAction::LookAtVm`] is done.
     VmIs(VmCondition),
     /// The target takes no more VMs for now, for this reason.
     Busy(String),
@@ -151,7 +151,7 @@ pub enum Event {
     Throttled(Option<u8>),
     /// They cannot be held back, for this reason.
     NotThrottled(Problem),
-    /// [`Action::BeginPostCopy`] came too late: the hypervisor has paused the VM, of which little was left.
+    /// [`SourceAction::BeginPostCopy`] came too late: the hypervisor has paused the VM, of which little was left.
     Converged,
     /// The transfer broke, of memory or of a disk.
     TransferFailed(Problem),

@@ -72,7 +72,7 @@ mod undo;
 mod view;
 
 use self::disks::Disks;
-pub use self::messages::{Action, Event, Limits, SourceState, TargetState, VmCondition};
+pub use self::messages::{Limits, SourceAction, SourceEvent, SourceState, TargetState, VmCondition};
 use self::post_copy::{Rest, Trigger};
 use self::undo::{ResumeAttempts, Undo};
 use self::view::Record;
@@ -157,9 +157,9 @@ struct Reached {
 
 impl Migration {
     /// A migration that has not begun, with its first action.
-    pub fn begin(limits: Limits) -> (Self, Action) {
+    pub fn begin(limits: Limits) -> (Self, SourceAction) {
         let migration = Self::in_phase(limits, Phase::Preparing(Step::EstablishHosts), Reached::default());
-        (migration, Action::EstablishHosts)
+        (migration, SourceAction::EstablishHosts)
     }
 
     /// A migration that an earlier life of the agent began, or a task of it that has crashed. `handed_over` is what
@@ -167,18 +167,18 @@ impl Migration {
     ///
     /// Before the hand-over everything may have been done, so everything is undone; after it, the
     /// target is asked, unless the VM never left.
-    pub fn recover(limits: Limits, handed_over: bool) -> (Self, Action) {
+    pub fn recover(limits: Limits, handed_over: bool) -> (Self, SourceAction) {
         let all = Reached { target_asked: true, paths_prepared: true, transfer_started: true };
         if handed_over {
             let asking = Self::in_phase(limits, Phase::AskingSource, all);
             let migration = Self { is_the_targets: true, rest: Rest::unknown(), ..asking };
-            return (migration, Action::AskSource);
+            return (migration, SourceAction::AskSource);
         }
         let mut migration = Self::in_phase(limits, Phase::Undoing(Undo::StopTransfer), all);
         migration.error = Some(Problem::failed(
             "the source's agent stopped, or crashed, in the midst of the migration; it was undone",
         ));
-        (migration, Action::StopTransfer)
+        (migration, SourceAction::StopTransfer)
     }
 
     fn in_phase(limits: Limits, phase: Phase, reached: Reached) -> Self {
@@ -203,98 +203,106 @@ impl Migration {
     }
 
     /// Takes an event; says what to do next, if anything.
-    pub fn handle(&mut self, now_ms: f64, event: Event) -> Option<Action> {
+    pub fn handle(&mut self, now_ms: f64, event: SourceEvent) -> Option<SourceAction> {
         let action = self.next(now_ms, event);
         action.inspect(|action| self.assert_allowed(*action))
     }
 
     /// Invariants I1 and I3 of docs/architecture.md, whatever led here: one side alone may run the VM, and no copy ends
     /// before the other one runs or is known to be lost.
-    fn assert_allowed(&self, action: Action) {
+    fn assert_allowed(&self, action: SourceAction) {
         match action {
-            Action::ResumeOnTarget => debug_assert!(self.is_the_targets, "I1: run there without the record"),
-            Action::ResumeOnSource => debug_assert!(!self.is_the_targets, "I1: run here against the record"),
-            Action::RecordHandOver => {
+            SourceAction::ResumeOnTarget => {
+                debug_assert!(self.is_the_targets, "I1: run there without the record");
+            }
+            SourceAction::ResumeOnSource => {
+                debug_assert!(!self.is_the_targets, "I1: run here against the record");
+            }
+            SourceAction::RecordHandOver => {
                 debug_assert!(!self.disks.may_be_written(), "I2: the copies of disks are not over");
             }
-            Action::CleanUp => debug_assert!(self.timings.resumed_ms.is_some(), "I3: the last copy ends"),
-            Action::SwitchOver => {
+            SourceAction::CleanUp => {
+                debug_assert!(self.timings.resumed_ms.is_some(), "I3: the last copy ends");
+            }
+            SourceAction::SwitchOver => {
                 debug_assert!(
                     !self.rest.follows() || self.is_the_targets,
                     "I3: there is no way back from there"
                 );
             }
-            Action::StopTransfer => debug_assert!(!self.is_the_targets, "I3: the target needs what is sent"),
+            SourceAction::StopTransfer => {
+                debug_assert!(!self.is_the_targets, "I3: the target needs what is sent");
+            }
             _ => {}
         }
     }
 
-    fn next(&mut self, now_ms: f64, event: Event) -> Option<Action> {
+    fn next(&mut self, now_ms: f64, event: SourceEvent) -> Option<SourceAction> {
         match event {
-            Event::Progress(transferred, paths) => {
+            SourceEvent::Progress(transferred, paths) => {
                 self.meter.record(now_ms, transferred);
                 self.consider_throttle(now_ms, Some(&transferred));
                 self.meter.record_paths(now_ms, paths);
                 self.consider_holding_writes(now_ms);
                 self.check_limits(now_ms).or_else(|| self.consider_post_copy(now_ms, &transferred))
             }
-            Event::DiskProgress(states) => {
+            SourceEvent::DiskProgress(states) => {
                 self.disks.record(now_ms, &states);
                 self.record_held_writes(now_ms);
                 self.check_limits(now_ms).or_else(|| self.consider_disks(now_ms))
             }
-            Event::Tick => {
+            SourceEvent::Tick => {
                 self.consider_throttle(now_ms, None);
                 self.check_limits(now_ms).or_else(|| self.wait_on(now_ms))
             }
-            Event::CancelRequested => self.request_cancel(now_ms),
-            Event::Done
-            | Event::DisksGoAlong
-            | Event::WritesHeldBack
-            | Event::Established(_)
-            | Event::Connected(_)
-            | Event::SourceSays(_)
-            | Event::VmIs(_)
-            | Event::TargetSays(_) => self.action_done(now_ms, event),
-            Event::Failed(error) => self.action_failed(now_ms, error),
-            Event::Busy(why) => self.busy(now_ms, &why),
-            Event::Found(finding) => {
+            SourceEvent::CancelRequested => self.request_cancel(now_ms),
+            SourceEvent::Done
+            | SourceEvent::DisksGoAlong
+            | SourceEvent::WritesHeldBack
+            | SourceEvent::Established(_)
+            | SourceEvent::Connected(_)
+            | SourceEvent::SourceSays(_)
+            | SourceEvent::VmIs(_)
+            | SourceEvent::TargetSays(_) => self.action_done(now_ms, event),
+            SourceEvent::Failed(error) => self.action_failed(now_ms, error),
+            SourceEvent::Busy(why) => self.busy(now_ms, &why),
+            SourceEvent::Found(finding) => {
                 self.found(now_ms, finding);
                 None
             }
-            Event::PathTurned(path, news) => {
+            SourceEvent::PathTurned(path, news) => {
                 self.path_turned(now_ms, path, news);
                 None
             }
-            Event::BandwidthLimited(limit_mbps) => {
+            SourceEvent::BandwidthLimited(limit_mbps) => {
                 self.bandwidth_limited(now_ms, limit_mbps);
                 None
             }
-            Event::Throttled(percent) => {
+            SourceEvent::Throttled(percent) => {
                 self.throttled(now_ms, percent);
                 None
             }
-            Event::NotThrottled(problem) => {
+            SourceEvent::NotThrottled(problem) => {
                 self.not_throttled(now_ms, &problem);
                 None
             }
-            Event::Paused => self.paused(now_ms),
-            Event::Converged => self.converged(now_ms),
-            Event::TransferFailed(error) => self.transfer_failed(now_ms, error),
-            Event::RestSent => self.rest_sent(now_ms),
-            Event::RestInterrupted(problem) => self.rest_interrupted(now_ms, problem),
-            Event::RestLost(problem) => self.rest_lost(now_ms, problem),
+            SourceEvent::Paused => self.paused(now_ms),
+            SourceEvent::Converged => self.converged(now_ms),
+            SourceEvent::TransferFailed(error) => self.transfer_failed(now_ms, error),
+            SourceEvent::RestSent => self.rest_sent(now_ms),
+            SourceEvent::RestInterrupted(problem) => self.rest_interrupted(now_ms, problem),
+            SourceEvent::RestLost(problem) => self.rest_lost(now_ms, problem),
         }
     }
 
-    fn action_done(&mut self, now_ms: f64, event: Event) -> Option<Action> {
+    fn action_done(&mut self, now_ms: f64, event: SourceEvent) -> Option<SourceAction> {
         match (self.phase, event) {
-            (Phase::Preparing(Step::EstablishHosts), Event::Established(plan)) => {
+            (Phase::Preparing(Step::EstablishHosts), SourceEvent::Established(plan)) => {
                 self.note(now_ms, describe_plan(&plan));
                 self.plan = Some(plan);
                 Some(self.next_preparation(now_ms, Step::CheckPermissions))
             }
-            (Phase::Preparing(Step::ConnectHosts), Event::Connected(plan)) => {
+            (Phase::Preparing(Step::ConnectHosts), SourceEvent::Connected(plan)) => {
                 Some(self.connected(now_ms, plan))
             }
             (Phase::AwaitingPlace { since_ms }, _) => {
@@ -303,9 +311,9 @@ impl Migration {
             }
             (Phase::Preparing(step), _) => Some(self.next_preparation(now_ms, following(step))),
             (Phase::AwaitingTurn { .. }, _) => Some(self.released(now_ms)),
-            (Phase::StartingDiskCopies, Event::DisksGoAlong) => Some(self.disks_go_along()),
+            (Phase::StartingDiskCopies, SourceEvent::DisksGoAlong) => Some(self.disks_go_along()),
             (Phase::StartingDiskCopies, _) => self.disk_copies_started(now_ms),
-            (Phase::SynchronisingDisks, Event::WritesHeldBack) => self.writes_held_back(now_ms),
+            (Phase::SynchronisingDisks, SourceEvent::WritesHeldBack) => self.writes_held_back(now_ms),
             (Phase::SynchronisingDisks, _) => self.disks_mirrored(now_ms),
             (Phase::EndingDiskCopies, _) => Some(self.disk_copies_ended(now_ms)),
             (Phase::StartingTransfer, _) => self.transfer_started(now_ms),
@@ -313,15 +321,15 @@ impl Migration {
             (Phase::SwitchingOver, _) => Some(self.state_transferred(now_ms)),
             (Phase::RecordingHandOver, _) => Some(self.handed_over(now_ms)),
             (Phase::ResumingOnTarget { since_ms }, _) => self.resumed(now_ms, since_ms),
-            (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Running)) => {
+            (Phase::AskingTarget { .. }, SourceEvent::TargetSays(TargetState::Running)) => {
                 self.runs_on_target(now_ms)
             }
 
-            (Phase::AskingSource, Event::SourceSays(SourceState::LetGo | SourceState::Astray)) => {
+            (Phase::AskingSource, SourceEvent::SourceSays(SourceState::LetGo | SourceState::Astray)) => {
                 self.phase = Phase::AskingTarget { since_ms: now_ms };
-                Some(Action::AskTarget)
+                Some(SourceAction::AskTarget)
             }
-            (Phase::AskingSource, Event::SourceSays(SourceState::Kept)) => {
+            (Phase::AskingSource, SourceEvent::SourceSays(SourceState::Kept)) => {
                 self.note(now_ms, "the source has not let go of the VM");
                 // Known already, unless this life of it began with the question.
                 self.error.get_or_insert_with(|| {
@@ -331,44 +339,44 @@ impl Migration {
                     )
                 });
                 self.phase = Phase::Revoking;
-                Some(Action::RevokeHandOver)
+                Some(SourceAction::RevokeHandOver)
             }
-            (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Ended)) => {
+            (Phase::AskingTarget { .. }, SourceEvent::TargetSays(TargetState::Ended)) => {
                 Some(self.has_ended_there(now_ms))
             }
-            (Phase::AskingTarget { since_ms }, Event::TargetSays(TargetState::RunningInPart)) => {
+            (Phase::AskingTarget { since_ms }, SourceEvent::TargetSays(TargetState::RunningInPart)) => {
                 self.runs_in_part(now_ms, since_ms)
             }
             (Phase::Reconnecting { .. }, _) => self.reconnected(now_ms),
-            (Phase::AskingTarget { since_ms }, Event::TargetSays(TargetState::Ready)) => {
+            (Phase::AskingTarget { since_ms }, SourceEvent::TargetSays(TargetState::Ready)) => {
                 self.phase = Phase::ResumingOnTarget { since_ms };
-                Some(Action::ResumeOnTarget)
+                Some(SourceAction::ResumeOnTarget)
             }
-            (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Discarded)) => {
+            (Phase::AskingTarget { .. }, SourceEvent::TargetSays(TargetState::Discarded)) => {
                 let error = "the target discarded the VM and never ran it";
                 self.note(now_ms, error);
                 // Known already, unless this life of it began with the question.
                 self.error.get_or_insert_with(|| Problem::failed(error));
                 self.phase = Phase::Revoking;
-                Some(Action::RevokeHandOver)
+                Some(SourceAction::RevokeHandOver)
             }
             // A target that has lost its records may have run the VM, or run it still.
-            (Phase::AskingTarget { since_ms }, Event::TargetSays(TargetState::Unknown)) => {
+            (Phase::AskingTarget { since_ms }, SourceEvent::TargetSays(TargetState::Unknown)) => {
                 self.note(now_ms, NO_RECORD);
                 self.error = Some(Problem::failed(NO_RECORD));
                 Some(self.ask_again(now_ms, since_ms))
             }
-            (Phase::AskingTarget { .. }, Event::TargetSays(TargetState::Lost)) => {
+            (Phase::AskingTarget { .. }, SourceEvent::TargetSays(TargetState::Lost)) => {
                 let error = "its target was lost after the hand-over, by the operator's word, and with it what the VM had in memory";
                 self.error = Some(Problem::failed(error));
                 self.phase = Phase::EndingOnSource;
-                Some(Action::EndOnSource)
+                Some(SourceAction::EndOnSource)
             }
             // In this order: what is revoked, a start after a crash would let run on.
             (Phase::EndingOnSource, _) => {
                 self.source_vm = Some(SourceVm::Ended);
                 self.phase = Phase::Revoking;
-                Some(Action::RevokeHandOver)
+                Some(SourceAction::RevokeHandOver)
             }
             (Phase::Revoking, _) => {
                 self.is_the_targets = false;
@@ -377,7 +385,7 @@ impl Migration {
             (Phase::EndingOnTarget, _) => Some(self.clean_up(Outcome::Lost)),
             (Phase::CleaningUp(outcome), _) => Some(self.end(now_ms, outcome)),
             (Phase::Undoing(undo), _) => Some(self.undone(now_ms, undo)),
-            (Phase::LookingAtVm, Event::VmIs(condition)) => Some(self.vm_is(now_ms, condition)),
+            (Phase::LookingAtVm, SourceEvent::VmIs(condition)) => Some(self.vm_is(now_ms, condition)),
             (
                 Phase::CopyingDisks
                 | Phase::MirroringDisks
@@ -392,14 +400,14 @@ impl Migration {
         }
     }
 
-    fn action_failed(&mut self, now_ms: f64, error: Problem) -> Option<Action> {
+    fn action_failed(&mut self, now_ms: f64, error: Problem) -> Option<SourceAction> {
         self.note(now_ms, format!("failed: {error}"));
         match self.phase {
             // Whether the VM has run on at the source, or never does again, only its hypervisor knows.
             Phase::SwitchingOver if self.is_the_targets => {
                 self.error = Some(error);
                 self.phase = Phase::AskingSource;
-                Some(Action::AskSource)
+                Some(SourceAction::AskSource)
             }
             Phase::Preparing(_)
             | Phase::AwaitingPlace { .. }
@@ -440,7 +448,7 @@ impl Migration {
         }
     }
 
-    fn busy(&mut self, now_ms: f64, why: &str) -> Option<Action> {
+    fn busy(&mut self, now_ms: f64, why: &str) -> Option<SourceAction> {
         let since_ms = match self.phase {
             Phase::Preparing(Step::CheckPermissions) => None,
             Phase::AwaitingPlace { since_ms } => Some(since_ms),
@@ -457,10 +465,10 @@ impl Migration {
         if now_ms - since_ms >= self.limits.held_ms {
             return Some(self.give_up(Problem::failed(why)));
         }
-        Some(Action::CheckPermissions)
+        Some(SourceAction::CheckPermissions)
     }
 
-    fn next_preparation(&mut self, now_ms: f64, step: Step) -> Action {
+    fn next_preparation(&mut self, now_ms: f64, step: Step) -> SourceAction {
         if self.cancel_requested {
             return self.undo();
         }
@@ -469,19 +477,19 @@ impl Migration {
         match step {
             Step::CheckPermissions => {
                 self.reached.target_asked = true;
-                Action::CheckPermissions
+                SourceAction::CheckPermissions
             }
-            Step::AllocateMemory => Action::AllocateMemory,
-            Step::BuildIncomingVm => Action::BuildIncomingVm,
+            Step::AllocateMemory => SourceAction::AllocateMemory,
+            Step::BuildIncomingVm => SourceAction::BuildIncomingVm,
             Step::ConnectHosts => {
                 self.reached.paths_prepared = true;
-                Action::ConnectHosts
+                SourceAction::ConnectHosts
             }
-            _ => Action::EstablishHosts,
+            _ => SourceAction::EstablishHosts,
         }
     }
 
-    fn connected(&mut self, now_ms: f64, plan: Plan) -> Action {
+    fn connected(&mut self, now_ms: f64, plan: Plan) -> SourceAction {
         if self.plan.as_ref() != Some(&plan) {
             self.note(now_ms, describe_plan(&plan));
         }
@@ -491,30 +499,30 @@ impl Migration {
         }
         self.timings.connected_ms = Some(now_ms);
         self.phase = Phase::AwaitingTurn { has_waited: false };
-        Action::AwaitTurn
+        SourceAction::AwaitTurn
     }
 
-    fn wait_on(&mut self, now_ms: f64) -> Option<Action> {
+    fn wait_on(&mut self, now_ms: f64) -> Option<SourceAction> {
         let Phase::AwaitingTurn { has_waited } = self.phase else { return None };
         if !has_waited {
             self.note(now_ms, "waits for its turn to send");
         }
         self.phase = Phase::AwaitingTurn { has_waited: true };
-        Some(Action::AwaitTurn)
+        Some(SourceAction::AwaitTurn)
     }
 
-    fn released(&mut self, now_ms: f64) -> Action {
+    fn released(&mut self, now_ms: f64) -> SourceAction {
         self.timings.released_ms = Some(now_ms);
         self.reached.transfer_started = true;
         self.start_disk_copies(now_ms).unwrap_or_else(|| self.start_transfer())
     }
 
-    fn start_transfer(&mut self) -> Action {
+    fn start_transfer(&mut self) -> SourceAction {
         self.phase = Phase::StartingTransfer;
-        Action::StartTransfer
+        SourceAction::StartTransfer
     }
 
-    fn transfer_started(&mut self, now_ms: f64) -> Option<Action> {
+    fn transfer_started(&mut self, now_ms: f64) -> Option<SourceAction> {
         if self.disks.go_along() {
             return self.disk_copies_started(now_ms);
         }
@@ -528,7 +536,7 @@ impl Migration {
         self.note(now_ms, "sending");
     }
 
-    fn paused(&mut self, now_ms: f64) -> Option<Action> {
+    fn paused(&mut self, now_ms: f64) -> Option<SourceAction> {
         if self.disks.go_along() && self.phase == Phase::CopyingDisks {
             // It was not looked at between all of the disks was there and the pause.
             self.memory_follows(now_ms);
@@ -542,28 +550,28 @@ impl Migration {
     }
 
     /// The VM is paused, and its disks are where they shall be.
-    fn part(&mut self) -> Action {
+    fn part(&mut self) -> SourceAction {
         let is_recorded_first = self.rest.follows();
         self.phase = if is_recorded_first { Phase::RecordingHandOver } else { Phase::SwitchingOver };
-        if is_recorded_first { Action::RecordHandOver } else { Action::SwitchOver }
+        if is_recorded_first { SourceAction::RecordHandOver } else { SourceAction::SwitchOver }
     }
 
-    fn state_transferred(&mut self, now_ms: f64) -> Action {
+    fn state_transferred(&mut self, now_ms: f64) -> SourceAction {
         self.timings.state_transferred_ms = Some(now_ms);
         if self.is_the_targets {
             self.note(now_ms, "all that the VM needs to run is on the target");
             self.phase = Phase::ResumingOnTarget { since_ms: now_ms };
-            return Action::ResumeOnTarget;
+            return SourceAction::ResumeOnTarget;
         }
         self.note(now_ms, "all state is on the target");
         if self.cancel_requested {
             return self.undo();
         }
         self.phase = Phase::RecordingHandOver;
-        Action::RecordHandOver
+        SourceAction::RecordHandOver
     }
 
-    fn transfer_failed(&mut self, now_ms: f64, error: Problem) -> Option<Action> {
+    fn transfer_failed(&mut self, now_ms: f64, error: Problem) -> Option<SourceAction> {
         if !matches!(self.phase, Phase::CopyingDisks | Phase::MirroringDisks | Phase::Copying) {
             return None;
         }
@@ -571,18 +579,18 @@ impl Migration {
         Some(self.give_up(error))
     }
 
-    fn handed_over(&mut self, now_ms: f64) -> Action {
+    fn handed_over(&mut self, now_ms: f64) -> SourceAction {
         self.is_the_targets = true;
         self.note(now_ms, "hand-over recorded");
         if self.rest.follows() {
             self.phase = Phase::SwitchingOver;
-            return Action::SwitchOver;
+            return SourceAction::SwitchOver;
         }
         self.phase = Phase::ResumingOnTarget { since_ms: now_ms };
-        Action::ResumeOnTarget
+        SourceAction::ResumeOnTarget
     }
 
-    fn resumed(&mut self, now_ms: f64, since_ms: f64) -> Option<Action> {
+    fn resumed(&mut self, now_ms: f64, since_ms: f64) -> Option<SourceAction> {
         self.note_resumed(now_ms);
         if self.rest.is_unknown() || self.rest.problem.is_some() {
             // Whether a part of the memory is still to come.
@@ -592,7 +600,7 @@ impl Migration {
         if is_outstanding { self.send_rest(now_ms) } else { Some(self.clean_up(Outcome::Completed)) }
     }
 
-    fn runs_on_target(&mut self, now_ms: f64) -> Option<Action> {
+    fn runs_on_target(&mut self, now_ms: f64) -> Option<SourceAction> {
         self.note_resumed(now_ms);
         if self.rest.follows() && self.rest.problem.is_none() && self.timings.rest_sent_ms.is_none() {
             // Whether all of it has been sent, the source's hypervisor knows.
@@ -604,7 +612,7 @@ impl Migration {
         Some(self.clean_up(Outcome::Completed))
     }
 
-    fn has_ended_there(&mut self, now_ms: f64) -> Action {
+    fn has_ended_there(&mut self, now_ms: f64) -> SourceAction {
         self.note_told(now_ms);
         self.error = Some(match self.rest.problem.take() {
             Some(problem) => {
@@ -634,21 +642,21 @@ impl Migration {
         }
     }
 
-    fn clean_up(&mut self, outcome: Outcome) -> Action {
+    fn clean_up(&mut self, outcome: Outcome) -> SourceAction {
         self.phase = Phase::CleaningUp(outcome);
-        Action::CleanUp
+        SourceAction::CleanUp
     }
 
-    fn ask_again(&mut self, now_ms: f64, since_ms: f64) -> Action {
+    fn ask_again(&mut self, now_ms: f64, since_ms: f64) -> SourceAction {
         if now_ms - since_ms >= self.limits.decision_ms {
             let error = self.error.take().unwrap_or_else(|| Problem::failed("the target does not answer"));
             return self.end_in_doubt(now_ms, error);
         }
         self.phase = Phase::AskingTarget { since_ms };
-        Action::AskTarget
+        SourceAction::AskTarget
     }
 
-    fn request_cancel(&mut self, now_ms: f64) -> Option<Action> {
+    fn request_cancel(&mut self, now_ms: f64) -> Option<SourceAction> {
         if self.is_handed_over() || self.cancel_requested {
             return None;
         }
@@ -662,7 +670,7 @@ impl Migration {
         }
     }
 
-    fn check_limits(&mut self, now_ms: f64) -> Option<Action> {
+    fn check_limits(&mut self, now_ms: f64) -> Option<SourceAction> {
         let (held_ms, limits) = (self.held_ms(now_ms), self.limits);
         let too_late = match self.phase {
             Phase::AwaitingTurn { .. } => (held_ms >= limits.held_ms)
@@ -700,12 +708,12 @@ impl Migration {
         self.timings.awaited_place_ms + self.timings.released_ms.unwrap_or(now_ms) - connected_ms
     }
 
-    fn end_in_doubt(&mut self, now_ms: f64, error: Problem) -> Action {
+    fn end_in_doubt(&mut self, now_ms: f64, error: Problem) -> SourceAction {
         self.error = Some(error);
         self.end(now_ms, Outcome::InDoubt)
     }
 
-    fn end(&mut self, now_ms: f64, outcome: Outcome) -> Action {
+    fn end(&mut self, now_ms: f64, outcome: Outcome) -> SourceAction {
         self.timings.ended_ms = Some(now_ms);
         self.note(
             now_ms,
@@ -719,7 +727,7 @@ impl Migration {
             },
         );
         self.phase = Phase::Ended(outcome);
-        Action::Finish
+        SourceAction::Finish
     }
 
     fn is_handed_over(&self) -> bool {
@@ -749,15 +757,15 @@ mod tests {
     /// An agent that was started anew hears from the target that it discarded the VM.
     fn discarded(after: Option<Problem>) -> Migration {
         let (mut migration, first) = Migration::recover(Limits::default(), true);
-        assert_eq!(first, Action::AskSource);
-        let let_go = Event::SourceSays(SourceState::LetGo);
-        assert_eq!(migration.handle(0.0, let_go), Some(Action::AskTarget));
+        assert_eq!(first, SourceAction::AskSource);
+        let let_go = SourceEvent::SourceSays(SourceState::LetGo);
+        assert_eq!(migration.handle(0.0, let_go), Some(SourceAction::AskTarget));
         if let Some(problem) = after {
-            assert_eq!(migration.handle(0.0, Event::Failed(problem)), Some(Action::AskTarget));
+            assert_eq!(migration.handle(0.0, SourceEvent::Failed(problem)), Some(SourceAction::AskTarget));
         }
-        let mut next = migration.handle(0.0, Event::TargetSays(TargetState::Discarded));
-        assert_eq!(next, Some(Action::RevokeHandOver));
-        while let Some(action) = next.filter(|action| *action != Action::Finish) {
+        let mut next = migration.handle(0.0, SourceEvent::TargetSays(TargetState::Discarded));
+        assert_eq!(next, Some(SourceAction::RevokeHandOver));
+        while let Some(action) = next.filter(|action| *action != SourceAction::Finish) {
             next = migration.handle(0.0, well(action));
         }
         migration
@@ -779,31 +787,31 @@ mod tests {
     #[test]
     fn a_vm_that_ran_on_stays_though_its_hand_over_is_recorded() {
         let (mut migration, _) = Migration::recover(Limits::default(), true);
-        let mut next = migration.handle(0.0, Event::SourceSays(SourceState::Kept));
+        let mut next = migration.handle(0.0, SourceEvent::SourceSays(SourceState::Kept));
         let mut actions = vec![];
-        while let Some(action) = next.filter(|action| *action != Action::Finish) {
+        while let Some(action) = next.filter(|action| *action != SourceAction::Finish) {
             actions.push(action);
             next = migration.handle(0.0, well(action));
         }
         let undone = [
-            Action::StopTransfer,
-            Action::ResumeOnSource,
-            Action::DiscardTarget,
-            Action::PutBack,
-            Action::LookAtVm,
+            SourceAction::StopTransfer,
+            SourceAction::ResumeOnSource,
+            SourceAction::DiscardTarget,
+            SourceAction::PutBack,
+            SourceAction::LookAtVm,
         ];
-        assert_eq!(actions, [&[Action::RevokeHandOver], &undone[..]].concat());
+        assert_eq!(actions, [&[SourceAction::RevokeHandOver], &undone[..]].concat());
         assert_eq!(migration.outcome(), Some(Outcome::Failed));
         assert!(migration.error().unwrap().to_string().contains("run on at the source"));
     }
 
     /// A migration that is undone, and of whose VM its hypervisor says this.
-    fn undone(said: Event) -> Migration {
+    fn undone(said: SourceEvent) -> Migration {
         let (mut migration, mut next) = Migration::recover(Limits::default(), false);
-        while next != Action::LookAtVm {
-            next = migration.handle(0.0, Event::Done).expect("it is undone in order");
+        while next != SourceAction::LookAtVm {
+            next = migration.handle(0.0, SourceEvent::Done).expect("it is undone in order");
         }
-        assert_eq!(migration.handle(0.0, said), Some(Action::Finish));
+        assert_eq!(migration.handle(0.0, said), Some(SourceAction::Finish));
         migration
     }
 
@@ -813,15 +821,16 @@ mod tests {
             let migration = undone(said);
             (migration.outcome(), migration.source_vm(), migration.error().unwrap().to_string())
         };
-        let (outcome, vm, _) = reported(Event::VmIs(VmCondition::Runs));
+        let (outcome, vm, _) = reported(SourceEvent::VmIs(VmCondition::Runs));
         assert_eq!((outcome, vm), (Some(Outcome::Failed), Some(SourceVm::Runs)));
-        let (outcome, vm, error) = reported(Event::VmIs(VmCondition::Paused));
+        let (outcome, vm, error) = reported(SourceEvent::VmIs(VmCondition::Paused));
         assert_eq!((outcome, vm), (Some(Outcome::Failed), Some(SourceVm::Paused)));
         assert!(error.contains("stands still on the source"), "{error}");
-        let (outcome, vm, error) = reported(Event::VmIs(VmCondition::Ended(Problem::failed("by signal 6"))));
+        let (outcome, vm, error) =
+            reported(SourceEvent::VmIs(VmCondition::Ended(Problem::failed("by signal 6"))));
         assert_eq!((outcome, vm), (Some(Outcome::Lost), Some(SourceVm::Ended)));
         assert!(error.contains("the VM is lost") && error.contains("by signal 6"), "{error}");
-        let (outcome, vm, error) = reported(Event::Failed(Problem::failed("QEMU did not answer")));
+        let (outcome, vm, error) = reported(SourceEvent::Failed(Problem::failed("QEMU did not answer")));
         assert_eq!((outcome, vm), (Some(Outcome::Failed), Some(SourceVm::Unknown)));
         assert!(error.contains("whether the VM runs on the source is not known"), "{error}");
     }
@@ -829,10 +838,10 @@ mod tests {
     #[test]
     fn a_target_without_a_record_has_promised_nothing() {
         let (mut migration, _) = Migration::recover(Limits::default(), true);
-        migration.handle(0.0, Event::SourceSays(SourceState::LetGo));
-        let unknown = || Event::TargetSays(TargetState::Unknown);
-        assert_eq!(migration.handle(0.0, unknown()), Some(Action::AskTarget));
-        assert_eq!(migration.handle(Limits::default().decision_ms, unknown()), Some(Action::Finish));
+        migration.handle(0.0, SourceEvent::SourceSays(SourceState::LetGo));
+        let unknown = || SourceEvent::TargetSays(TargetState::Unknown);
+        assert_eq!(migration.handle(0.0, unknown()), Some(SourceAction::AskTarget));
+        assert_eq!(migration.handle(Limits::default().decision_ms, unknown()), Some(SourceAction::Finish));
         assert_eq!(migration.outcome(), Some(Outcome::InDoubt));
         assert!(migration.error().unwrap().to_string().contains("has no record"));
     }
@@ -840,10 +849,10 @@ mod tests {
     #[test]
     fn tidying_up_that_failed_is_told_as_such_and_not_as_what_is_left() {
         let mut migration = copying();
-        let mut next = migration.handle(2_000.0, Event::Paused);
-        while let Some(action) = next.filter(|action| *action != Action::Finish) {
+        let mut next = migration.handle(2_000.0, SourceEvent::Paused);
+        while let Some(action) = next.filter(|action| *action != SourceAction::Finish) {
             let event = match action {
-                Action::CleanUp => Event::Failed(Problem::failed("QEMU did not end in time")),
+                SourceAction::CleanUp => SourceEvent::Failed(Problem::failed("QEMU did not end in time")),
                 _ => well(action),
             };
             next = migration.handle(3_000.0, event);
@@ -860,14 +869,14 @@ mod tests {
 
     #[test]
     fn while_the_source_does_not_say_whether_the_vm_runs_there_nothing_is_decided() {
-        let silent = || Event::Failed(Problem::failed("QEMU does not answer"));
-        for said in [None, Some(Event::SourceSays(SourceState::Kept))] {
+        let silent = || SourceEvent::Failed(Problem::failed("QEMU does not answer"));
+        for said in [None, Some(SourceEvent::SourceSays(SourceState::Kept))] {
             let (mut migration, _) = Migration::recover(Limits::default(), true);
             if let Some(said) = said {
-                assert_eq!(migration.handle(0.0, said), Some(Action::RevokeHandOver));
+                assert_eq!(migration.handle(0.0, said), Some(SourceAction::RevokeHandOver));
             }
             assert!(!migration.can_cancel());
-            assert_eq!(migration.handle(0.0, silent()), Some(Action::Finish));
+            assert_eq!(migration.handle(0.0, silent()), Some(SourceAction::Finish));
             assert_eq!(migration.outcome(), Some(Outcome::InDoubt));
         }
     }

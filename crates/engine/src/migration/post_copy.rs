@@ -1,6 +1,6 @@
 //! Post-copy: the VM runs on the target before its memory is there, and the rest follows.
 
-use super::{Action, Migration, Phase};
+use super::{Migration, Phase, SourceAction};
 use crate::migration::result::Outcome;
 use crate::plan::Plan;
 use crate::problem::Problem;
@@ -71,7 +71,11 @@ impl Rest {
 
 impl Migration {
     /// Whether it is time for post-copy, where that is allowed.
-    pub(super) fn consider_post_copy(&mut self, now_ms: f64, transferred: &Transferred) -> Option<Action> {
+    pub(super) fn consider_post_copy(
+        &mut self,
+        now_ms: f64,
+        transferred: &Transferred,
+    ) -> Option<SourceAction> {
         let is_allowed = self.plan.as_ref().is_some_and(Plan::post_copy);
         let is_much = self.meter.round_left_ms().is_none_or(|left_ms| left_ms > LONGEST_PAUSE_MS);
         if self.phase != Phase::Copying
@@ -88,17 +92,17 @@ impl Migration {
         // Before the action is given: it may take effect though its answer is lost.
         self.rest.follows = Follows::Yes;
         self.phase = Phase::BeginningPostCopy;
-        Some(Action::BeginPostCopy)
+        Some(SourceAction::BeginPostCopy)
     }
 
-    pub(super) fn post_copy_begun(&mut self) -> Option<Action> {
+    pub(super) fn post_copy_begun(&mut self) -> Option<SourceAction> {
         self.phase = Phase::Copying;
         if self.cancel_requested { Some(self.undo()) } else { None }
     }
 
     /// Before post-copy could begin. A hypervisor that has stopped the VM itself lets it run on if what is left does not
     /// arrive, so the hand-over must not be recorded before that has.
-    pub(super) fn converged(&mut self, now_ms: f64) -> Option<Action> {
+    pub(super) fn converged(&mut self, now_ms: f64) -> Option<SourceAction> {
         if self.phase != Phase::BeginningPostCopy {
             return None;
         }
@@ -107,7 +111,7 @@ impl Migration {
         self.post_copy_begun()
     }
 
-    pub(super) fn send_rest(&mut self, now_ms: f64) -> Option<Action> {
+    pub(super) fn send_rest(&mut self, now_ms: f64) -> Option<SourceAction> {
         self.phase = Phase::SendingRest;
         if self.timings.rest_sent_ms.is_none() {
             self.note(now_ms, "the rest of its memory follows");
@@ -115,7 +119,7 @@ impl Migration {
         None
     }
 
-    pub(super) fn rest_sent(&mut self, now_ms: f64) -> Option<Action> {
+    pub(super) fn rest_sent(&mut self, now_ms: f64) -> Option<SourceAction> {
         if self.phase != Phase::SendingRest {
             return None;
         }
@@ -126,13 +130,13 @@ impl Migration {
         if !self.rest.is_running_there {
             // It was told to run, and nobody has said that it does.
             self.phase = Phase::AskingTarget { since_ms: now_ms };
-            return Some(Action::AskTarget);
+            return Some(SourceAction::AskTarget);
         }
         Some(self.clean_up(Outcome::Completed))
     }
 
     /// How the VM is there, the target says.
-    pub(super) fn rest_interrupted(&mut self, now_ms: f64, problem: Problem) -> Option<Action> {
+    pub(super) fn rest_interrupted(&mut self, now_ms: f64, problem: Problem) -> Option<SourceAction> {
         if self.phase != Phase::SendingRest {
             return None;
         }
@@ -142,17 +146,17 @@ impl Migration {
         );
         self.rest.problem = Some(problem);
         self.phase = Phase::AskingTarget { since_ms: now_ms };
-        Some(Action::AskTarget)
+        Some(SourceAction::AskTarget)
     }
 
     /// Unless all of it has arrived before.
-    pub(super) fn rest_lost(&mut self, now_ms: f64, problem: Problem) -> Option<Action> {
+    pub(super) fn rest_lost(&mut self, now_ms: f64, problem: Problem) -> Option<SourceAction> {
         let action = self.rest_interrupted(now_ms, problem);
         self.rest.is_lost |= action.is_some();
         action
     }
 
-    pub(super) fn runs_in_part(&mut self, now_ms: f64, since_ms: f64) -> Option<Action> {
+    pub(super) fn runs_in_part(&mut self, now_ms: f64, since_ms: f64) -> Option<SourceAction> {
         self.note_told(now_ms);
         self.rest.follows = Follows::Yes;
         let Some(problem) = &self.rest.problem else { return self.send_rest(now_ms) };
@@ -160,13 +164,13 @@ impl Migration {
             let lost = "the VM is lost: a part of its memory was still on the source";
             self.error = Some(problem.clone().context(lost));
             self.phase = Phase::EndingOnTarget;
-            return Some(Action::EndOnTarget);
+            return Some(SourceAction::EndOnTarget);
         }
         self.phase = Phase::Reconnecting { since_ms };
-        Some(Action::Reconnect)
+        Some(SourceAction::Reconnect)
     }
 
-    pub(super) fn reconnected(&mut self, now_ms: f64) -> Option<Action> {
+    pub(super) fn reconnected(&mut self, now_ms: f64) -> Option<SourceAction> {
         self.rest.problem = None;
         self.error = None;
         self.meter.restart(now_ms);
@@ -180,60 +184,60 @@ mod tests {
 
     use super::*;
     use crate::migration::in_flight::copying_with_post_copy;
-    use crate::migration::{Event, Limits, SourceState, TargetState};
+    use crate::migration::{Limits, SourceEvent, SourceState, TargetState};
 
     /// One that an agent took up when the VM ran on the target, and a part of it was still here.
     fn taken_up() -> Migration {
         let (mut migration, _) = Migration::recover(Limits::default(), true);
-        let asked = migration.handle(0.0, Event::SourceSays(SourceState::LetGo));
-        assert_eq!(asked, Some(Action::AskTarget));
-        assert_eq!(migration.handle(0.0, Event::TargetSays(TargetState::RunningInPart)), None);
+        let asked = migration.handle(0.0, SourceEvent::SourceSays(SourceState::LetGo));
+        assert_eq!(asked, Some(SourceAction::AskTarget));
+        assert_eq!(migration.handle(0.0, SourceEvent::TargetSays(TargetState::RunningInPart)), None);
         assert!(!migration.can_cancel());
         migration
     }
 
-    fn interrupted() -> Event {
-        Event::RestInterrupted(Problem::failed("connection reset"))
+    fn interrupted() -> SourceEvent {
+        SourceEvent::RestInterrupted(Problem::failed("connection reset"))
     }
 
     #[test]
     fn a_migration_that_is_taken_up_ends_nothing_before_all_of_the_vm_is_there() {
         let mut migration = taken_up();
-        assert_eq!(migration.handle(1.0, interrupted()), Some(Action::AskTarget));
-        let in_part = || Event::TargetSays(TargetState::RunningInPart);
-        assert_eq!(migration.handle(2.0, in_part()), Some(Action::Reconnect));
-        let unreachable = Event::Failed(Problem::failed("it does not answer"));
-        assert_eq!(migration.handle(3.0, unreachable), Some(Action::AskTarget));
-        assert_eq!(migration.handle(4.0, in_part()), Some(Action::Reconnect));
-        assert_eq!(migration.handle(5.0, Event::Done), None);
+        assert_eq!(migration.handle(1.0, interrupted()), Some(SourceAction::AskTarget));
+        let in_part = || SourceEvent::TargetSays(TargetState::RunningInPart);
+        assert_eq!(migration.handle(2.0, in_part()), Some(SourceAction::Reconnect));
+        let unreachable = SourceEvent::Failed(Problem::failed("it does not answer"));
+        assert_eq!(migration.handle(3.0, unreachable), Some(SourceAction::AskTarget));
+        assert_eq!(migration.handle(4.0, in_part()), Some(SourceAction::Reconnect));
+        assert_eq!(migration.handle(5.0, SourceEvent::Done), None);
         // Nobody has said yet that the VM runs: its QEMU may be mute since it was told to run it.
-        assert_eq!(migration.handle(6.0, Event::RestSent), Some(Action::AskTarget));
+        assert_eq!(migration.handle(6.0, SourceEvent::RestSent), Some(SourceAction::AskTarget));
         assert_eq!(migration.handle(6.0, in_part()), None);
-        assert_eq!(migration.handle(6.0, Event::RestSent), Some(Action::AskTarget));
-        let runs = Event::TargetSays(TargetState::Running);
-        assert_eq!(migration.handle(6.0, runs), Some(Action::CleanUp));
-        assert_eq!(migration.handle(7.0, Event::Done), Some(Action::Finish));
+        assert_eq!(migration.handle(6.0, SourceEvent::RestSent), Some(SourceAction::AskTarget));
+        let runs = SourceEvent::TargetSays(TargetState::Running);
+        assert_eq!(migration.handle(6.0, runs), Some(SourceAction::CleanUp));
+        assert_eq!(migration.handle(7.0, SourceEvent::Done), Some(SourceAction::Finish));
         assert_eq!((migration.outcome(), migration.error()), (Some(Outcome::Completed), None));
     }
 
     #[test]
     fn one_that_is_told_to_run_again_after_all_of_it_is_there_is_over_once_it_runs() {
         let mut migration = taken_up();
-        assert_eq!(migration.handle(1.0, Event::RestSent), Some(Action::AskTarget));
-        let ready = Event::TargetSays(TargetState::Ready);
-        assert_eq!(migration.handle(2.0, ready), Some(Action::ResumeOnTarget));
-        assert_eq!(migration.handle(3.0, Event::Done), Some(Action::CleanUp));
+        assert_eq!(migration.handle(1.0, SourceEvent::RestSent), Some(SourceAction::AskTarget));
+        let ready = SourceEvent::TargetSays(TargetState::Ready);
+        assert_eq!(migration.handle(2.0, ready), Some(SourceAction::ResumeOnTarget));
+        assert_eq!(migration.handle(3.0, SourceEvent::Done), Some(SourceAction::CleanUp));
     }
 
     #[test]
     fn a_vm_of_which_a_part_is_lost_is_ended_where_it_stands_still() {
         let mut migration = taken_up();
-        let lost = Event::RestLost(Problem::failed("its QEMU has ended"));
-        assert_eq!(migration.handle(1.0, lost), Some(Action::AskTarget));
-        let in_part = Event::TargetSays(TargetState::RunningInPart);
-        assert_eq!(migration.handle(1.0, in_part), Some(Action::EndOnTarget));
-        assert_eq!(migration.handle(2.0, Event::Done), Some(Action::CleanUp));
-        assert_eq!(migration.handle(3.0, Event::Done), Some(Action::Finish));
+        let lost = SourceEvent::RestLost(Problem::failed("its QEMU has ended"));
+        assert_eq!(migration.handle(1.0, lost), Some(SourceAction::AskTarget));
+        let in_part = SourceEvent::TargetSays(TargetState::RunningInPart);
+        assert_eq!(migration.handle(1.0, in_part), Some(SourceAction::EndOnTarget));
+        assert_eq!(migration.handle(2.0, SourceEvent::Done), Some(SourceAction::CleanUp));
+        assert_eq!(migration.handle(3.0, SourceEvent::Done), Some(SourceAction::Finish));
         assert!(migration.error().unwrap().to_string().contains("the VM is lost"));
         assert_eq!((migration.outcome(), migration.source_vm()), (Some(Outcome::Lost), None));
     }
@@ -241,10 +245,10 @@ mod tests {
     #[test]
     fn one_that_has_crashed_there_meanwhile_is_told() {
         let mut migration = taken_up();
-        assert_eq!(migration.handle(1.0, interrupted()), Some(Action::AskTarget));
-        let ended = Event::TargetSays(TargetState::Ended);
-        assert_eq!(migration.handle(2.0, ended), Some(Action::CleanUp));
-        assert_eq!(migration.handle(3.0, Event::Done), Some(Action::Finish));
+        assert_eq!(migration.handle(1.0, interrupted()), Some(SourceAction::AskTarget));
+        let ended = SourceEvent::TargetSays(TargetState::Ended);
+        assert_eq!(migration.handle(2.0, ended), Some(SourceAction::CleanUp));
+        assert_eq!(migration.handle(3.0, SourceEvent::Done), Some(SourceAction::Finish));
         assert!(migration.error().unwrap().to_string().contains("has ended on the target"));
         assert_eq!((migration.outcome(), migration.source_vm()), (Some(Outcome::Lost), None));
     }
@@ -260,14 +264,14 @@ mod tests {
             ..Transferred::default()
         };
         let mut looks = (1..5).map(|number| (1_000.0 + 500.0 * number as f64, round(number)));
-        let begins =
-            looks.find_map(|(now_ms, looked)| migration.handle(now_ms, Event::Progress(looked, vec![])));
-        assert_eq!(begins, Some(Action::BeginPostCopy));
-        assert_eq!(migration.handle(3_000.0, Event::Converged), None);
-        assert_eq!(migration.handle(3_000.0, Event::Paused), Some(Action::SwitchOver));
-        assert_eq!(migration.handle(3_100.0, Event::Done), Some(Action::RecordHandOver));
-        assert_eq!(migration.handle(3_110.0, Event::Done), Some(Action::ResumeOnTarget));
-        assert_eq!(migration.handle(3_120.0, Event::Done), Some(Action::CleanUp));
+        let begins = looks
+            .find_map(|(now_ms, looked)| migration.handle(now_ms, SourceEvent::Progress(looked, vec![])));
+        assert_eq!(begins, Some(SourceAction::BeginPostCopy));
+        assert_eq!(migration.handle(3_000.0, SourceEvent::Converged), None);
+        assert_eq!(migration.handle(3_000.0, SourceEvent::Paused), Some(SourceAction::SwitchOver));
+        assert_eq!(migration.handle(3_100.0, SourceEvent::Done), Some(SourceAction::RecordHandOver));
+        assert_eq!(migration.handle(3_110.0, SourceEvent::Done), Some(SourceAction::ResumeOnTarget));
+        assert_eq!(migration.handle(3_120.0, SourceEvent::Done), Some(SourceAction::CleanUp));
     }
 
     fn begin(trigger: &mut Trigger, round: u64, left_bytes: u64) -> bool {

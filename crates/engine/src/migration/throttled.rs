@@ -8,7 +8,7 @@ use crate::transfer::transferred::Transferred;
 
 impl Migration {
     /// The share of their time for which the VM's CPUs are to be held back from now on, in percent. Whoever carries the
-    /// actions out sees to it before the next one, and says so by [`Event::Throttled`](super::Event::Throttled).
+    /// actions out sees to it before the next one, and says so by [`SourceEvent::Throttled`](super::SourceEvent::Throttled).
     pub fn throttle_percent(&self) -> Option<u8> {
         // With post-copy the transfer comes to an end whatever the VM does.
         let is_post_copy = self.plan.as_ref().is_some_and(Plan::post_copy);

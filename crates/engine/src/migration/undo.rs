@@ -1,6 +1,6 @@
 //! The way back.
 
-use super::{Action, Migration, Phase, VmCondition};
+use super::{Migration, Phase, SourceAction, VmCondition};
 use crate::migration::result::{Outcome, SourceVm};
 use crate::problem::{Problem, ProblemKind};
 
@@ -37,12 +37,12 @@ pub(super) enum Undo {
 }
 
 impl Migration {
-    pub(super) fn give_up(&mut self, error: Problem) -> Action {
+    pub(super) fn give_up(&mut self, error: Problem) -> SourceAction {
         self.error.get_or_insert(error);
         self.undo()
     }
 
-    pub(super) fn undo(&mut self) -> Action {
+    pub(super) fn undo(&mut self) -> SourceAction {
         let first = if self.reached.transfer_started {
             Undo::StopTransfer
         } else if self.reached.target_asked {
@@ -54,14 +54,14 @@ impl Migration {
         undo_action(first)
     }
 
-    pub(super) fn undone(&mut self, now_ms: f64, undo: Undo) -> Action {
+    pub(super) fn undone(&mut self, now_ms: f64, undo: Undo) -> SourceAction {
         if undo == Undo::ResumeOnSource && self.timings.paused_ms.is_some() {
             self.timings.resumed_here_ms = Some(now_ms);
         }
         self.go_on_undoing(undo)
     }
 
-    fn go_on_undoing(&mut self, undo: Undo) -> Action {
+    fn go_on_undoing(&mut self, undo: Undo) -> SourceAction {
         let next = match undo {
             Undo::StopTransfer => Undo::ResumeOnSource,
             Undo::ResumeOnSource => Undo::DiscardTarget,
@@ -72,9 +72,9 @@ impl Migration {
         undo_action(next)
     }
 
-    pub(super) fn undo_failed(&mut self, undo: Undo, error: Problem) -> Action {
+    pub(super) fn undo_failed(&mut self, undo: Undo, error: Problem) -> SourceAction {
         if undo == Undo::ResumeOnSource && self.resume_attempts.fail(error) {
-            return Action::ResumeOnSource;
+            return SourceAction::ResumeOnSource;
         }
         // Stopping, discarding and putting back are tried once: the hypervisor stops by itself when
         // the target goes, an unstarted target discards when its lease runs out, and the journal
@@ -83,12 +83,12 @@ impl Migration {
     }
 
     /// Last of all: its hypervisor may have ended while the rest was undone.
-    fn look_at_vm(&mut self) -> Action {
+    fn look_at_vm(&mut self) -> SourceAction {
         self.phase = Phase::LookingAtVm;
-        Action::LookAtVm
+        SourceAction::LookAtVm
     }
 
-    pub(super) fn vm_is(&mut self, now_ms: f64, condition: VmCondition) -> Action {
+    pub(super) fn vm_is(&mut self, now_ms: f64, condition: VmCondition) -> SourceAction {
         match condition {
             VmCondition::Runs => {
                 self.note(now_ms, "the VM runs on the source");
@@ -110,7 +110,7 @@ impl Migration {
         }
     }
 
-    fn lost(&mut self, now_ms: f64, how: &Problem) -> Action {
+    fn lost(&mut self, now_ms: f64, how: &Problem) -> SourceAction {
         // Which consequence of that end was noticed first is chance.
         let cause = self.error.take().filter(|cause| !cause.is_hypervisor_gone);
         let before = cause.map_or(String::new(), |cause| format!("; the first error was: {cause}"));
@@ -118,13 +118,13 @@ impl Migration {
         self.end(now_ms, Outcome::Lost)
     }
 
-    pub(super) fn vm_is_mute(&mut self, now_ms: f64, error: &Problem) -> Action {
+    pub(super) fn vm_is_mute(&mut self, now_ms: f64, error: &Problem) -> SourceAction {
         self.source_vm = Some(SourceVm::Unknown);
         self.vm_does_not_run(now_ms, &format!("whether the VM runs on the source is not known: {error}"))
     }
 
     /// For all that is known. So nobody has cancelled with success.
-    fn vm_does_not_run(&mut self, now_ms: f64, what: &str) -> Action {
+    fn vm_does_not_run(&mut self, now_ms: f64, what: &str) -> SourceAction {
         self.note(now_ms, what);
         let not_resumed = self.resume_attempts.problem.take();
         let kind = not_resumed.as_ref().map(|_| ProblemKind::Failed);
@@ -142,33 +142,33 @@ impl Migration {
     }
 }
 
-fn undo_action(undo: Undo) -> Action {
+fn undo_action(undo: Undo) -> SourceAction {
     match undo {
-        Undo::StopTransfer => Action::StopTransfer,
-        Undo::ResumeOnSource => Action::ResumeOnSource,
-        Undo::DiscardTarget => Action::DiscardTarget,
-        Undo::PutBack => Action::PutBack,
+        Undo::StopTransfer => SourceAction::StopTransfer,
+        Undo::ResumeOnSource => SourceAction::ResumeOnSource,
+        Undo::DiscardTarget => SourceAction::DiscardTarget,
+        Undo::PutBack => SourceAction::PutBack,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::migration::Event;
+    use crate::migration::SourceEvent;
     use crate::migration::in_flight::{copying, well};
 
     #[test]
     fn a_failed_migration_tells_its_pause() {
         let mut migration = copying();
-        assert_eq!(migration.handle(2_000.0, Event::Paused), Some(Action::SwitchOver));
-        let late = Event::Failed(Problem::failed("the last of the state did not arrive"));
-        assert_eq!(migration.handle(17_000.0, late), Some(Action::StopTransfer));
-        assert_eq!(migration.handle(18_000.0, Event::Done), Some(Action::ResumeOnSource));
-        let mute = Event::Failed(Problem::failed("QEMU does not answer"));
-        assert_eq!(migration.handle(18_500.0, mute), Some(Action::ResumeOnSource));
+        assert_eq!(migration.handle(2_000.0, SourceEvent::Paused), Some(SourceAction::SwitchOver));
+        let late = SourceEvent::Failed(Problem::failed("the last of the state did not arrive"));
+        assert_eq!(migration.handle(17_000.0, late), Some(SourceAction::StopTransfer));
+        assert_eq!(migration.handle(18_000.0, SourceEvent::Done), Some(SourceAction::ResumeOnSource));
+        let mute = SourceEvent::Failed(Problem::failed("QEMU does not answer"));
+        assert_eq!(migration.handle(18_500.0, mute), Some(SourceAction::ResumeOnSource));
         assert_eq!(migration.timings().downtime_ms(), None, "it is still paused");
-        let mut next = migration.handle(19_000.0, Event::Done);
-        while let Some(action) = next.filter(|action| *action != Action::Finish) {
+        let mut next = migration.handle(19_000.0, SourceEvent::Done);
+        while let Some(action) = next.filter(|action| *action != SourceAction::Finish) {
             next = migration.handle(25_000.0, well(action));
         }
         assert_eq!(migration.outcome(), Some(Outcome::Failed));
@@ -176,13 +176,13 @@ mod tests {
     }
 
     /// A transfer that broke, with this answer to the order to let the VM run, and then with this VM.
-    fn undone(broke: Problem, resume: &Event, condition: &VmCondition) -> Migration {
+    fn undone(broke: Problem, resume: &SourceEvent, condition: &VmCondition) -> Migration {
         let mut migration = copying();
-        let mut next = migration.handle(2_000.0, Event::TransferFailed(broke));
-        while let Some(action) = next.filter(|action| *action != Action::Finish) {
+        let mut next = migration.handle(2_000.0, SourceEvent::TransferFailed(broke));
+        while let Some(action) = next.filter(|action| *action != SourceAction::Finish) {
             let event = match action {
-                Action::ResumeOnSource => resume.clone(),
-                Action::LookAtVm => Event::VmIs(condition.clone()),
+                SourceAction::ResumeOnSource => resume.clone(),
+                SourceAction::LookAtVm => SourceEvent::VmIs(condition.clone()),
                 _ => well(action),
             };
             next = migration.handle(3_000.0, event);
@@ -195,7 +195,8 @@ mod tests {
         let ended = Problem::hypervisor_gone("its QEMU has ended by signal 9");
         let closed = Problem::hypervisor_gone("QEMU closed its control socket");
         for first in [closed.clone(), ended.clone(), closed.context("query-migrate")] {
-            let migration = undone(first, &Event::Failed(ended.clone()), &VmCondition::Ended(ended.clone()));
+            let migration =
+                undone(first, &SourceEvent::Failed(ended.clone()), &VmCondition::Ended(ended.clone()));
             assert_eq!(migration.outcome(), Some(Outcome::Lost));
             let message = migration.error().unwrap().to_string();
             assert_eq!(message, "the VM is lost: its QEMU has ended by signal 9");
@@ -206,7 +207,7 @@ mod tests {
     fn what_else_went_wrong_with_a_lost_vm_is_told_after_its_loss() {
         let ended = Problem::hypervisor_gone("its QEMU has ended by signal 9");
         let broke = Problem::failed("b could not take the state");
-        let migration = undone(broke, &Event::Failed(ended.clone()), &VmCondition::Ended(ended));
+        let migration = undone(broke, &SourceEvent::Failed(ended.clone()), &VmCondition::Ended(ended));
         let message = "the VM is lost: its QEMU has ended by signal 9; the first error was: b could not take \
                     the state";
         assert_eq!(migration.error().unwrap().to_string(), message);
@@ -214,7 +215,7 @@ mod tests {
 
     #[test]
     fn why_a_vm_does_not_run_on_is_told_unless_it_does() {
-        let mute = Event::Failed(Problem::failed("QEMU did not answer"));
+        let mute = SourceEvent::Failed(Problem::failed("QEMU did not answer"));
         let broke = || Problem::new(ProblemKind::Unreachable, "reset");
         let paused = undone(broke(), &mute, &VmCondition::Paused);
         let message =
@@ -227,8 +228,8 @@ mod tests {
     #[test]
     fn one_that_was_never_paused_has_no_pause() {
         let mut migration = copying();
-        let mut next = migration.handle(2_000.0, Event::TransferFailed(Problem::failed("reset")));
-        while let Some(action) = next.filter(|action| *action != Action::Finish) {
+        let mut next = migration.handle(2_000.0, SourceEvent::TransferFailed(Problem::failed("reset")));
+        while let Some(action) = next.filter(|action| *action != SourceAction::Finish) {
             next = migration.handle(3_000.0, well(action));
         }
         assert_eq!(migration.timings().downtime_ms(), None);

@@ -2,7 +2,7 @@
 
 use drainpipe_engine::migration::progress::PathArrival;
 use drainpipe_engine::migration::result::Outcome;
-use drainpipe_engine::migration::{Action, Event, Limits};
+use drainpipe_engine::migration::{Limits, SourceAction, SourceEvent};
 use drainpipe_engine::transfer::transferred::Transferred;
 
 use crate::turns::{done, waiting};
@@ -23,7 +23,7 @@ const LOOK_EVERY_MS: u32 = 100;
 const LOST_FROM_MS: u32 = 100_000;
 
 /// What the source sees: bytes arrive by both paths, until nothing does.
-fn look(now_ms: u32) -> Event {
+fn look(now_ms: u32) -> SourceEvent {
     let arrived_bytes = u64::from(now_ms.min(LOST_FROM_MS)) * 1_000;
     let arrival = |link: &str, is_waiting| PathArrival {
         link: link.into(),
@@ -39,7 +39,7 @@ fn look(now_ms: u32) -> Event {
         passed_bytes: 2 * arrived_bytes,
         dirty_bytes_per_s: 0,
     };
-    Event::Progress(transferred, vec![arrival("e0", now_ms < LOST_FROM_MS), arrival("e1", true)])
+    SourceEvent::Progress(transferred, vec![arrival("e0", now_ms < LOST_FROM_MS), arrival("e1", true)])
 }
 
 #[test]
@@ -47,26 +47,26 @@ fn the_deadline_is_kept_and_the_error_names_the_path_that_holds_all_up_and_no_ot
     // A hypervisor that says nothing is no reason to wait for it.
     for says_nothing_from_ms in [u32::MAX, 110_000] {
         let mut migration = waiting(LIMITS, 0.0);
-        assert_eq!(migration.handle(0.0, Event::Done), Some(Action::StartTransfer));
+        assert_eq!(migration.handle(0.0, SourceEvent::Done), Some(SourceAction::StartTransfer));
         let mut now_ms = 0;
-        let mut next = migration.handle(0.0, Event::Done);
+        let mut next = migration.handle(0.0, SourceEvent::Done);
         while next.is_none() {
             now_ms += LOOK_EVERY_MS;
-            let seen = if now_ms < says_nothing_from_ms { look(now_ms) } else { Event::Tick };
+            let seen = if now_ms < says_nothing_from_ms { look(now_ms) } else { SourceEvent::Tick };
             next = migration.handle(f64::from(now_ms), seen);
         }
         assert!(f64::from(now_ms) < LIMITS.total_ms + f64::from(LOOK_EVERY_MS), "{now_ms}");
         let mut actions = vec![];
-        while next != Some(Action::Finish) {
+        while next != Some(SourceAction::Finish) {
             actions.extend(next);
             next = next.and_then(|action| migration.handle(f64::from(now_ms), done(action)));
         }
         let back = [
-            Action::StopTransfer,
-            Action::ResumeOnSource,
-            Action::DiscardTarget,
-            Action::PutBack,
-            Action::LookAtVm,
+            SourceAction::StopTransfer,
+            SourceAction::ResumeOnSource,
+            SourceAction::DiscardTarget,
+            SourceAction::PutBack,
+            SourceAction::LookAtVm,
         ];
         assert_eq!(actions, back);
         assert_eq!(migration.outcome(), Some(Outcome::Failed));

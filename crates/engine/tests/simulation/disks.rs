@@ -3,7 +3,7 @@
 //! What the guest has written is known by the number that its memory has too: a disk with the same number lacks nothing.
 
 use drainpipe_engine::migration::timing;
-use drainpipe_engine::migration::{Action, Event};
+use drainpipe_engine::migration::{SourceAction, SourceEvent};
 use drainpipe_engine::plan::Plan;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::storage::{CopyReason, DiskCopy, DiskImage, DiskName, DiskState};
@@ -143,7 +143,7 @@ impl World {
     }
 
     /// What the engine hears of them while memory is sent.
-    pub(crate) fn held_progress(&mut self) -> Option<Event> {
+    pub(crate) fn held_progress(&mut self) -> Option<SourceEvent> {
         matches!(self.disk.mirror, Some(Mirror::Held(_))).then(|| self.disk_progress())
     }
 
@@ -168,10 +168,10 @@ impl World {
         }
         self.disk.looks = 0;
         if self.goes_along() {
-            return Doing::Happened(Event::DisksGoAlong);
+            return Doing::Happened(SourceEvent::DisksGoAlong);
         }
         self.disk.mirror = Some(Mirror::Copying);
-        Doing::Happened(Event::Done)
+        Doing::Happened(SourceEvent::Done)
     }
 
     /// The transfer begins.
@@ -182,15 +182,18 @@ impl World {
     }
 
     /// Whether disks are copied, and memory is not sent yet.
-    pub(crate) fn looks_at_disks(&mut self, executor: &Executor) -> Option<Event> {
-        if !executor.has_disks() || executor.last_action() == Action::AwaitTurn {
+    pub(crate) fn looks_at_disks(&mut self, executor: &Executor) -> Option<SourceEvent> {
+        if !executor.has_disks() || executor.last_action() == SourceAction::AwaitTurn {
             return None;
         }
         let comes_first = self.goes_along() && self.disk.mirror == Some(Mirror::Copying);
         let is_alone = comes_first
-            || matches!(executor.last_action(), Action::StartDiskCopies | Action::SynchroniseDisks);
+            || matches!(
+                executor.last_action(),
+                SourceAction::StartDiskCopies | SourceAction::SynchroniseDisks
+            );
         if self.source.qemu.is_none() || self.disk.mirror.is_none() && self.keeps_mirror() {
-            return Some(Event::TransferFailed(Problem::failed("the copy has failed")));
+            return Some(SourceEvent::TransferFailed(Problem::failed("the copy has failed")));
         }
         is_alone.then(|| self.disk_progress())
     }
@@ -199,9 +202,9 @@ impl World {
         self.planted != Planted::CopiesEndEarly
     }
 
-    fn disk_progress(&mut self) -> Event {
+    fn disk_progress(&mut self) -> SourceEvent {
         if !self.answers(Host::Source) {
-            return Event::Tick;
+            return SourceEvent::Tick;
         }
         if self.now_ms >= self.network.parted_until_ms {
             self.disk_goes_on();
@@ -214,7 +217,7 @@ impl World {
         };
         let is_mirrored = matches!(self.disk.mirror, Some(Mirror::Synchronised) | None);
         let begun = DiskState::begun(DiskName::at(0).expect("there is a first one"));
-        Event::DiskProgress(vec![DiskState {
+        SourceEvent::DiskProgress(vec![DiskState {
             copied_bytes: self.disk.looks * LOOK_BYTES,
             total_bytes: (self.disk.looks + left) * LOOK_BYTES,
             is_ready: left == 0,
@@ -267,16 +270,16 @@ impl World {
         }
         if self.holds_writes() {
             self.disk.mirror = Some(Mirror::Held(left));
-            return Doing::Happened(Event::WritesHeldBack);
+            return Doing::Happened(SourceEvent::WritesHeldBack);
         }
         self.disk.mirror = Some(Mirror::Nearing(left));
-        Doing::Happened(Event::Done)
+        Doing::Happened(SourceEvent::Done)
     }
 
     /// Here; and then there.
     pub(crate) fn end_disk_copies(&mut self) -> Doing {
         if matches!(self.planted, Planted::CopiesEndAfterRecord) {
-            return Doing::Happened(Event::Done);
+            return Doing::Happened(SourceEvent::Done);
         }
         let is_parted = self.now_ms < self.network.parted_until_ms;
         let is_lost = self.disk.mirror.is_none() && self.keeps_mirror();
@@ -289,18 +292,18 @@ impl World {
         {
             // It goes on until that is there; what happens to it meanwhile, this looks for again.
             self.disk.mirror = Some(Mirror::Held(left - 1));
-            return Doing::Act(Action::EndDiskCopies);
+            return Doing::Act(SourceAction::EndDiskCopies);
         }
         if let Some(mirror) = self.disk.mirror.take() {
             let memory = self.source.qemu.as_ref().map(|qemu| qemu.copy.memory);
             let left = if let Mirror::Held(left) = mirror { left } else { 0 };
             self.disk.content = memory.map(|memory| memory - left);
         }
-        Doing::Rest(Action::EndDiskCopies)
+        Doing::Rest(SourceAction::EndDiskCopies)
     }
 
     pub(crate) fn close_disks_there(&mut self, executor: &Executor) -> Doing {
-        self.order(executor, Action::EndDiskCopies, Order::CloseDisks)
+        self.order(executor, SourceAction::EndDiskCopies, Order::CloseDisks)
     }
 
     /// As a guard does: the VM's writes are let go once it runs.

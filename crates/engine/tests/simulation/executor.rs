@@ -5,7 +5,9 @@ use drainpipe_engine::journal::RECORD_AGAIN_AFTER;
 use drainpipe_engine::migration::result::{Outcome, SourceVm};
 use drainpipe_engine::migration::target::IncomingView as View;
 use drainpipe_engine::migration::timing;
-use drainpipe_engine::migration::{Action, Event, Migration, SourceState, Stage, TargetState, VmCondition};
+use drainpipe_engine::migration::{
+    Migration, SourceAction, SourceEvent, SourceState, Stage, TargetState, VmCondition,
+};
 use drainpipe_engine::plan::{Plan, Transfer};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::transfer::transferred::Transferred;
@@ -35,11 +37,11 @@ const THROTTLED_IN_SILENCE_MS_MAX: f64 = 1_000.0;
 /// What an executor is at. A crash, a freeze and all that others do come between any two of these.
 #[derive(Debug)]
 pub(crate) enum Doing {
-    Act(Action),
+    Act(SourceAction),
     /// The second part of an action that has two.
-    Rest(Action),
+    Rest(SourceAction),
     Await {
-        action: Action,
+        action: SourceAction,
         order: Order,
         question: Question,
         until_ms: f64,
@@ -47,10 +49,10 @@ pub(crate) enum Doing {
     /// What comes of an action is known then.
     Later {
         at_ms: f64,
-        event: Event,
+        event: SourceEvent,
     },
     /// The engine is to hear of this.
-    Happened(Event),
+    Happened(SourceEvent),
     /// Nothing is to be done but to look at the transfer.
     Look {
         at_ms: f64,
@@ -95,11 +97,11 @@ pub(crate) struct Executor {
     /// Whether the source's QEMU was there when the target was asked last.
     has_asked_with_qemu: bool,
     /// What it was told to do last.
-    action: Action,
+    action: SourceAction,
 }
 
 impl Executor {
-    pub(crate) fn new(number: usize, migration: Migration, first: Action, now_ms: f64) -> Self {
+    pub(crate) fn new(number: usize, migration: Migration, first: SourceAction, now_ms: f64) -> Self {
         Self {
             migration,
             number,
@@ -136,7 +138,7 @@ impl Executor {
     }
 
     /// What it is at, from the order until the engine knows what came of it.
-    pub(crate) fn action(&self) -> Option<Action> {
+    pub(crate) fn action(&self) -> Option<SourceAction> {
         let is_at_it = !matches!(self.doing, Doing::Look { .. } | Doing::Pause { .. });
         is_at_it.then_some(self.action)
     }
@@ -178,7 +180,7 @@ impl Executor {
         self.migration.write_limit().is_some()
     }
 
-    pub(crate) fn last_action(&self) -> Action {
+    pub(crate) fn last_action(&self) -> SourceAction {
         self.action
     }
 
@@ -191,8 +193,8 @@ impl Executor {
     }
 }
 
-pub(crate) fn failed(why: &str) -> Event {
-    Event::Failed(Problem::failed(why))
+pub(crate) fn failed(why: &str) -> SourceEvent {
+    SourceEvent::Failed(Problem::failed(why))
 }
 
 impl World {
@@ -218,11 +220,11 @@ impl World {
         self.source.executor = Some(executor);
     }
 
-    fn happened(&mut self, executor: &mut Executor, event: Event) -> Doing {
+    fn happened(&mut self, executor: &mut Executor, event: SourceEvent) -> Doing {
         let now_ms = executor.now_ms(self.now_ms);
         let interrupted = if executor.cancel == Cancel::Requested {
             executor.cancel = Cancel::Delivered;
-            executor.migration.handle(now_ms, Event::CancelRequested)
+            executor.migration.handle(now_ms, SourceEvent::CancelRequested)
         } else {
             None
         };
@@ -236,14 +238,14 @@ impl World {
         self.follow_throttle(executor, now_ms);
         self.follow_write_limit(executor);
         match next {
-            Some(Action::Finish) if executor.migration.outcome() == Some(Outcome::InDoubt) => {
+            Some(SourceAction::Finish) if executor.migration.outcome() == Some(Outcome::InDoubt) => {
                 self.saw(Sight::InDoubt);
                 executor.was_in_doubt = true;
                 Doing::Pause { until_ms: self.now_ms + IN_DOUBT_PAUSE_MS }
             }
-            Some(Action::Finish) => {
+            Some(SourceAction::Finish) => {
                 self.dismiss(executor.guard.take());
-                executor.action = Action::Finish;
+                executor.action = SourceAction::Finish;
                 Doing::Conclude { at_ms: self.now_ms }
             }
             Some(action) => {
@@ -275,90 +277,90 @@ impl World {
         }
     }
 
-    fn act(&mut self, executor: &mut Executor, action: Action) -> Doing {
-        if action == Action::StopTransfer {
+    fn act(&mut self, executor: &mut Executor, action: SourceAction) -> Doing {
+        if action == SourceAction::StopTransfer {
             self.abandon_disk_copies();
         }
         match action {
-            Action::EstablishHosts => Doing::Happened(self.establish_hosts(executor)),
-            Action::CheckPermissions => {
+            SourceAction::EstablishHosts => Doing::Happened(self.establish_hosts(executor)),
+            SourceAction::CheckPermissions => {
                 let runs = self.copy_at(Host::Source).is_some_and(|copy| copy.runs);
                 if !runs || !self.answers(Host::Source) {
                     return Doing::Happened(failed("only a running VM moves"));
                 }
                 self.order(executor, action, Order::Permit)
             }
-            Action::AllocateMemory => self.order(executor, action, Order::Memory),
-            Action::BuildIncomingVm => self.order(executor, action, Order::IncomingVm),
-            Action::ConnectHosts => self.connect_hosts(executor),
-            Action::AwaitTurn => self.await_turn(),
-            Action::SynchroniseDisks | Action::StartTransfer => {
+            SourceAction::AllocateMemory => self.order(executor, action, Order::Memory),
+            SourceAction::BuildIncomingVm => self.order(executor, action, Order::IncomingVm),
+            SourceAction::ConnectHosts => self.connect_hosts(executor),
+            SourceAction::AwaitTurn => self.await_turn(),
+            SourceAction::SynchroniseDisks | SourceAction::StartTransfer => {
                 executor.guard = executor.guard.or_else(|| self.post_guard(executor.number));
                 executor
                     .guard
                     .map_or(Doing::Happened(failed("the guard before is at work")), |_| Doing::Rest(action))
             }
-            Action::StartDiskCopies => self.start_disk_copies(),
-            Action::EndDiskCopies => self.end_disk_copies(),
-            Action::BeginPostCopy if self.has_converged() => Doing::Happened(Event::Converged),
-            Action::BeginPostCopy => self.command(Command::BeginPostCopy, ANSWER_DEADLINE_MS),
-            Action::SwitchOver => self.switch_over(executor),
-            Action::RecordHandOver => self.record_hand_over(executor),
-            Action::ResumeOnTarget => self.order(executor, action, Order::Run),
-            Action::AskSource => self.ask_own_qemu(),
-            Action::AskTarget => self.ask_target(executor),
-            Action::EndOnSource => {
+            SourceAction::StartDiskCopies => self.start_disk_copies(),
+            SourceAction::EndDiskCopies => self.end_disk_copies(),
+            SourceAction::BeginPostCopy if self.has_converged() => Doing::Happened(SourceEvent::Converged),
+            SourceAction::BeginPostCopy => self.command(Command::BeginPostCopy, ANSWER_DEADLINE_MS),
+            SourceAction::SwitchOver => self.switch_over(executor),
+            SourceAction::RecordHandOver => self.record_hand_over(executor),
+            SourceAction::ResumeOnTarget => self.order(executor, action, Order::Run),
+            SourceAction::AskSource => self.ask_own_qemu(),
+            SourceAction::AskTarget => self.ask_target(executor),
+            SourceAction::EndOnSource => {
                 self.dismiss(executor.guard.take());
                 self.source.qemu = None;
-                Doing::Happened(Event::Done)
+                Doing::Happened(SourceEvent::Done)
             }
-            Action::RevokeHandOver => Doing::Happened(self.revoke_hand_over(executor)),
-            Action::Reconnect => self.order(executor, action, Order::Reconnect),
-            Action::EndOnTarget => self.order(executor, action, Order::End),
+            SourceAction::RevokeHandOver => Doing::Happened(self.revoke_hand_over(executor)),
+            SourceAction::Reconnect => self.order(executor, action, Order::Reconnect),
+            SourceAction::EndOnTarget => self.order(executor, action, Order::End),
             // Both are done at once: whichever is first.
-            Action::CleanUp if self.random.chance(50) => self.order(executor, action, Order::Finish),
-            Action::CleanUp => {
+            SourceAction::CleanUp if self.random.chance(50) => self.order(executor, action, Order::Finish),
+            SourceAction::CleanUp => {
                 self.end_source();
                 Doing::Rest(action)
             }
-            Action::StopTransfer if self.waits_for_target() => {
+            SourceAction::StopTransfer if self.waits_for_target() => {
                 // Its connections are cut.
                 self.break_stream();
-                Doing::Later { at_ms: self.now_ms + MUTE_AFTER_MS, event: Event::Done }
+                Doing::Later { at_ms: self.now_ms + MUTE_AFTER_MS, event: SourceEvent::Done }
             }
-            Action::StopTransfer => self.command(Command::Cancel, QEMU_DEADLINE_MS),
-            Action::ResumeOnSource => self.resume_on_source(executor),
-            Action::DiscardTarget => self.order(executor, action, Order::Discard),
-            Action::PutBack => {
+            SourceAction::StopTransfer => self.command(Command::Cancel, QEMU_DEADLINE_MS),
+            SourceAction::ResumeOnSource => self.resume_on_source(executor),
+            SourceAction::DiscardTarget => self.order(executor, action, Order::Discard),
+            SourceAction::PutBack => {
                 self.source.is_network_changed = false;
-                Doing::Happened(Event::Done)
+                Doing::Happened(SourceEvent::Done)
             }
-            Action::LookAtVm => self.look_at_vm(executor),
-            Action::Finish => Doing::Conclude { at_ms: self.now_ms },
+            SourceAction::LookAtVm => self.look_at_vm(executor),
+            SourceAction::Finish => Doing::Conclude { at_ms: self.now_ms },
         }
     }
 
-    fn rest(&mut self, executor: &mut Executor, action: Action) -> Doing {
+    fn rest(&mut self, executor: &mut Executor, action: SourceAction) -> Doing {
         match action {
-            Action::SynchroniseDisks => self.synchronise_disks(),
-            Action::StartTransfer => {
+            SourceAction::SynchroniseDisks => self.synchronise_disks(),
+            SourceAction::StartTransfer => {
                 self.begin_along();
                 self.start_transfer(executor)
             }
-            Action::EndDiskCopies => self.close_disks_there(executor),
-            Action::SwitchOver => self.order(executor, action, Order::Received),
+            SourceAction::EndDiskCopies => self.close_disks_there(executor),
+            SourceAction::SwitchOver => self.order(executor, action, Order::Received),
             // What was to come is told by now: the target does not have it.
-            Action::AskTarget => self.order(executor, action, Order::Discard),
-            Action::CleanUp => self.order(executor, action, Order::Finish),
-            Action::Reconnect => {
-                let event = if self.reconnect() { Event::Done } else { failed("it does not connect") };
+            SourceAction::AskTarget => self.order(executor, action, Order::Discard),
+            SourceAction::CleanUp => self.order(executor, action, Order::Finish),
+            SourceAction::Reconnect => {
+                let event = if self.reconnect() { SourceEvent::Done } else { failed("it does not connect") };
                 Doing::Later { at_ms: self.now_ms + ASK_AGAIN_AFTER_MS, event }
             }
-            _ => Doing::Happened(Event::Done),
+            _ => Doing::Happened(SourceEvent::Done),
         }
     }
 
-    pub(crate) fn order(&mut self, executor: &Executor, action: Action, order: Order) -> Doing {
+    pub(crate) fn order(&mut self, executor: &Executor, action: SourceAction, order: Order) -> Doing {
         let question = self.network.new_question();
         self.send(Letter::Order { order, migration: executor.number, question });
         let has_deadline = self.planted != Planted::NoDeadline;
@@ -369,7 +371,7 @@ impl World {
     fn answered(
         &mut self,
         executor: &mut Executor,
-        action: Action,
+        action: SourceAction,
         order: Order,
         question: Question,
     ) -> Doing {
@@ -381,92 +383,108 @@ impl World {
         self.came_of(executor, action, order, answer)
     }
 
-    fn came_of(&mut self, executor: &mut Executor, action: Action, order: Order, answer: Answer) -> Doing {
+    fn came_of(
+        &mut self,
+        executor: &mut Executor,
+        action: SourceAction,
+        order: Order,
+        answer: Answer,
+    ) -> Doing {
         executor.has_ended_there |= matches!(answer, Ok(Said::View(View::Ended)));
         let answer = self.misread(action, answer);
         let event = match (action, answer) {
-            (Action::CheckPermissions, Ok(Said::Busy)) => {
-                let event = Event::Busy("two are on their way".into());
+            (SourceAction::CheckPermissions, Ok(Said::Busy)) => {
+                let event = SourceEvent::Busy("two are on their way".into());
                 return Doing::Later { at_ms: self.now_ms + ASK_FOR_PLACE_EVERY_MS, event };
             }
-            (Action::ConnectHosts, Ok(_)) => executor.plan.clone().map_or(Event::Done, Event::Connected),
-            (Action::SwitchOver, Ok(Said::View(View::Ready | View::ReadyInPart)))
+            (SourceAction::ConnectHosts, Ok(_)) => {
+                executor.plan.clone().map_or(SourceEvent::Done, SourceEvent::Connected)
+            }
+            (SourceAction::SwitchOver, Ok(Said::View(View::Ready | View::ReadyInPart)))
                 if self.source_looks() && self.now_ms < executor.switch_over_until_ms =>
             {
                 return Doing::Rest(action);
             }
-            (Action::SwitchOver, Ok(Said::View(View::Ready | View::ReadyInPart)))
+            (SourceAction::SwitchOver, Ok(Said::View(View::Ready | View::ReadyInPart)))
                 if self.source_may_run_on() =>
             {
                 failed("the source's QEMU does not say that it let go")
             }
-            (Action::SwitchOver, Ok(Said::View(View::Ready | View::ReadyInPart))) => Event::Done,
-            (Action::SwitchOver, Ok(_)) if self.now_ms < executor.switch_over_until_ms => {
+            (SourceAction::SwitchOver, Ok(Said::View(View::Ready | View::ReadyInPart))) => SourceEvent::Done,
+            (SourceAction::SwitchOver, Ok(_)) if self.now_ms < executor.switch_over_until_ms => {
                 return Doing::Rest(action);
             }
-            (Action::SwitchOver, Ok(_)) => failed("the last of the state did not arrive"),
-            (Action::AskTarget, Ok(_)) if order == Order::Discard => {
-                Event::TargetSays(TargetState::Discarded)
+            (SourceAction::SwitchOver, Ok(_)) => failed("the last of the state did not arrive"),
+            (SourceAction::AskTarget, Ok(_)) if order == Order::Discard => {
+                SourceEvent::TargetSays(TargetState::Discarded)
             }
-            (Action::AskTarget, Ok(Said::View(View::Unknown))) => {
-                let event = Event::TargetSays(TargetState::Unknown);
+            (SourceAction::AskTarget, Ok(Said::View(View::Unknown))) => {
+                let event = SourceEvent::TargetSays(TargetState::Unknown);
                 return Doing::Later { at_ms: self.now_ms + ASK_AGAIN_AFTER_MS, event };
             }
-            (Action::AskTarget, Err(ProblemKind::NotFound)) if order == Order::Discard => {
-                Event::TargetSays(TargetState::Unknown)
+            (SourceAction::AskTarget, Err(ProblemKind::NotFound)) if order == Order::Discard => {
+                SourceEvent::TargetSays(TargetState::Unknown)
             }
-            (Action::AskTarget, Ok(Said::View(View::Running))) => Event::TargetSays(TargetState::Running),
-            (Action::AskTarget, Ok(Said::View(View::Ended))) => Event::TargetSays(TargetState::Ended),
-            (Action::AskTarget, Ok(Said::View(View::RunningInPart))) => {
-                Event::TargetSays(TargetState::RunningInPart)
+            (SourceAction::AskTarget, Ok(Said::View(View::Running))) => {
+                SourceEvent::TargetSays(TargetState::Running)
+            }
+            (SourceAction::AskTarget, Ok(Said::View(View::Ended))) => {
+                SourceEvent::TargetSays(TargetState::Ended)
+            }
+            (SourceAction::AskTarget, Ok(Said::View(View::RunningInPart))) => {
+                SourceEvent::TargetSays(TargetState::RunningInPart)
             }
             // What the source's QEMU has failed to send, the target cannot have the rest of.
-            (Action::AskTarget, Ok(Said::View(View::Ready | View::ReadyInPart)))
+            (SourceAction::AskTarget, Ok(Said::View(View::Ready | View::ReadyInPart)))
                 if self.source_is_astray() =>
             {
                 return Doing::Rest(action);
             }
-            (Action::AskTarget, Ok(Said::View(View::Ready))) => Event::TargetSays(TargetState::Ready),
-            (Action::AskTarget, Ok(Said::View(View::Waiting)) | Err(ProblemKind::Failed))
+            (SourceAction::AskTarget, Ok(Said::View(View::Ready))) => {
+                SourceEvent::TargetSays(TargetState::Ready)
+            }
+            (SourceAction::AskTarget, Ok(Said::View(View::Waiting)) | Err(ProblemKind::Failed))
                 if order == Order::View && self.target_may_be_needed(answer) =>
             {
                 let event = failed("all of it is on its way");
                 return Doing::Later { at_ms: self.now_ms + ASK_AGAIN_AFTER_MS, event };
             }
             // It has sent the rest since, perhaps.
-            (Action::AskTarget, Ok(Said::View(View::ReadyInPart)))
+            (SourceAction::AskTarget, Ok(Said::View(View::ReadyInPart)))
                 if order == Order::View && executor.has_asked_with_qemu && self.source.qemu.is_none() =>
             {
                 failed("its QEMU has ended since the target was asked")
             }
             // Without the rest it is of no use, and nobody knows whether the VM ran on here for a while.
-            (Action::AskTarget, Ok(Said::View(View::ReadyInPart))) if self.source.qemu.is_some() => {
-                Event::TargetSays(TargetState::Ready)
+            (SourceAction::AskTarget, Ok(Said::View(View::ReadyInPart))) if self.source.qemu.is_some() => {
+                SourceEvent::TargetSays(TargetState::Ready)
             }
-            (Action::AskTarget, Ok(Said::View(View::Waiting | View::ReadyInPart)))
-            | (Action::Reconnect, Ok(_)) => {
+            (SourceAction::AskTarget, Ok(Said::View(View::Waiting | View::ReadyInPart)))
+            | (SourceAction::Reconnect, Ok(_)) => {
                 return Doing::Rest(action);
             }
             // Its QEMU does not answer. What it has may be the only copy.
-            (Action::AskTarget, Err(ProblemKind::Failed))
+            (SourceAction::AskTarget, Err(ProblemKind::Failed))
                 if order == Order::View
                     && (self.source.qemu.is_some() || self.planted == Planted::DiscardsOnlyCopy) =>
             {
                 self.source.has_given_up_target = self.source.qemu.is_some();
                 return self.order(executor, action, Order::Discard);
             }
-            (Action::AskTarget, Ok(_)) => Event::TargetSays(TargetState::Discarded),
-            (Action::AskTarget, Err(kind)) if order == Order::View => {
-                let event = Event::Failed(Problem::new(kind, "the target does not say"));
+            (SourceAction::AskTarget, Ok(_)) => SourceEvent::TargetSays(TargetState::Discarded),
+            (SourceAction::AskTarget, Err(kind)) if order == Order::View => {
+                let event = SourceEvent::Failed(Problem::new(kind, "the target does not say"));
                 return Doing::Later { at_ms: self.now_ms + ASK_AGAIN_AFTER_MS, event };
             }
-            (Action::CleanUp, _) => {
+            (SourceAction::CleanUp, _) => {
                 self.end_source();
-                Event::Done
+                SourceEvent::Done
             }
             // Nothing was handed over that a target without a record could run.
-            (_, Ok(_)) | (Action::DiscardTarget, Err(ProblemKind::NotFound)) => Event::Done,
-            (_, Err(kind)) => Event::Failed(Problem::new(kind, "the target refuses, or does not answer")),
+            (_, Ok(_)) | (SourceAction::DiscardTarget, Err(ProblemKind::NotFound)) => SourceEvent::Done,
+            (_, Err(kind)) => {
+                SourceEvent::Failed(Problem::new(kind, "the target refuses, or does not answer"))
+            }
         };
         Doing::Happened(event)
     }
@@ -520,26 +538,26 @@ impl World {
         }
     }
 
-    fn misread(&mut self, action: Action, answer: Answer) -> Answer {
+    fn misread(&mut self, action: SourceAction, answer: Answer) -> Answer {
         match (self.planted, action, answer) {
-            (Planted::SilenceIsSuccess, Action::ResumeOnTarget, Err(ProblemKind::Unreachable)) => {
+            (Planted::SilenceIsSuccess, SourceAction::ResumeOnTarget, Err(ProblemKind::Unreachable)) => {
                 Ok(Said::Done)
             }
-            (Planted::SilenceIsDiscarded, Action::AskTarget, Err(ProblemKind::Unreachable))
-            | (Planted::UnknownIsDiscarded, Action::AskTarget, Ok(Said::View(View::Unknown))) => {
+            (Planted::SilenceIsDiscarded, SourceAction::AskTarget, Err(ProblemKind::Unreachable))
+            | (Planted::UnknownIsDiscarded, SourceAction::AskTarget, Ok(Said::View(View::Unknown))) => {
                 Ok(Said::View(View::Discarded))
             }
-            (Planted::RunsIncomplete, Action::SwitchOver, Ok(Said::View(View::Waiting))) => {
+            (Planted::RunsIncomplete, SourceAction::SwitchOver, Ok(Said::View(View::Waiting))) => {
                 Ok(Said::View(View::Ready))
             }
-            (Planted::EndedIsRunning, Action::AskTarget, Ok(Said::View(View::Ended))) => {
+            (Planted::EndedIsRunning, SourceAction::AskTarget, Ok(Said::View(View::Ended))) => {
                 Ok(Said::View(View::Running))
             }
             _ => answer,
         }
     }
 
-    fn establish_hosts(&mut self, executor: &mut Executor) -> Event {
+    fn establish_hosts(&mut self, executor: &mut Executor) -> SourceEvent {
         let is_silent = self.target.life != Life::Up || self.now_ms < self.network.parted_until_ms;
         if is_silent || self.faults.meets(Fault::Refused, &mut self.random) {
             return failed("the target does not answer");
@@ -551,9 +569,9 @@ impl World {
                     (plan.transfer, plan.reasons) = (Transfer::OneConnection { post_copy: false }, vec![]);
                 }
                 executor.plan = Some(plan.clone());
-                Event::Established(plan)
+                SourceEvent::Established(plan)
             }
-            Err(problem) => Event::Failed(problem),
+            Err(problem) => SourceEvent::Failed(problem),
         }
     }
 
@@ -563,7 +581,7 @@ impl World {
         let narrowed = self.hosts.try_paths(plan, |_| faults.meets(Fault::DeadPath, random));
         let mut plan = match narrowed {
             Ok(plan) => plan,
-            Err(problem) => return Doing::Happened(Event::Failed(problem)),
+            Err(problem) => return Doing::Happened(SourceEvent::Failed(problem)),
         };
         if self.planted == Planted::Clear {
             plan.encryption = drainpipe_engine::transfer::encryption::Encryption::default();
@@ -571,7 +589,7 @@ impl World {
         let is_taken = self.hosts.target_takes(&plan);
         executor.plan = Some(plan);
         self.source.is_network_changed = true;
-        self.order(executor, Action::ConnectHosts, Order::Connect { is_taken })
+        self.order(executor, SourceAction::ConnectHosts, Order::Connect { is_taken })
     }
 
     fn await_turn(&mut self) -> Doing {
@@ -579,10 +597,10 @@ impl World {
             return Doing::Happened(failed("its QEMU has ended"));
         }
         if self.turns_awaited == 0 {
-            return Doing::Happened(Event::Done);
+            return Doing::Happened(SourceEvent::Done);
         }
         self.turns_awaited -= 1;
-        Doing::Later { at_ms: self.now_ms + LOOK_EVERY_MS, event: Event::Tick }
+        Doing::Later { at_ms: self.now_ms + LOOK_EVERY_MS, event: SourceEvent::Tick }
     }
 
     fn start_transfer(&mut self, executor: &mut Executor) -> Doing {
@@ -591,7 +609,7 @@ impl World {
             self.breach(breach);
         }
         match self.command_source(Command::Migrate { migration: executor.number }) {
-            Reply::Done => Doing::Happened(Event::Done),
+            Reply::Done => Doing::Happened(SourceEvent::Done),
             reply => {
                 self.dismiss(executor.guard.take());
                 let wait_ms = if reply == Reply::None { ANSWER_DEADLINE_MS } else { 0.0 };
@@ -603,7 +621,7 @@ impl World {
     fn switch_over(&mut self, executor: &mut Executor) -> Doing {
         executor.switch_over_until_ms = self.now_ms + SWITCH_OVER_DEADLINE_MS;
         match self.command_source(Command::Continue) {
-            Reply::Done => Doing::Rest(Action::SwitchOver),
+            Reply::Done => Doing::Rest(SourceAction::SwitchOver),
             Reply::None => {
                 let event = failed("QEMU does not answer");
                 Doing::Later { at_ms: self.now_ms + ANSWER_DEADLINE_MS, event }
@@ -622,7 +640,7 @@ impl World {
         let may_be_found = self.random.chance(50);
         let record = &mut self.source.journal[executor.number];
         let event = if is_full && self.planted == Planted::UnrecordedHandOver {
-            Event::Done
+            SourceEvent::Done
         } else if is_full {
             // Of one that is revoked, nothing is written.
             self.source.found_later = (may_be_found && !record.is_revoked).then_some(executor.number);
@@ -634,12 +652,12 @@ impl World {
         } else {
             (record.handed_over, record.is_revoked) = (true, false);
             self.source.found_later = None;
-            Event::Done
+            SourceEvent::Done
         };
         Doing::Happened(event)
     }
 
-    fn revoke_hand_over(&mut self, executor: &Executor) -> Event {
+    fn revoke_hand_over(&mut self, executor: &Executor) -> SourceEvent {
         if self.is_source_disk_full() {
             self.saw(Sight::NotRecorded);
             return failed("the disk is full");
@@ -648,7 +666,7 @@ impl World {
         (record.handed_over, record.is_revoked) = (false, true);
         self.source.found_later = None;
         self.saw(Sight::Revoked);
-        Event::Done
+        SourceEvent::Done
     }
 
     fn ask_own_qemu(&mut self) -> Doing {
@@ -659,7 +677,7 @@ impl World {
         if state == SourceState::Kept {
             self.saw(Sight::HandOverInVain);
         }
-        Doing::Happened(Event::SourceSays(state))
+        Doing::Happened(SourceEvent::SourceSays(state))
     }
 
     fn ask_target(&mut self, executor: &mut Executor) -> Doing {
@@ -668,10 +686,10 @@ impl World {
             self.source.journal[executor.number].is_reclaimed = true;
             // By the operator's word it is.
             self.is_lost = true;
-            return Doing::Happened(Event::TargetSays(TargetState::Lost));
+            return Doing::Happened(SourceEvent::TargetSays(TargetState::Lost));
         }
         executor.has_asked_with_qemu = self.source.qemu.is_some();
-        self.order(executor, Action::AskTarget, Order::View)
+        self.order(executor, SourceAction::AskTarget, Order::View)
     }
 
     fn look_at_vm(&mut self, executor: &mut Executor) -> Doing {
@@ -692,14 +710,14 @@ impl World {
             Some(_) => SourceVm::Paused,
             None => SourceVm::Ended,
         });
-        Doing::Happened(Event::VmIs(condition))
+        Doing::Happened(SourceEvent::VmIs(condition))
     }
 
     fn command(&mut self, command: Command, deadline_ms: f64) -> Doing {
         match self.command_source(command) {
-            Reply::Done => Doing::Happened(Event::Done),
+            Reply::Done => Doing::Happened(SourceEvent::Done),
             // Without a QEMU nothing is sent.
-            Reply::Gone if command == Command::Cancel => Doing::Happened(Event::Done),
+            Reply::Gone if command == Command::Cancel => Doing::Happened(SourceEvent::Done),
             Reply::Gone | Reply::Refused => Doing::Happened(failed("its QEMU has ended")),
             Reply::None => {
                 let event = failed("QEMU does not answer");
@@ -710,7 +728,7 @@ impl World {
 
     fn resume_on_source(&mut self, executor: &mut Executor) -> Doing {
         let doing = self.command(Command::LetRun, ANSWER_DEADLINE_MS);
-        if matches!(doing, Doing::Happened(Event::Done)) {
+        if matches!(doing, Doing::Happened(SourceEvent::Done)) {
             self.dismiss(executor.guard.take());
         } else if self.source.qemu.is_some() {
             self.resumes_failed += 1;
@@ -726,29 +744,35 @@ impl World {
         self.source.is_network_changed = false;
     }
 
-    fn look(&mut self, executor: &mut Executor) -> Event {
+    fn look(&mut self, executor: &mut Executor) -> SourceEvent {
         if executor.cancel == Cancel::Requested {
-            return Event::Tick;
+            return SourceEvent::Tick;
         }
         let sends_rest = executor.migration.stage() == Stage::SendingRest;
         if self.source.qemu.is_none() {
             let ended = Problem::failed("its QEMU has ended");
-            return if sends_rest { Event::RestLost(ended) } else { Event::TransferFailed(ended) };
+            return if sends_rest {
+                SourceEvent::RestLost(ended)
+            } else {
+                SourceEvent::TransferFailed(ended)
+            };
         }
         if let Some(event) = self.looks_at_disks(executor) {
             return event;
         }
-        let Some(qemu) = &self.source.qemu else { return Event::Tick };
+        let Some(qemu) = &self.source.qemu else { return SourceEvent::Tick };
         match qemu.sending {
-            _ if qemu.mute_until_ms.is_some() => Event::Tick,
-            Sending::Interrupted if sends_rest => Event::RestInterrupted(Problem::failed("connection reset")),
-            Sending::Completed if sends_rest => Event::RestSent,
-            Sending::Failed if sends_rest => {
-                Event::RestLost(Problem::failed("it failed as its last bytes went"))
+            _ if qemu.mute_until_ms.is_some() => SourceEvent::Tick,
+            Sending::Interrupted if sends_rest => {
+                SourceEvent::RestInterrupted(Problem::failed("connection reset"))
             }
-            Sending::PreSwitchover => Event::Paused,
+            Sending::Completed if sends_rest => SourceEvent::RestSent,
+            Sending::Failed if sends_rest => {
+                SourceEvent::RestLost(Problem::failed("it failed as its last bytes went"))
+            }
+            Sending::PreSwitchover => SourceEvent::Paused,
             Sending::Idle | Sending::Failed | Sending::Cancelled => {
-                Event::TransferFailed(Problem::failed("connection reset"))
+                SourceEvent::TransferFailed(Problem::failed("connection reset"))
             }
             _ => {
                 let is_parted = self.now_ms < self.network.parted_until_ms;
@@ -770,7 +794,7 @@ impl World {
                     passed_bytes: sent_bytes,
                     dirty_bytes_per_s,
                 };
-                Event::Progress(transferred, vec![])
+                SourceEvent::Progress(transferred, vec![])
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use drainpipe_engine::migration::Action;
+use drainpipe_engine::migration::SourceAction;
 
 use crate::random::Random;
 
@@ -101,27 +101,27 @@ const STEPS_MIN: u64 = 100;
 const GATHERING_PER_MILLE: u64 = 150;
 
 /// Where faults may gather.
-const MOMENTS: [Action; 20] = [
-    Action::CheckPermissions,
-    Action::BuildIncomingVm,
-    Action::ConnectHosts,
-    Action::StartTransfer,
-    Action::BeginPostCopy,
-    Action::SwitchOver,
-    Action::RecordHandOver,
-    Action::ResumeOnTarget,
-    Action::AskSource,
-    Action::AskTarget,
-    Action::Reconnect,
-    Action::EndOnTarget,
-    Action::EndOnSource,
-    Action::RevokeHandOver,
-    Action::CleanUp,
-    Action::StopTransfer,
-    Action::ResumeOnSource,
-    Action::DiscardTarget,
-    Action::PutBack,
-    Action::Finish,
+const MOMENTS: [SourceAction; 20] = [
+    SourceAction::CheckPermissions,
+    SourceAction::BuildIncomingVm,
+    SourceAction::ConnectHosts,
+    SourceAction::StartTransfer,
+    SourceAction::BeginPostCopy,
+    SourceAction::SwitchOver,
+    SourceAction::RecordHandOver,
+    SourceAction::ResumeOnTarget,
+    SourceAction::AskSource,
+    SourceAction::AskTarget,
+    SourceAction::Reconnect,
+    SourceAction::EndOnTarget,
+    SourceAction::EndOnSource,
+    SourceAction::RevokeHandOver,
+    SourceAction::CleanUp,
+    SourceAction::StopTransfer,
+    SourceAction::ResumeOnSource,
+    SourceAction::DiscardTarget,
+    SourceAction::PutBack,
+    SourceAction::Finish,
 ];
 
 /// The faults of one run.
@@ -132,7 +132,7 @@ pub(crate) struct Faults {
     sudden: Vec<Fault>,
     per_mille: u64,
     steps_left: u64,
-    moment: Option<Action>,
+    moment: Option<SourceAction>,
     density: Density,
 }
 
@@ -192,7 +192,7 @@ impl Faults {
     }
 
     /// How many there are from now on.
-    pub(crate) fn gather(&mut self, action: Option<Action>, is_being_decided: bool) {
+    pub(crate) fn gather(&mut self, action: Option<SourceAction>, is_being_decided: bool) {
         self.density = match (self.moment, is_being_decided) {
             (Some(moment), _) if action == Some(moment) => Density::Gathering,
             (_, true) => Density::Many,

@@ -3,7 +3,7 @@
 
 use drainpipe_engine::migration::SourceState;
 use drainpipe_engine::migration::guard::{
-    AGAIN_AFTER_MS, Guard as Machine, GuardAction as Action, GuardEvent as Event, HandOver, SILENCE_MS,
+    AGAIN_AFTER_MS, Guard as Machine, GuardAction, GuardEvent, HandOver, SILENCE_MS,
 };
 use drainpipe_engine::migration::timing;
 
@@ -16,7 +16,7 @@ use crate::world::{Host, Life, Sight, World};
 /// How long the target may take for an answer.
 const ANSWER_DEADLINE_MS: f64 = ms(timing::QMP_DEADLINE);
 
-const FAILED: Event = Event::Failed { may_succeed_now: false };
+const FAILED: GuardEvent = GuardEvent::Failed { may_succeed_now: false };
 
 /// How long QEMU may take for an answer before it is cut off.
 const ANSWERS_WITHIN_MS: f64 = ms(timing::MUTE_FOR_GUARD_AFTER);
@@ -34,7 +34,7 @@ pub(crate) struct Guard {
     /// The life of the agent that posted it.
     life: u32,
     machine: Machine,
-    next: Action,
+    next: GuardAction,
     /// What it does next, it does not do before.
     pub at_ms: f64,
     pub is_dismissed: bool,
@@ -47,7 +47,7 @@ pub(crate) struct Guard {
 
 impl Guard {
     pub(crate) fn has_left(&self) -> bool {
-        matches!(self.next, Action::Leave | Action::GiveUp)
+        matches!(self.next, GuardAction::Leave | GuardAction::GiveUp)
     }
 
     pub(crate) fn has_asked(&self, question: Question) -> bool {
@@ -91,18 +91,18 @@ impl World {
     /// They end, at any point of what they do.
     pub(crate) fn dismiss_all_guards(&mut self) {
         for guard in &mut self.guards {
-            guard.next = Action::Leave;
+            guard.next = GuardAction::Leave;
         }
     }
 
     /// While its agent lives and speaks, a guard does nothing.
     pub(crate) fn guard_is_ready(&self, guard: &Guard) -> bool {
         match guard.next {
-            Action::Listen => {
+            GuardAction::Listen => {
                 let is_silent = self.source.life == Life::Frozen && self.now_ms >= guard.at_ms;
                 guard.is_dismissed || self.agent_has_ended(guard) || is_silent
             }
-            Action::Leave | Action::GiveUp => false,
+            GuardAction::Leave | GuardAction::GiveUp => false,
             _ => guard.answer.is_some() || self.now_ms >= guard.at_ms,
         }
     }
@@ -116,8 +116,8 @@ impl World {
         if let Some(event) = self.guard_performs(&mut guard) {
             guard.next = guard.machine.handle(event);
             let wait_ms = match guard.next {
-                Action::Listen => SILENCE_MS,
-                Action::Pause => AGAIN_AFTER_MS,
+                GuardAction::Listen => SILENCE_MS,
+                GuardAction::Pause => AGAIN_AFTER_MS,
                 _ => self.random.below(self.guards_pause_ms),
             };
             guard.at_ms = self.now_ms + wait_ms as f64;
@@ -126,45 +126,45 @@ impl World {
     }
 
     /// What comes of its action, once that is known.
-    fn guard_performs(&mut self, guard: &mut Guard) -> Option<Event> {
+    fn guard_performs(&mut self, guard: &mut Guard) -> Option<GuardEvent> {
         Some(match guard.next {
-            Action::Listen if guard.is_dismissed => Event::Dismissed,
-            Action::Listen if self.agent_has_ended(guard) => Event::AgentEnded,
-            Action::Listen => Event::Silent { is_switching_over: false },
-            Action::LookAtVm => self.guard_looks(),
-            Action::ForbidHandOver => {
+            GuardAction::Listen if guard.is_dismissed => GuardEvent::Dismissed,
+            GuardAction::Listen if self.agent_has_ended(guard) => GuardEvent::AgentEnded,
+            GuardAction::Listen => GuardEvent::Silent { is_switching_over: false },
+            GuardAction::LookAtVm => self.guard_looks(),
+            GuardAction::ForbidHandOver => {
                 self.source.lift_throttle();
                 self.guard_forbids(guard.migration)
             }
-            Action::StopTransfer => {
+            GuardAction::StopTransfer => {
                 self.cut_disk_copies();
                 return self.command_beside_agent(guard, Command::Cancel);
             }
-            Action::ResumeOnSource => {
+            GuardAction::ResumeOnSource => {
                 let event = self.command_beside_agent(guard, Command::LetRun)?;
-                if event == Event::Done {
+                if event == GuardEvent::Done {
                     self.let_writes_go();
                     self.saw(Sight::GuardActed);
                 }
                 event
             }
-            Action::AskSource => self.guard_asks_source(),
-            Action::RevokeHandOver if self.is_source_disk_full() => FAILED,
-            Action::RevokeHandOver => {
+            GuardAction::AskSource => self.guard_asks_source(),
+            GuardAction::RevokeHandOver if self.is_source_disk_full() => FAILED,
+            GuardAction::RevokeHandOver => {
                 let record = &mut self.source.journal[guard.migration];
                 if record.outcome.is_none() {
                     (record.handed_over, record.is_revoked) = (false, true);
                 }
                 self.source.found_later = None;
                 self.saw(Sight::GuardRevoked);
-                Event::Done
+                GuardEvent::Done
             }
-            Action::ResumeOnTarget => return self.guard_orders_target(guard),
-            Action::Pause | Action::Leave | Action::GiveUp => Event::Done,
+            GuardAction::ResumeOnTarget => return self.guard_orders_target(guard),
+            GuardAction::Pause | GuardAction::Leave | GuardAction::GiveUp => GuardEvent::Done,
         })
     }
 
-    fn guard_looks(&mut self) -> Event {
+    fn guard_looks(&mut self) -> GuardEvent {
         let vm_runs = self.source.qemu.as_ref().is_some_and(|qemu| {
             // Nothing could be told to one that does not answer.
             qemu.copy.runs || qemu.mute_until_ms.is_some()
@@ -173,10 +173,10 @@ impl World {
             self.source.lift_throttle();
             self.let_writes_go();
         }
-        Event::VmRuns(vm_runs)
+        GuardEvent::VmRuns(vm_runs)
     }
 
-    fn guard_forbids(&mut self, migration: usize) -> Event {
+    fn guard_forbids(&mut self, migration: usize) -> GuardEvent {
         let is_full = self.is_source_disk_full();
         let record = &mut self.source.journal[migration];
         let answer = match (record.outcome, record.handed_over) {
@@ -185,28 +185,28 @@ impl World {
             (None, false) => HandOver::Forbidden,
         };
         if answer != HandOver::Forbidden || self.planted == Planted::GuardDoesNotForbid {
-            return Event::HandOver(answer);
+            return GuardEvent::HandOver(answer);
         }
         if is_full {
             return FAILED;
         }
         record.is_revoked = true;
         self.source.found_later = None;
-        Event::HandOver(answer)
+        GuardEvent::HandOver(answer)
     }
 
-    fn guard_asks_source(&mut self) -> Event {
+    fn guard_asks_source(&mut self) -> GuardEvent {
         if self.source.qemu.is_none() {
-            return Event::QemuEnded;
+            return GuardEvent::QemuEnded;
         }
         if self.planted == Planted::RecordBelieved {
-            return Event::SourceSays(SourceState::LetGo);
+            return GuardEvent::SourceSays(SourceState::LetGo);
         }
-        self.source_state().map_or(FAILED, Event::SourceSays)
+        self.source_state().map_or(FAILED, GuardEvent::SourceSays)
     }
 
     /// Whether or not its agent lives: a guard has a connection of its own to the target.
-    fn guard_orders_target(&mut self, guard: &mut Guard) -> Option<Event> {
+    fn guard_orders_target(&mut self, guard: &mut Guard) -> Option<GuardEvent> {
         if guard.question.is_none() {
             let question = self.network.new_question();
             (guard.question, guard.answer) = (Some(question), None);
@@ -218,7 +218,7 @@ impl World {
         match guard.answer.take() {
             Some(Ok(_)) => {
                 self.saw(Sight::GuardOrdered);
-                Some(Event::Done)
+                Some(GuardEvent::Done)
             }
             Some(Err(_)) | None => Some(FAILED),
         }
@@ -226,16 +226,16 @@ impl World {
 
     /// It asks before it commands, by a connection of its own: nothing of it is left for later. None while it waits for
     /// the answer.
-    fn command_beside_agent(&mut self, guard: &mut Guard, command: Command) -> Option<Event> {
+    fn command_beside_agent(&mut self, guard: &mut Guard, command: Command) -> Option<GuardEvent> {
         let (waits, within_ms) = match self.planted {
             Planted::GuardWaits => (2, ANSWERS_AT_ALL_WITHIN_MS),
             _ => (1, ANSWERS_WITHIN_MS),
         };
         let event = match self.copy_at(Host::Source) {
-            None => Event::QemuEnded,
+            None => GuardEvent::QemuEnded,
             Some(_) if self.answers(Host::Source) => match self.command_source(command) {
-                Reply::Done => Event::Done,
-                Reply::Gone => Event::QemuEnded,
+                Reply::Done => GuardEvent::Done,
+                Reply::Gone => GuardEvent::QemuEnded,
                 Reply::None | Reply::Refused => FAILED,
             },
             Some(_) if guard.waits < waits => {

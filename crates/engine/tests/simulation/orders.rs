@@ -3,9 +3,10 @@
 
 use drainpipe_engine::migration::target::order::rest::{Connection, LAST_BYTES_WITHIN_MS, LOOK_EVERY_MS};
 use drainpipe_engine::migration::target::order::{
-    Action, Answer as Answered, Event, Order as OwnOrder, Said as OwnSaid, Task as Machine, VmState, Why,
+    Answer as Answered, Order as OwnOrder, OrderAction, OrderEvent, Said as OwnSaid, Task as Machine,
+    VmState, Why,
 };
-use drainpipe_engine::migration::target::silence::Event as Watched;
+use drainpipe_engine::migration::target::silence::WatchEvent;
 use drainpipe_engine::migration::target::steps::{self, OnItsWay, Refusal, Step};
 use drainpipe_engine::migration::target::{Found, Hypervisor, IncomingState as State, Known, Received};
 use drainpipe_engine::migration::timing;
@@ -48,7 +49,7 @@ pub(crate) struct Task {
     question: Option<Question>,
     /// Of an order whose course the engine decides; its machine begins with it, when it is seen whether the VM is on its way.
     decided: Option<OwnOrder>,
-    machine: Option<(Machine, Action)>,
+    machine: Option<(Machine, OrderAction)>,
     part: u8,
     began_ms: f64,
     /// It does nothing before.
@@ -58,10 +59,10 @@ pub(crate) struct Task {
 }
 
 /// What the target's QEMU has.
-pub(crate) fn looked_at(world: &World) -> Result<Received, Watched> {
+pub(crate) fn looked_at(world: &World) -> Result<Received, WatchEvent> {
     match &world.target.qemu {
-        None => Err(Watched::Gone),
-        Some(_) if !world.answers(Host::Target) => Err(Watched::Mute),
+        None => Err(WatchEvent::Gone),
+        Some(_) if !world.answers(Host::Target) => Err(WatchEvent::Mute),
         Some(qemu) => Ok(match qemu.arrival {
             Arrival::Built | Arrival::Listening => Received::Incomplete,
             Arrival::Enough => Received::InPart,
@@ -169,7 +170,7 @@ impl World {
             return task.rests_until_ms;
         }
         let arrives = |arrival| matches!(arrival, Arrival::Built | Arrival::Listening);
-        let may_be_held_back = task.machine.is_some_and(|(_, action)| action == Action::Wait);
+        let may_be_held_back = task.machine.is_some_and(|(_, action)| action == OrderAction::Wait);
         match self.target.qemu.as_ref().filter(|_| may_be_held_back) {
             Some(qemu) if qemu.mute_until_ms.is_some() => task.began_ms + RECEIVED_WAIT_MS + LOOK_MAX_MS,
             Some(qemu) if arrives(qemu.arrival) => task.began_ms + RECEIVED_WAIT_MS,
@@ -191,11 +192,11 @@ impl World {
         self.unlock(&task);
         if let Some(question) = task.question {
             self.send(Letter::Answer { question, answer });
-        } else if let Some((_, Action::Answer(answer))) = task.machine {
+        } else if let Some((_, OrderAction::Answer(answer))) = task.machine {
             let event = match (task.order, answer) {
-                (Order::View, Ok(OwnSaid::View(view))) => Watched::View(Some(view)),
-                (Order::View, _) => Watched::View(None),
-                _ => Watched::Done,
+                (Order::View, Ok(OwnSaid::View(view))) => WatchEvent::View(Some(view)),
+                (Order::View, _) => WatchEvent::View(None),
+                _ => WatchEvent::Done,
             };
             self.watch_hears(task.migration, task.number, event);
         }
@@ -248,87 +249,87 @@ impl World {
         if self.planted == Planted::ForgottenDiscard && task.order == Order::Discard {
             return DONE;
         }
-        if let Action::Answer(answer) = action {
+        if let OrderAction::Answer(answer) = action {
             return said(answer).map(PartStep::Over);
         }
         let event = self.task_performs(task, action);
         let next = machine.handle(event);
         task.machine = Some((machine, next));
-        if next == Action::AwaitLastBytes {
+        if next == OrderAction::AwaitLastBytes {
             task.rests_until_ms = self.now_ms + LOOK_EVERY_MS as f64;
         }
         match next {
-            Action::Answer(answer) => said(answer).map(PartStep::Over),
+            OrderAction::Answer(answer) => said(answer).map(PartStep::Over),
             _ => Ok(PartStep::Next),
         }
     }
 
-    fn task_performs(&mut self, task: &Task, action: Action) -> Event {
+    fn task_performs(&mut self, task: &Task, action: OrderAction) -> OrderEvent {
         let migration = task.migration;
         match action {
-            Action::Recall => {
+            OrderAction::Recall => {
                 let known = self.known(task);
                 if task.order == Order::Run && known.state == Some(State::Discarded) {
                     self.saw(Sight::LateRunRefused);
                 }
-                Event::Known(known)
+                OrderEvent::Known(known)
             }
-            Action::TakeHold => self.take_hold(migration),
-            Action::Look | Action::Wait => self.look_at_received(migration),
-            Action::LookAtRest => self.look_at_rest(),
-            Action::CheckRoom => done_unless(self.is_target_disk_full()),
-            Action::RecordRun => self.record_run(migration),
-            Action::LetRun => {
+            OrderAction::TakeHold => self.take_hold(migration),
+            OrderAction::Look | OrderAction::Wait => self.look_at_received(migration),
+            OrderAction::LookAtRest => self.look_at_rest(),
+            OrderAction::CheckRoom => done_unless(self.is_target_disk_full()),
+            OrderAction::RecordRun => self.record_run(migration),
+            OrderAction::LetRun => {
                 // One that does not answer lets no VM run either.
                 let _is_closed = self.close_disks();
                 self.let_run_here(migration)
             }
-            Action::LookAtVm => self.target_vm(),
-            Action::Adopt => {
+            OrderAction::LookAtVm => self.target_vm(),
+            OrderAction::Adopt => {
                 self.target.has_vm = true;
                 self.with_entry(migration, |entry| entry.memory.let_run());
-                Event::Done
+                OrderEvent::Done
             }
-            Action::TakeBackRun if self.is_target_disk_full() => {
+            OrderAction::TakeBackRun if self.is_target_disk_full() => {
                 // As far as any record says, it ran here and ended with its QEMU.
                 self.is_lost |= self.target.qemu.is_none();
-                Event::Failed
+                OrderEvent::Failed
             }
-            Action::TakeBackRun => {
+            OrderAction::TakeBackRun => {
                 self.target.journal.insert(migration, State::Discarded);
                 self.saw(Sight::TakenBack);
                 self.target.remains.insert(migration);
-                Event::Done
+                OrderEvent::Done
             }
-            Action::RecordDiscard => self.record_discard(migration),
-            Action::Remove => {
+            OrderAction::RecordDiscard => self.record_discard(migration),
+            OrderAction::Remove => {
                 self.remove_incoming_vm(migration, task.has_entry);
-                Event::Done
+                OrderEvent::Done
             }
-            Action::Close => done_unless(!self.finish_arrival(migration)),
-            Action::NoteSourceKnows => {
+            OrderAction::Close => done_unless(!self.finish_arrival(migration)),
+            OrderAction::NoteSourceKnows => {
                 self.target.known_to_source.insert(migration);
-                Event::Done
+                OrderEvent::Done
             }
-            Action::TakeUpPart => self.take_up_missing_part(task),
-            Action::CutConnection => self.cut_rest(),
-            Action::ListenAgain => self.listen_again(),
-            Action::LookAtConnection => self.look_at_connection(),
-            Action::AwaitLastBytes if self.now_ms < task.began_ms + LAST_BYTES_WITHIN_MS as f64 => {
-                Event::Done
+            OrderAction::TakeUpPart => self.take_up_missing_part(task),
+            OrderAction::CutConnection => self.cut_rest(),
+            OrderAction::ListenAgain => self.listen_again(),
+            OrderAction::LookAtConnection => self.look_at_connection(),
+            OrderAction::AwaitLastBytes if self.now_ms < task.began_ms + LAST_BYTES_WITHIN_MS as f64 => {
+                OrderEvent::Done
             }
-            Action::AwaitLastBytes => Event::Late,
-            Action::EndVm => self.end_part(),
-            Action::Answer(_) => Event::Failed,
+            OrderAction::AwaitLastBytes => OrderEvent::Late,
+            OrderAction::EndVm => self.end_part(),
+            OrderAction::Answer(_) => OrderEvent::Failed,
         }
     }
 
     /// Others wait for who is at it.
-    fn take_up_missing_part(&mut self, task: &Task) -> Event {
+    fn take_up_missing_part(&mut self, task: &Task) -> OrderEvent {
         if !self.target.entries.contains_key(&task.migration) {
             self.enter_part(task.migration);
         }
-        Event::Done
+        OrderEvent::Done
     }
 
     fn with_entry(&mut self, migration: usize, act: impl FnOnce(&mut Entry)) {
@@ -376,40 +377,40 @@ impl World {
         }
     }
 
-    fn take_hold(&mut self, migration: usize) -> Event {
+    fn take_hold(&mut self, migration: usize) -> OrderEvent {
         let answers = self.answers(Host::Target);
-        let Some(entry) = self.target.entries.get_mut(&migration) else { return Event::Gone };
+        let Some(entry) = self.target.entries.get_mut(&migration) else { return OrderEvent::Gone };
         entry.is_unresponsive &= !answers;
         match (entry.is_unresponsive, entry.is_built) {
-            (true, _) => Event::Mute,
-            (false, true) => Event::Done,
-            (false, false) => Event::Gone,
+            (true, _) => OrderEvent::Mute,
+            (false, true) => OrderEvent::Done,
+            (false, false) => OrderEvent::Gone,
         }
     }
 
-    fn look_at_received(&mut self, migration: usize) -> Event {
+    fn look_at_received(&mut self, migration: usize) -> OrderEvent {
         let received = match looked_at(self) {
-            Err(Watched::Mute) => return Event::Mute,
-            Err(_) => return Event::Gone,
+            Err(WatchEvent::Mute) => return OrderEvent::Mute,
+            Err(_) => return OrderEvent::Gone,
             Ok(_) if self.planted == Planted::RunsIncomplete => Received::Whole,
             Ok(Received::InPart) if self.planted == Planted::TakesPartBack => Received::Whole,
             Ok(received) => received,
         };
         self.with_entry(migration, |entry| entry.memory.note(received));
-        Event::Received(received)
+        OrderEvent::Received(received)
     }
 
-    fn look_at_rest(&self) -> Event {
+    fn look_at_rest(&self) -> OrderEvent {
         match looked_at(self) {
-            Err(Watched::Mute) if self.planted == Planted::MuteIsReady => {
-                Event::Received(Received::Incomplete)
+            Err(WatchEvent::Mute) if self.planted == Planted::MuteIsReady => {
+                OrderEvent::Received(Received::Incomplete)
             }
-            Err(Watched::Mute) => Event::Mute,
-            Err(_) => Event::Gone,
+            Err(WatchEvent::Mute) => OrderEvent::Mute,
+            Err(_) => OrderEvent::Gone,
             Ok(Received::InPart) if self.planted == Planted::RestForgotten => {
-                Event::Received(Received::Whole)
+                OrderEvent::Received(Received::Whole)
             }
-            Ok(received) => Event::Received(received),
+            Ok(received) => OrderEvent::Received(received),
         }
     }
 
@@ -478,12 +479,12 @@ impl World {
         DONE
     }
 
-    fn record_run(&mut self, migration: usize) -> Event {
+    fn record_run(&mut self, migration: usize) -> OrderEvent {
         match self.target.state(migration) {
             Some(State::Discarded) | None if self.planted != Planted::ForgottenDiscard => {
-                return Event::Refused;
+                return OrderEvent::Refused;
             }
-            Some(State::Waiting) if self.is_target_disk_full() => return Event::Failed,
+            Some(State::Waiting) if self.is_target_disk_full() => return OrderEvent::Failed,
             Some(State::Waiting) => drop(self.target.journal.insert(migration, State::Running)),
             _ => {}
         }
@@ -494,66 +495,66 @@ impl World {
                 entry.memory.let_run();
             }
         });
-        Event::Done
+        OrderEvent::Done
     }
 
-    fn let_run_here(&mut self, migration: usize) -> Event {
+    fn let_run_here(&mut self, migration: usize) -> OrderEvent {
         let runs = self.copy_at(Host::Target).is_some_and(|copy| copy.runs);
         if runs && self.target.has_vm {
             self.breach("I1: the target starts the VM twice".into());
         }
         debug_assert!(self.target.state(migration).is_some());
         match self.command_target() {
-            Reply::Done => Event::Done,
-            Reply::Gone if self.planted == Planted::GoneIsRun => Event::Failed,
-            Reply::Gone => Event::Gone,
-            Reply::None => Event::Mute,
-            Reply::Refused => Event::Refused,
+            Reply::Done => OrderEvent::Done,
+            Reply::Gone if self.planted == Planted::GoneIsRun => OrderEvent::Failed,
+            Reply::Gone => OrderEvent::Gone,
+            Reply::None => OrderEvent::Mute,
+            Reply::Refused => OrderEvent::Refused,
         }
     }
 
-    fn target_vm(&self) -> Event {
+    fn target_vm(&self) -> OrderEvent {
         match self.copy_at(Host::Target) {
-            None => Event::Gone,
-            Some(_) if !self.answers(Host::Target) => Event::Mute,
-            Some(copy) if copy.runs => Event::Vm(VmState::HasRun),
-            Some(_) => Event::Vm(VmState::AsArrived),
+            None => OrderEvent::Gone,
+            Some(_) if !self.answers(Host::Target) => OrderEvent::Mute,
+            Some(copy) if copy.runs => OrderEvent::Vm(VmState::HasRun),
+            Some(_) => OrderEvent::Vm(VmState::AsArrived),
         }
     }
 
-    fn record_discard(&mut self, migration: usize) -> Event {
+    fn record_discard(&mut self, migration: usize) -> OrderEvent {
         let state = self.target.state(migration);
         if state == Some(State::Waiting) {
             if self.is_target_disk_full() {
-                return Event::Failed;
+                return OrderEvent::Failed;
             }
             self.target.journal.insert(migration, State::Discarded);
             self.target.remains.insert(migration);
-            return Event::State(Some(State::Discarded));
+            return OrderEvent::State(Some(State::Discarded));
         }
-        Event::State(state)
+        OrderEvent::State(state)
     }
 
-    fn cut_rest(&mut self) -> Event {
+    fn cut_rest(&mut self) -> OrderEvent {
         if self.planted != Planted::CutForgotten {
             self.cut_connection();
         }
-        Event::Done
+        OrderEvent::Done
     }
 
     /// For the rest of a VM that runs here.
-    fn listen_again(&mut self) -> Event {
+    fn listen_again(&mut self) -> OrderEvent {
         let qemu = self.target.qemu.as_mut().filter(|qemu| qemu.arrival == Arrival::Enough);
         let Some(qemu) = qemu.filter(|qemu| qemu.takes_out_of_band() && qemu.rest_comes_by != Stream::Whole)
         else {
-            return Event::Failed;
+            return OrderEvent::Failed;
         };
         qemu.rest_comes_by = Stream::Awaited;
-        Event::Done
+        OrderEvent::Done
     }
 
-    fn look_at_connection(&self) -> Event {
-        let Some(qemu) = &self.target.qemu else { return Event::Failed };
+    fn look_at_connection(&self) -> OrderEvent {
+        let Some(qemu) = &self.target.qemu else { return OrderEvent::Failed };
         let is_broken = qemu.rest_comes_by != Stream::Whole;
         let connection = match qemu.arrival {
             _ if self.planted == Planted::EndsAtOnce => Connection::Broken,
@@ -561,19 +562,19 @@ impl World {
             _ if !self.answers(Host::Target) && self.planted != Planted::MuteIsEnded => Connection::Unknown,
             Arrival::Enough => Connection::Whole,
             _ if self.planted == Planted::MuteIsEnded => Connection::Whole,
-            _ => return Event::Received(Received::Whole),
+            _ => return OrderEvent::Received(Received::Whole),
         };
-        Event::Connection(connection)
+        OrderEvent::Connection(connection)
     }
 
     /// The rest will never come.
-    fn end_part(&mut self) -> Event {
+    fn end_part(&mut self) -> OrderEvent {
         if self.target.qemu.is_some() && !self.is_lost {
             self.breach("I3: a VM is ended of which all is here, or can still come".into());
         }
         self.saw(Sight::RestLost);
         self.target.qemu = None;
-        Event::Done
+        OrderEvent::Done
     }
 
     fn remove_incoming_vm(&mut self, migration: usize, has_entry: bool) {
@@ -591,6 +592,6 @@ impl World {
     }
 }
 
-fn done_unless(is_failed: bool) -> Event {
-    if is_failed { Event::Failed } else { Event::Done }
+fn done_unless(is_failed: bool) -> OrderEvent {
+    if is_failed { OrderEvent::Failed } else { OrderEvent::Done }
 }

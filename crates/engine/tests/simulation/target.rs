@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use drainpipe_engine::migration::target::resume::{
-    AGAIN_AFTER_MS, Action as Resuming, Event as Resumed, Resumption,
+    AGAIN_AFTER_MS, Resumption, ResumptionAction, ResumptionEvent,
 };
 use drainpipe_engine::migration::target::silence::{
-    Action as Watching, Event as Watched, HandOver, SILENCE_MS, WATCH_EVERY_MS, Watch,
+    HandOver, SILENCE_MS, WATCH_EVERY_MS, Watch, WatchAction, WatchEvent,
 };
 use drainpipe_engine::migration::target::start::{
     AT_START, ONCE_IT_ANSWERS, Remains, Step, Waiting, lacks_part, remains, waiting,
@@ -33,13 +33,13 @@ const REACHED_EVERY_MS: f64 = 5_000.0;
 pub(crate) struct Entry {
     pub memory: Memory,
     watch: Watch,
-    next: Watching,
+    next: WatchAction,
     /// Its watch does nothing before.
     at_ms: f64,
     asked: Asked,
     /// What its watch has given itself to do, and what came of it.
     carries: Option<u64>,
-    pub carried: Option<Watched>,
+    pub carried: Option<WatchEvent>,
     /// Its QEMU stands, or did.
     pub is_built: bool,
     /// It stood before this agent did.
@@ -82,8 +82,8 @@ impl Entry {
     /// When its watch has something to do.
     pub(crate) fn wakes_ms(&self) -> f64 {
         match self.next {
-            Watching::Carry(_) if self.carried.is_none() => f64::INFINITY,
-            Watching::AskSource if self.asked.answer.is_some() => 0.0,
+            WatchAction::Carry(_) if self.carried.is_none() => f64::INFINITY,
+            WatchAction::AskSource if self.asked.answer.is_some() => 0.0,
             _ => self.at_ms,
         }
     }
@@ -104,7 +104,7 @@ impl Entry {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrived {
     machine: Resumption,
-    next: Resuming,
+    next: ResumptionAction,
     at_ms: f64,
     asked: Asked,
 }
@@ -434,11 +434,11 @@ impl World {
         (entry.memory, entry.locked_by) = (now.memory, now.locked_by);
         entry.next = entry.watch.handle(self.now_ms, &entry.memory, event);
         entry.at_ms = match entry.next {
-            Watching::Rest => entry.rests_until_ms(self.now_ms),
+            WatchAction::Rest => entry.rests_until_ms(self.now_ms),
             _ => self.now_ms,
         };
         self.target.entries.insert(migration, entry);
-        if let Watching::Carry(order) = entry.next {
+        if let WatchAction::Carry(order) = entry.next {
             let number = self.own_task(order, migration);
             if let Some(entry) = self.target.entries.get_mut(&migration) {
                 (entry.carries, entry.carried) = (Some(number), None);
@@ -447,42 +447,42 @@ impl World {
     }
 
     /// What comes of its action, once that is known.
-    fn watch_performs(&mut self, migration: usize, entry: &mut Entry) -> Option<Watched> {
+    fn watch_performs(&mut self, migration: usize, entry: &mut Entry) -> Option<WatchEvent> {
         Some(match entry.next {
-            Watching::Rest => Watched::Done,
-            Watching::TakeHold => {
+            WatchAction::Rest => WatchEvent::Done,
+            WatchAction::TakeHold => {
                 entry.is_unresponsive &= !self.answers(Host::Target);
-                Watched::Done
+                WatchEvent::Done
             }
-            Watching::Recall => Watched::State(self.target.state(migration)),
-            Watching::Carry(_) => {
+            WatchAction::Recall => WatchEvent::State(self.target.state(migration)),
+            WatchAction::Carry(_) => {
                 entry.carries = None;
                 entry.carried.take()?
             }
-            Watching::AskSource if entry.asked.question.is_none() => {
+            WatchAction::AskSource if entry.asked.question.is_none() => {
                 entry.asked.question = Some(self.ask_source(migration));
                 entry.at_ms = self.now_ms + ANSWER_DEADLINE_MS;
                 return None;
             }
-            Watching::AskSource => Watched::SourceSays(entry.asked.take()),
-            Watching::Hear => {
+            WatchAction::AskSource => WatchEvent::SourceSays(entry.asked.take()),
+            WatchAction::Hear => {
                 self.hears(migration, Speaker::Source);
-                Watched::Done
+                WatchEvent::Done
             }
-            Watching::Look if entry.is_unresponsive => Watched::Mute,
-            Watching::Look => match looked_at(self) {
+            WatchAction::Look if entry.is_unresponsive => WatchEvent::Mute,
+            WatchAction::Look => match looked_at(self) {
                 Err(orders) => orders,
-                Ok(received) => Watched::Received(received),
+                Ok(received) => WatchEvent::Received(received),
             },
-            Watching::Close => {
+            WatchAction::Close => {
                 self.finish_arrival(migration);
-                Watched::Done
+                WatchEvent::Done
             }
         })
     }
 
     /// A task of its own is over.
-    pub(crate) fn watch_hears(&mut self, migration: usize, task: u64, event: Watched) {
+    pub(crate) fn watch_hears(&mut self, migration: usize, task: u64, event: WatchEvent) {
         if let Some(entry) =
             self.target.entries.get_mut(&migration).filter(|entry| entry.carries == Some(task))
         {
@@ -518,46 +518,46 @@ impl World {
         };
         arrived.next = arrived.machine.handle(event);
         arrived.at_ms = match arrived.next {
-            Resuming::Pause => self.now_ms + AGAIN_AFTER_MS as f64,
+            ResumptionAction::Pause => self.now_ms + AGAIN_AFTER_MS as f64,
             _ => self.now_ms,
         };
-        if arrived.next == Resuming::Leave {
+        if arrived.next == ResumptionAction::Leave {
             self.target.arrived.remove(&migration);
         } else {
             self.target.arrived.insert(migration, arrived);
         }
     }
 
-    fn arrived_performs(&mut self, migration: usize, arrived: &mut Arrived) -> Option<Resumed> {
+    fn arrived_performs(&mut self, migration: usize, arrived: &mut Arrived) -> Option<ResumptionEvent> {
         let is_full = self.is_target_disk_full();
         Some(match arrived.next {
-            Resuming::Recall if !self.target.has_vm => Resumed::Left,
-            Resuming::Recall if self.target.qemu.is_some() => Resumed::Here,
-            Resuming::Recall => Resumed::Gone,
-            Resuming::LetRun if self.command_target() == Reply::Done => {
+            ResumptionAction::Recall if !self.target.has_vm => ResumptionEvent::Left,
+            ResumptionAction::Recall if self.target.qemu.is_some() => ResumptionEvent::Here,
+            ResumptionAction::Recall => ResumptionEvent::Gone,
+            ResumptionAction::LetRun if self.command_target() == Reply::Done => {
                 self.saw(Sight::Adopted);
-                Resumed::Done
+                ResumptionEvent::Done
             }
-            Resuming::AskSource if arrived.asked.question.is_none() => {
+            ResumptionAction::AskSource if arrived.asked.question.is_none() => {
                 arrived.asked.question = Some(self.ask_source(migration));
                 arrived.at_ms = self.now_ms + ANSWER_DEADLINE_MS;
                 return None;
             }
-            Resuming::AskSource => Resumed::SourceSays(arrived.asked.take()),
-            Resuming::LetRun => Resumed::Failed,
-            Resuming::Finish | Resuming::Forget if is_full => Resumed::Failed,
+            ResumptionAction::AskSource => ResumptionEvent::SourceSays(arrived.asked.take()),
+            ResumptionAction::LetRun => ResumptionEvent::Failed,
+            ResumptionAction::Finish | ResumptionAction::Forget if is_full => ResumptionEvent::Failed,
             // The watch of one that lacks a part goes on.
-            Resuming::Finish => {
+            ResumptionAction::Finish => {
                 self.target.journal.insert(migration, State::Finished);
-                Resumed::Done
+                ResumptionEvent::Done
             }
-            Resuming::Forget => {
+            ResumptionAction::Forget => {
                 self.saw(Sight::GivenBack);
                 self.target.journal.insert(migration, State::Discarded);
                 self.target.has_vm = false;
-                Resumed::Done
+                ResumptionEvent::Done
             }
-            Resuming::Pause | Resuming::Leave => Resumed::Done,
+            ResumptionAction::Pause | ResumptionAction::Leave => ResumptionEvent::Done,
         })
     }
 

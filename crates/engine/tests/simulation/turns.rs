@@ -1,7 +1,7 @@
 //! The wait for a migration's turn to send, with hosts that do as they are told.
 
 use drainpipe_engine::migration::result::Outcome;
-use drainpipe_engine::migration::{Action, Event, Limits, Migration, Stage, VmCondition};
+use drainpipe_engine::migration::{Limits, Migration, SourceAction, SourceEvent, Stage, VmCondition};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::{LimitKeeper, Paths, Plan, Transfer};
@@ -28,19 +28,19 @@ fn a_plan() -> Plan {
     }
 }
 
-pub(crate) fn done(action: Action) -> Event {
+pub(crate) fn done(action: SourceAction) -> SourceEvent {
     match action {
-        Action::EstablishHosts => Event::Established(a_plan()),
-        Action::ConnectHosts => Event::Connected(a_plan()),
-        Action::LookAtVm => Event::VmIs(VmCondition::Runs),
-        _ => Event::Done,
+        SourceAction::EstablishHosts => SourceEvent::Established(a_plan()),
+        SourceAction::ConnectHosts => SourceEvent::Connected(a_plan()),
+        SourceAction::LookAtVm => SourceEvent::VmIs(VmCondition::Runs),
+        _ => SourceEvent::Done,
     }
 }
 
 /// One that waits for its turn.
 pub(crate) fn waiting(limits: Limits, now_ms: f64) -> Migration {
     let (mut migration, mut action) = Migration::begin(limits);
-    while action != Action::AwaitTurn {
+    while action != SourceAction::AwaitTurn {
         action = migration.handle(now_ms, done(action)).expect("there is no transfer yet");
     }
     migration
@@ -50,21 +50,21 @@ pub(crate) fn waiting(limits: Limits, now_ms: f64) -> Migration {
 fn whoever_waits_for_its_turn_is_undone_at_once_and_the_vm_never_paused() {
     let limits = Limits { held_ms: 60_000.0, ..Limits::default() };
     for (end, outcome) in [
-        (Event::CancelRequested, Outcome::Cancelled),
-        (Event::Tick, Outcome::Failed),
-        (Event::Done, Outcome::Completed),
+        (SourceEvent::CancelRequested, Outcome::Cancelled),
+        (SourceEvent::Tick, Outcome::Failed),
+        (SourceEvent::Done, Outcome::Completed),
     ] {
         let mut migration = waiting(limits, 0.0);
-        assert_eq!(migration.handle(59_999.0, Event::Tick), Some(Action::AwaitTurn));
+        assert_eq!(migration.handle(59_999.0, SourceEvent::Tick), Some(SourceAction::AwaitTurn));
         assert_eq!(migration.stage(), Stage::Ready);
         let mut actions = vec![];
         let mut next = migration.handle(60_000.0, end);
-        while next != Some(Action::Finish) {
+        while next != Some(SourceAction::Finish) {
             actions.extend(next);
-            next = migration.handle(60_000.0, next.map_or(Event::Paused, done));
+            next = migration.handle(60_000.0, next.map_or(SourceEvent::Paused, done));
         }
         assert_eq!(migration.outcome(), Some(outcome));
-        let undone = [Action::DiscardTarget, Action::PutBack, Action::LookAtVm];
+        let undone = [SourceAction::DiscardTarget, SourceAction::PutBack, SourceAction::LookAtVm];
         assert_eq!(actions == undone, outcome != Outcome::Completed, "{actions:?}");
     }
 }
@@ -73,8 +73,8 @@ fn whoever_waits_for_its_turn_is_undone_at_once_and_the_vm_never_paused() {
 fn the_wait_for_its_turn_is_not_taken_from_its_time_to_send() {
     let limits = Limits { total_ms: 60_000.0, stall_ms: f64::INFINITY, ..Limits::default() };
     let mut migration = waiting(limits, 1_000.0);
-    assert_eq!(migration.handle(3_600_000.0, Event::Done), Some(Action::StartTransfer));
-    assert_eq!(migration.handle(3_600_000.0, Event::Done), None);
-    assert_eq!(migration.handle(3_658_000.0, Event::Tick), None);
-    assert_eq!(migration.handle(3_659_000.0, Event::Tick), Some(Action::StopTransfer));
+    assert_eq!(migration.handle(3_600_000.0, SourceEvent::Done), Some(SourceAction::StartTransfer));
+    assert_eq!(migration.handle(3_600_000.0, SourceEvent::Done), None);
+    assert_eq!(migration.handle(3_658_000.0, SourceEvent::Tick), None);
+    assert_eq!(migration.handle(3_659_000.0, SourceEvent::Tick), Some(SourceAction::StopTransfer));
 }

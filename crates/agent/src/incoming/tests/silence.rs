@@ -1,6 +1,6 @@
 //! VMs on their way whose source says nothing.
 
-use drainpipe_engine::migration::target::silence::{Action, Event, Watch};
+use drainpipe_engine::migration::target::silence::{Watch, WatchAction, WatchEvent};
 use drainpipe_hypervisor::RunState;
 use drainpipe_hypervisor::fake::{Act, Fault};
 
@@ -21,11 +21,11 @@ fn look_after(life: &Life) {
     let entry = incoming.entries.find(ID).expect("it is on its way");
     be_silent(&entry);
     life.block_on(async {
-        let (mut watch, mut event) = (Watch::begin().0, Event::Done);
+        let (mut watch, mut event) = (Watch::begin().0, WatchEvent::Done);
         loop {
             let memory = *entry.memory();
             let action = watch.handle(entry.now_ms(), &memory, event);
-            if action == Action::Rest {
+            if action == WatchAction::Rest {
                 return;
             }
             event = perform(incoming, &entry, action).await;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::migration::timing::DISKS_END_WITHIN;
-use drainpipe_engine::migration::{Event, Stage};
+use drainpipe_engine::migration::{SourceEvent, Stage};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskName, DiskState, KeptPart};
 use drainpipe_hypervisor::spec::VmSpec;
@@ -59,7 +59,7 @@ impl Executor {
         self.copying.sender.is_some() && *self.running.stage.borrow() == Stage::CopyingDisks
     }
 
-    pub(super) async fn start_disk_copies(&mut self) -> Result<Event, Problem> {
+    pub(super) async fn start_disk_copies(&mut self) -> Result<SourceEvent, Problem> {
         let (Some(plan), Some(endpoint)) = (&self.agreed.plan, &self.agreed.endpoint) else {
             return Err(Problem::failed("copies of disks before the hosts are connected"));
         };
@@ -86,7 +86,7 @@ impl Executor {
         (self.copying.sender, self.copying.throttle) = (Some(sender), Some(share.follow()));
         self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
         started?;
-        Ok(if self.disk_copies()?.go_along() { Event::DisksGoAlong } else { Event::Done })
+        Ok(if self.disk_copies()?.go_along() { SourceEvent::DisksGoAlong } else { SourceEvent::Done })
     }
 
     /// None where QEMU asks for its disks by whatever names it is given.
@@ -110,21 +110,21 @@ impl Executor {
     }
 
     /// The next thing that happens to disks, while nothing else is sent.
-    pub(super) async fn disk_event(&mut self) -> Event {
+    pub(super) async fn disk_event(&mut self) -> SourceEvent {
         tokio::select! {
-            problem = self.target_watch.trouble() => return Event::TransferFailed(problem),
-            () = self.running.cancel.notified() => return Event::Tick,
+            problem = self.target_watch.trouble() => return SourceEvent::TransferFailed(problem),
+            () = self.running.cancel.notified() => return SourceEvent::Tick,
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }
         match self.look_at_disks().await {
             Some(event) => event,
             None => match self.disk_states().await {
                 Ok(Some(states)) => match self.consider_memory(&states).await {
-                    Ok(()) => Event::DiskProgress(states),
-                    Err(problem) => Event::TransferFailed(problem),
+                    Ok(()) => SourceEvent::DiskProgress(states),
+                    Err(problem) => SourceEvent::TransferFailed(problem),
                 },
-                Ok(None) => Event::Tick,
-                Err(problem) => Event::TransferFailed(problem),
+                Ok(None) => SourceEvent::Tick,
+                Err(problem) => SourceEvent::TransferFailed(problem),
             },
         }
     }
@@ -161,7 +161,7 @@ impl Executor {
     }
 
     /// That a copy has failed, if one has.
-    pub(super) async fn look_at_disks(&mut self) -> Option<Event> {
+    pub(super) async fn look_at_disks(&mut self) -> Option<SourceEvent> {
         let states = self.disk_states().await;
         let is_alone = self.copies_disks_alone();
         let sender = self.copying.sender.as_ref()?;
@@ -173,7 +173,7 @@ impl Executor {
             }
             Err(problem) => sender.problem().unwrap_or(problem),
         };
-        Some(Event::TransferFailed(self.vmm().err().unwrap_or(failed)))
+        Some(SourceEvent::TransferFailed(self.vmm().err().unwrap_or(failed)))
     }
 
     /// Nothing while QEMU is too busy to answer.
@@ -203,17 +203,17 @@ impl Executor {
         each.map(Some).ok_or_else(|| Problem::failed("the copy of a disk has ended by itself"))
     }
 
-    pub(super) async fn synchronise_disks(&mut self) -> Result<Event, Problem> {
+    pub(super) async fn synchronise_disks(&mut self) -> Result<SourceEvent, Problem> {
         // From now on the guest's writes wait for this agent, or are held back by it.
         self.guard = Some(self.post_guard().await?);
         self.end_comparing()?;
         if self.disk_copies()?.holds_writes() {
             self.copying.held_writes.is_begun = true;
-            return Ok(Event::WritesHeldBack);
+            return Ok(SourceEvent::WritesHeldBack);
         }
         self.copying.pace.is(DiskPhase::Mirrored);
         self.disk_copies()?.synchronise(QEMU_DEADLINE).await.map_err(qemu_failed)?;
-        Ok(Event::Done)
+        Ok(SourceEvent::Done)
     }
 
     pub(super) async fn end_disk_copies(&mut self) -> Result<(), Problem> {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::migration::timing::{ASK_AGAIN_AFTER, MUTE_AFTER, RECEIVED_WAIT, SWITCH_OVER_DEADLINE};
-use drainpipe_engine::migration::{Event, TargetState, VmCondition};
+use drainpipe_engine::migration::{SourceEvent, TargetState, VmCondition};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_hypervisor::{Connections, Machine, RunState};
 use tracing::warn;
@@ -111,7 +111,7 @@ impl Executor {
         Err(guard_acted())
     }
 
-    pub(super) async fn ask_target(&mut self) -> Result<Event, Problem> {
+    pub(super) async fn ask_target(&mut self) -> Result<SourceEvent, Problem> {
         // Also one that answers at once may answer the same for long, as while it cannot write down that the VM runs.
         if let Some(asked_at) = self.target_asked_at {
             tokio::time::sleep(ASK_AGAIN_AFTER.saturating_sub(asked_at.elapsed())).await;
@@ -122,7 +122,7 @@ impl Executor {
         let had_qemu = self.vmm().is_ok();
         let view = self.target_view().await;
         if is_like_lost(&view) && *self.running.target_lost.borrow() && self.stays_silent().await {
-            return Ok(Event::TargetSays(TargetState::Lost));
+            return Ok(SourceEvent::TargetSays(TargetState::Lost));
         }
         let state = match view {
             Ok(IncomingView::Running) => TargetState::Running,
@@ -155,7 +155,7 @@ impl Executor {
                 self.discard_on_target().await?
             }
         };
-        Ok(Event::TargetSays(state))
+        Ok(SourceEvent::TargetSays(state))
     }
 
     /// Has the target give the VM up, if it has a record of it.

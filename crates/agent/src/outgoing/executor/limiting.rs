@@ -1,7 +1,7 @@
 //! What a bandwidth limit asks of this host beside the pace.
 
 use drainpipe_engine::bandwidth::pacing::{BYTES_PER_S_OF_MBPS, needs_small_packets};
-use drainpipe_engine::migration::{Event, Stage};
+use drainpipe_engine::migration::{SourceEvent, Stage};
 use drainpipe_engine::plan::LimitKeeper;
 use drainpipe_engine::problem::Problem;
 use drainpipe_net::packets_by_pace;
@@ -12,7 +12,7 @@ use crate::transfer::transport::connections;
 
 impl Executor {
     /// The news, if the limit of its memory has changed, or that of its disks while they go alone.
-    pub(super) async fn follow_bandwidth_limit(&mut self) -> Option<Event> {
+    pub(super) async fn follow_bandwidth_limit(&mut self) -> Option<SourceEvent> {
         let limit_mbps = self.settings.bandwidth.as_ref().or(self.copying.throttle.as_ref())?.limit_mbps();
         if limit_mbps == std::mem::replace(&mut self.settings.told_limit_mbps, limit_mbps) {
             return None;
@@ -21,7 +21,7 @@ impl Executor {
         if self.settings.bandwidth.is_some() && *self.running.stage.borrow() == Stage::Sending {
             self.keep_packets_small(limit_mbps).await;
         }
-        Some(Event::BandwidthLimited(limit_mbps))
+        Some(SourceEvent::BandwidthLimited(limit_mbps))
     }
 
     /// Where many connections of QEMU share a low limit. It is put back with the migration's other changes of the network.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::migration::Event;
+use drainpipe_engine::migration::SourceEvent;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::{Plan, Request};
 use drainpipe_engine::problem::Problem;
@@ -42,11 +42,11 @@ pub(super) struct PostCopy {
 }
 
 impl Executor {
-    pub(super) async fn begin_post_copy(&mut self) -> Result<Event, Problem> {
+    pub(super) async fn begin_post_copy(&mut self) -> Result<SourceEvent, Problem> {
         // Also if the answer does not come.
         self.post_copy.is_begun = true;
         self.post_copy.is_begun = self.vmm()?.start_post_copy(QMP_DEADLINE).await.map_err(qemu_failed)?;
-        Ok(if self.post_copy.is_begun { Event::Done } else { Event::Converged })
+        Ok(if self.post_copy.is_begun { SourceEvent::Done } else { SourceEvent::Converged })
     }
 
     /// A QEMU that takes the sending of what the VM needs for failed lets it run on. So whatever the target has, it is
@@ -137,7 +137,7 @@ impl Executor {
         Err(Problem::failed(format!("a part of the VM is on its way to {target}, and it cannot go back")))
     }
 
-    pub(super) async fn look_at_rest(&mut self) -> Event {
+    pub(super) async fn look_at_rest(&mut self) -> SourceEvent {
         if !self.post_copy.is_limit_lifted {
             self.lift_limit().await;
             if let Ok(vmm) = self.vmm() {
@@ -146,30 +146,30 @@ impl Executor {
         }
         let status = match self.status().await {
             Ok(Some(status)) => status,
-            Err(problem) if self.vmm().is_err() => return Event::RestLost(problem),
-            Ok(None) | Err(_) => return Event::Tick,
+            Err(problem) if self.vmm().is_err() => return SourceEvent::RestLost(problem),
+            Ok(None) | Err(_) => return SourceEvent::Tick,
         };
         match status.status {
-            MigrationStatus::Completed => Event::RestSent,
+            MigrationStatus::Completed => SourceEvent::RestSent,
             MigrationStatus::PostcopyPaused => {
                 let why = status.error_desc.unwrap_or_else(|| "its connection is broken".into());
-                Event::RestInterrupted(Problem::failed(format!("QEMU: {why}")))
+                SourceEvent::RestInterrupted(Problem::failed(format!("QEMU: {why}")))
             }
             // It may let run what the VM was.
             MigrationStatus::Failed | MigrationStatus::Cancelled => {
                 let why = status.error_desc.unwrap_or_else(|| format!("its migration is {}", status.status));
                 match self.end_if_astray().await {
-                    Ok(()) => Event::RestLost(Problem::failed(format!("QEMU: {why}"))),
+                    Ok(()) => SourceEvent::RestLost(Problem::failed(format!("QEMU: {why}"))),
                     Err(problem) => {
                         warn!(%problem, vm = self.running.vm, "its QEMU here does not end, and may run what it was");
-                        Event::Tick
+                        SourceEvent::Tick
                     }
                 }
             }
             _ => {
                 let now_ms = self.now_ms();
                 self.sample(now_ms).await;
-                Event::Progress(self.transferred(&status), self.observed.measurements.by_path())
+                SourceEvent::Progress(self.transferred(&status), self.observed.measurements.by_path())
             }
         }
     }

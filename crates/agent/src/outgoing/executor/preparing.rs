@@ -6,7 +6,7 @@ use std::time::Duration;
 use drainpipe_engine::check::refusal;
 use drainpipe_engine::estimate::prediction;
 use drainpipe_engine::host::facts::HostFacts;
-use drainpipe_engine::migration::Event;
+use drainpipe_engine::migration::SourceEvent;
 use drainpipe_engine::migration::timing::ASK_FOR_PLACE_EVERY;
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::paths::path_record::TrialOutcome;
@@ -47,7 +47,7 @@ pub(super) struct Agreed {
 }
 
 impl Executor {
-    pub(super) async fn establish_hosts(&mut self) -> Result<Event, Problem> {
+    pub(super) async fn establish_hosts(&mut self) -> Result<SourceEvent, Problem> {
         let (outgoing, to, vmm) = (&self.outgoing, &self.running.target, self.claimed.vmm.as_deref());
         let asked = informed(outgoing, to, self.request, vmm).await?;
         let peer = self.peer()?;
@@ -68,7 +68,7 @@ impl Executor {
             check::before_migration(&self.outgoing.checks, &peer, &self.running.target, vms, &plan).await?;
         self.agreed.facts = Some((source, target.facts));
         self.agreed.plan = Some(plan.clone());
-        refusal(&self.findings).map_or(Ok(Event::Established(plan)), Err)
+        refusal(&self.findings).map_or(Ok(SourceEvent::Established(plan)), Err)
     }
 
     fn note_protocol(&mut self, protocol: Protocol, target_version: &str) {
@@ -79,7 +79,7 @@ impl Executor {
         }
     }
 
-    pub(super) async fn check_permissions(&self) -> Result<Event, Problem> {
+    pub(super) async fn check_permissions(&self) -> Result<SourceEvent, Problem> {
         let vmm = self.vmm()?;
         let state = vmm.run_state(QMP_DEADLINE).await.map_err(qemu_failed)?;
         if state != RunState::Running {
@@ -106,18 +106,18 @@ impl Executor {
             release: self.agreed.protocol.and_then(Protocol::release_in_step_2),
         };
         match self.peer()?.post("/v1/incoming", &request).await? {
-            IncomingPermit::Granted => Ok(Event::Done),
+            IncomingPermit::Granted => Ok(SourceEvent::Done),
             IncomingPermit::Busy(why) => {
                 tokio::select! {
                     () = self.running.cancel.notified() => {}
                     () = tokio::time::sleep(ASK_FOR_PLACE_EVERY) => {}
                 }
-                Ok(Event::Busy(why))
+                Ok(SourceEvent::Busy(why))
             }
         }
     }
 
-    pub(super) async fn connect_hosts(&mut self) -> Result<Event, Problem> {
+    pub(super) async fn connect_hosts(&mut self) -> Result<SourceEvent, Problem> {
         let no_plan = || Problem::failed("connecting before there is a plan");
         let (source, target) = self.agreed.facts.as_ref().ok_or_else(no_plan)?;
         let plan = self.agreed.plan.clone().ok_or_else(no_plan)?;
@@ -133,7 +133,7 @@ impl Executor {
         };
         self.agreed.endpoint = Some(endpoint);
         self.agreed.plan = Some(plan.clone());
-        Ok(Event::Connected(plan))
+        Ok(SourceEvent::Connected(plan))
     }
 
     /// Of the slowest path, where the target takes it.

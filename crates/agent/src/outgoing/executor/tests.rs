@@ -236,7 +236,7 @@ fn a_hand_over_that_its_guard_has_forbidden_is_not_recorded() {
     runs(&host, &life);
     let mut executor = executor(&life);
     life.parts.journal.forbid_hand_over(ID).unwrap();
-    let refused = life.block_on(executor.perform(Action::RecordHandOver)).unwrap_err();
+    let refused = life.block_on(executor.perform(SourceAction::RecordHandOver)).unwrap_err();
     assert!(refused.message.contains("its guard let the VM run on here"), "{refused}");
     assert!(!life.parts.journal.open_migration(ID).unwrap().unwrap().handed_over);
 }
@@ -247,14 +247,14 @@ fn what_the_vm_does_here_is_told_or_not_known() {
     let life = host.start();
     let vm = runs(&host, &life);
     let mut executor = executor(&life);
-    let mut look = || life.block_on(executor.perform(Action::LookAtVm));
-    assert_eq!(look(), Ok(Event::VmIs(VmCondition::Runs)));
+    let mut look = || life.block_on(executor.perform(SourceAction::LookAtVm));
+    assert_eq!(look(), Ok(SourceEvent::VmIs(VmCondition::Runs)));
     vm.guest_is(RunState::Paused);
-    assert_eq!(look(), Ok(Event::VmIs(VmCondition::Paused)));
+    assert_eq!(look(), Ok(SourceEvent::VmIs(VmCondition::Paused)));
     vm.is_mute();
     assert!(look().is_err(), "it lives");
     vm.ends(Exit::Signal(9));
-    let Ok(Event::VmIs(VmCondition::Ended(why))) = look() else { panic!("it has ended") };
+    let Ok(SourceEvent::VmIs(VmCondition::Ended(why))) = look() else { panic!("it has ended") };
     assert!(why.message.contains("by signal 9"), "{why}");
 }
 
@@ -265,8 +265,8 @@ fn to_stop_the_transfer_of_one_that_has_ended_is_no_failure() {
     let vm = runs(&host, &life);
     let mut executor = executor(&life);
     vm.ends(Exit::Signal(9));
-    assert_eq!(life.block_on(executor.perform(Action::StopTransfer)), Ok(Event::Done));
-    let gone = life.block_on(executor.perform(Action::ResumeOnSource)).unwrap_err();
+    assert_eq!(life.block_on(executor.perform(SourceAction::StopTransfer)), Ok(SourceEvent::Done));
+    let gone = life.block_on(executor.perform(SourceAction::ResumeOnSource)).unwrap_err();
     assert!(gone.is_hypervisor_gone, "{gone}");
 }
 
@@ -277,10 +277,10 @@ fn only_a_vm_that_runs_moves() {
     let vm = runs(&host, &life);
     let mut executor = executor(&life);
     vm.guest_is(RunState::Paused);
-    let refused = life.block_on(executor.perform(Action::CheckPermissions)).unwrap_err();
+    let refused = life.block_on(executor.perform(SourceAction::CheckPermissions)).unwrap_err();
     assert_eq!(refused.kind, ProblemKind::Refused, "{refused}");
     vm.guest_is(RunState::Running);
     vm.goes_to(MigrationStatus::PostcopyActive);
-    let refused = life.block_on(executor.perform(Action::CheckPermissions)).unwrap_err();
+    let refused = life.block_on(executor.perform(SourceAction::CheckPermissions)).unwrap_err();
     assert!(refused.message.contains("still to come to here"), "{refused}");
 }

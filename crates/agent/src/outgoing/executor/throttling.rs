@@ -1,6 +1,6 @@
 //! The VM's CPUs are held back as the engine says.
 
-use drainpipe_engine::migration::Event;
+use drainpipe_engine::migration::SourceEvent;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::{VcpuThrottle, VmError};
 use tokio::task::block_in_place;
@@ -19,7 +19,7 @@ pub(super) struct CpuThrottle {
 
 impl Executor {
     /// Sees to it that the VM's CPUs are held back for this share of their time, or not; the news, if it is some.
-    pub(super) async fn follow_cpu_throttle(&mut self, percent: Option<u8>) -> Option<Event> {
+    pub(super) async fn follow_cpu_throttle(&mut self, percent: Option<u8>) -> Option<SourceEvent> {
         let is_news = percent != self.settings.cpu_throttle.percent;
         let done = match percent {
             Some(percent) => self.hold_back(percent).await,
@@ -31,10 +31,10 @@ impl Executor {
             // Of several, some may be.
             drop(self.settings.cpu_throttle.lift());
             self.settings.cpu_throttle.percent = None;
-            return Some(Event::NotThrottled(problem));
+            return Some(SourceEvent::NotThrottled(problem));
         }
         self.settings.cpu_throttle.percent = percent;
-        is_news.then_some(Event::Throttled(percent))
+        is_news.then_some(SourceEvent::Throttled(percent))
     }
 
     /// Again and again: a guard may have taken this agent for dead meanwhile, and let them run.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use drainpipe_engine::format::one_line;
 use drainpipe_engine::host::facts::HostFacts;
-use drainpipe_engine::migration::{Event, Stage};
+use drainpipe_engine::migration::{SourceEvent, Stage};
 use drainpipe_engine::plan::{LimitKeeper, Plan, Transfer};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::transfer::downtime::downtime_limit_ms;
@@ -215,7 +215,7 @@ impl Executor {
     }
 
     /// The next thing that happens to the transfer.
-    pub(super) async fn transfer_event(&mut self) -> Event {
+    pub(super) async fn transfer_event(&mut self) -> SourceEvent {
         if self.copies_disks_alone() {
             return self.disk_event().await;
         }
@@ -229,7 +229,7 @@ impl Executor {
                     Ok(Some(MigrationStatus::PreSwitchover)) if self.obeys_others() => {
                         return self.look().await;
                     }
-                    Ok(Some(MigrationStatus::PreSwitchover)) => return Event::Paused,
+                    Ok(Some(MigrationStatus::PreSwitchover)) => return SourceEvent::Paused,
                     Ok(Some(status)) if status.is_final() || status == MigrationStatus::PostcopyPaused => {
                         return self.look().await;
                     }
@@ -238,7 +238,7 @@ impl Executor {
                     Err(_) => break,
                 },
                 // What follows a VM cannot be cancelled.
-                () = self.running.cancel.notified(), if !is_rest => return Event::Tick,
+                () = self.running.cancel.notified(), if !is_rest => return SourceEvent::Tick,
                 () = &mut look => break,
             }
         }
@@ -267,7 +267,7 @@ impl Executor {
         }
     }
 
-    async fn look(&mut self) -> Event {
+    async fn look(&mut self) -> SourceEvent {
         if *self.running.stage.borrow() == Stage::SendingRest {
             return self.look_at_rest().await;
         }
@@ -282,14 +282,16 @@ impl Executor {
         }
         let status = match self.status().await {
             Ok(Some(status)) => status,
-            Ok(None) => return Event::Tick,
-            Err(problem) => return Event::TransferFailed(problem),
+            Ok(None) => return SourceEvent::Tick,
+            Err(problem) => return SourceEvent::TransferFailed(problem),
         };
         match status.status {
-            MigrationStatus::PreSwitchover => Event::Paused,
-            MigrationStatus::Cancelled if self.guard_has_acted() => Event::TransferFailed(guard_acted()),
+            MigrationStatus::PreSwitchover => SourceEvent::Paused,
+            MigrationStatus::Cancelled if self.guard_has_acted() => {
+                SourceEvent::TransferFailed(guard_acted())
+            }
             MigrationStatus::Cancelled if status.error_desc.is_some() => {
-                Event::TransferFailed(Problem::failed(status.error_desc.unwrap_or_default()))
+                SourceEvent::TransferFailed(Problem::failed(status.error_desc.unwrap_or_default()))
             }
             MigrationStatus::Failed | MigrationStatus::Cancelled | MigrationStatus::None => {
                 let why = self.why_failed(&status);
@@ -316,7 +318,7 @@ impl Executor {
                     relay.read(now_ms);
                 }
                 self.set_on_connections(&status, transferred.remaining_bytes);
-                Event::Progress(transferred, self.observed.measurements.by_path())
+                SourceEvent::Progress(transferred, self.observed.measurements.by_path())
             }
         }
     }
@@ -332,7 +334,7 @@ impl Executor {
 
     /// The transfer has failed, of which this host knows the connections' end only: for what the target says, if it
     /// does.
-    async fn failed_beside_target(&mut self, problem: Problem) -> Event {
+    async fn failed_beside_target(&mut self, problem: Problem) -> SourceEvent {
         let said = timeout(TARGET_SAYS_WITHIN, self.target_watch.trouble()).await;
         self.broken(said.unwrap_or(problem))
     }
@@ -343,11 +345,11 @@ impl Executor {
 
     /// Anybody else who aborts the migration here ends the target's QEMU too, whose end may be reported first. Nothing is
     /// cut meanwhile: a QEMU 7.2 that was aborted and cut at once has died, and its VM with it.
-    async fn broken_there(&self, problem: Problem) -> Event {
+    async fn broken_there(&self, problem: Problem) -> SourceEvent {
         if self.obeys_others()
             && let Ok(Some(why)) = timeout(ABORT_TOLD_WITHIN, self.why_aborted()).await
         {
-            return Event::TransferFailed(Problem::failed(why));
+            return SourceEvent::TransferFailed(Problem::failed(why));
         }
         self.broken(problem)
     }
@@ -365,8 +367,8 @@ impl Executor {
     }
 
     /// The end of the VM's QEMU ends its connections, the relay's and the target's QEMU too.
-    fn broken(&self, problem: Problem) -> Event {
-        Event::TransferFailed(self.vmm().err().unwrap_or(problem))
+    fn broken(&self, problem: Problem) -> SourceEvent {
+        SourceEvent::TransferFailed(self.vmm().err().unwrap_or(problem))
     }
 
     pub(super) fn transferred(&self, status: &TransferStatus) -> Transferred {

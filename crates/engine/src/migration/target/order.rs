@@ -49,31 +49,31 @@ pub enum Order {
 
 /// What is done next. Each action is answered by one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
-    /// Say what is known; answered by [`Event::Known`].
+pub enum OrderAction {
+    /// Say what is known; answered by [`OrderEvent::Known`].
     Recall,
     /// Take hold of a hypervisor that stood before this agent did.
     TakeHold,
-    /// Ask the hypervisor what has come; answered by [`Event::Received`].
+    /// Ask the hypervisor what has come; answered by [`OrderEvent::Received`].
     Look,
     /// The same, of a VM that was told to run here; [`Received::InPart`] only where the rest is to come to this host.
     LookAtRest,
-    /// Wait for what is to come, as long as the order says; answered by [`Event::Received`].
+    /// Wait for what is to come, as long as the order says; answered by [`OrderEvent::Received`].
     Wait,
     /// Fails unless the journal can record that the VM runs here: after the hand-over it would stand still until somebody
     /// makes room.
     CheckRoom,
-    /// Record that it runs here; [`Event::Refused`] where it was discarded.
+    /// Record that it runs here; [`OrderEvent::Refused`] where it was discarded.
     RecordRun,
-    /// Have the hypervisor run it; [`Event::Gone`] only where that had ended before it was told, else [`Event::Failed`].
+    /// Have the hypervisor run it; [`OrderEvent::Gone`] only where that had ended before it was told, else [`OrderEvent::Failed`].
     LetRun,
-    /// Ask the hypervisor what the VM does; answered by [`Event::Vm`].
+    /// Ask the hypervisor what the VM does; answered by [`OrderEvent::Vm`].
     LookAtVm,
     /// Make it one of this host's VMs.
     Adopt,
     /// Record that it does not run here after all, and never did.
     TakeBackRun,
-    /// Record that it will never run here, unless that it does is recorded; answered by [`Event::State`].
+    /// Record that it will never run here, unless that it does is recorded; answered by [`OrderEvent::State`].
     RecordDiscard,
     /// End its hypervisor, put the network back.
     Remove,
@@ -87,10 +87,10 @@ pub enum Action {
     CutConnection,
     /// Have the hypervisor wait for another one.
     ListenAgain,
-    /// Ask the hypervisor whether that connection is broken; answered by [`Event::Connection`], or by
-    /// [`Event::Received`] where nothing more is to come.
+    /// Ask the hypervisor whether that connection is broken; answered by [`OrderEvent::Connection`], or by
+    /// [`OrderEvent::Received`] where nothing more is to come.
     LookAtConnection,
-    /// Wait for [`rest::LOOK_EVERY_MS`]; answered by [`Event::Late`] from [`rest::LAST_BYTES_WITHIN_MS`] after the order.
+    /// Wait for [`rest::LOOK_EVERY_MS`]; answered by [`OrderEvent::Late`] from [`rest::LAST_BYTES_WITHIN_MS`] after the order.
     AwaitLastBytes,
     /// End the hypervisor, and the VM with it.
     EndVm,
@@ -100,7 +100,7 @@ pub enum Action {
 
 /// What has come of an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum OrderEvent {
     /// What is known.
     Known(Known),
     /// What the hypervisor has.
@@ -197,7 +197,7 @@ pub struct Task {
     order: Order,
     // The VM is on its way here, as far as this life of the agent knows.
     is_on_its_way: bool,
-    doing: Action,
+    doing: OrderAction,
     known: Option<Known>,
     came_in_parts: bool,
     is_refused: bool,
@@ -207,12 +207,14 @@ pub struct Task {
 
 impl Task {
     /// Begins an order, with its first action.
-    pub fn begin(order: Order, is_on_its_way: bool, came_in_parts: bool) -> (Self, Action) {
+    pub fn begin(order: Order, is_on_its_way: bool, came_in_parts: bool) -> (Self, OrderAction) {
         let doing = match order {
-            Order::Receive if !is_on_its_way => Action::Answer(Err(Why::NotOnItsWay)),
-            Order::Receive => Action::TakeHold,
-            Order::Discard { .. } => Action::RecordDiscard,
-            Order::Run { .. } | Order::View | Order::Finish | Order::Reconnect | Order::End => Action::Recall,
+            Order::Receive if !is_on_its_way => OrderAction::Answer(Err(Why::NotOnItsWay)),
+            Order::Receive => OrderAction::TakeHold,
+            Order::Discard { .. } => OrderAction::RecordDiscard,
+            Order::Run { .. } | Order::View | Order::Finish | Order::Reconnect | Order::End => {
+                OrderAction::Recall
+            }
         };
         let task = Self {
             order,
@@ -228,11 +230,11 @@ impl Task {
     }
 
     /// Takes what has come of the last action; says what to do next.
-    pub fn handle(&mut self, event: Event) -> Action {
-        if let Event::Known(known) = event {
+    pub fn handle(&mut self, event: OrderEvent) -> OrderAction {
+        if let OrderEvent::Known(known) = event {
             self.known = Some(known);
         }
-        self.came_in_parts |= event == Event::Received(Received::InPart);
+        self.came_in_parts |= event == OrderEvent::Received(Received::InPart);
         self.doing = match self.order {
             Order::Run { is_sources } => self.run(event, is_sources),
             Order::View => self.view(event),
@@ -245,99 +247,106 @@ impl Task {
         self.doing
     }
 
-    fn run(&mut self, event: Event, is_sources: bool) -> Action {
+    fn run(&mut self, event: OrderEvent, is_sources: bool) -> OrderAction {
         match (self.doing, event) {
-            (Action::Recall, Event::Known(known)) => self.begin_run(known),
-            (Action::Look, Event::Received(Received::Whole)) => Action::RecordRun,
-            (Action::Look, Event::Received(Received::InPart)) if is_sources => Action::RecordRun,
-            (Action::Look, Event::Received(_)) => Action::Answer(Err(Why::Incomplete)),
+            (OrderAction::Recall, OrderEvent::Known(known)) => self.begin_run(known),
+            (OrderAction::Look, OrderEvent::Received(Received::Whole)) => OrderAction::RecordRun,
+            (OrderAction::Look, OrderEvent::Received(Received::InPart)) if is_sources => {
+                OrderAction::RecordRun
+            }
+            (OrderAction::Look, OrderEvent::Received(_)) => OrderAction::Answer(Err(Why::Incomplete)),
             // It ended just when it was told to run, which was not known then.
-            (Action::Look, Event::Gone) if self.state() == Some(IncomingState::Running) => {
+            (OrderAction::Look, OrderEvent::Gone) if self.state() == Some(IncomingState::Running) => {
                 self.adopt(Err(Why::Failed))
             }
-            (Action::RecordRun, Event::Done) => Action::LetRun,
-            (Action::RecordRun, Event::Refused) => Action::Answer(Err(Why::Discarded)),
-            (Action::LetRun, Event::Done) => self.adopt(Ok(Said::Done)),
-            (Action::LetRun, Event::Refused | Event::Failed) => {
-                self.is_refused = event == Event::Refused;
-                Action::LookAtVm
+            (OrderAction::RecordRun, OrderEvent::Done) => OrderAction::LetRun,
+            (OrderAction::RecordRun, OrderEvent::Refused) => OrderAction::Answer(Err(Why::Discarded)),
+            (OrderAction::LetRun, OrderEvent::Done) => self.adopt(Ok(Said::Done)),
+            (OrderAction::LetRun, OrderEvent::Refused | OrderEvent::Failed) => {
+                self.is_refused = event == OrderEvent::Refused;
+                OrderAction::LookAtVm
             }
             // A refusal, as of a disk that another QEMU holds locked, means that the source can have it back, as long as
             // it is as it arrived; but with post-copy the source could not let it run.
-            (Action::LookAtVm, Event::Vm(VmState::AsArrived)) if self.is_refused && !self.came_in_parts => {
-                Action::TakeBackRun
+            (OrderAction::LookAtVm, OrderEvent::Vm(VmState::AsArrived))
+                if self.is_refused && !self.came_in_parts =>
+            {
+                OrderAction::TakeBackRun
             }
             // Its hypervisor ended before anybody told it to run: the VM is the source's as it was.
-            (Action::LetRun, Event::Gone)
+            (OrderAction::LetRun, OrderEvent::Gone)
                 if self.state() == Some(IncomingState::Waiting) && !self.came_in_parts =>
             {
-                Action::TakeBackRun
+                OrderAction::TakeBackRun
             }
             // It may have run for a moment, before its QEMU ended, or before a vCPU failed, of which a second order to run
             // is refused. So its source must not let it run again; it has crashed here.
-            (Action::LetRun | Action::LookAtVm, Event::Gone)
-            | (Action::LookAtVm, Event::Vm(VmState::HasRun)) => self.adopt(Err(Why::DoesNotRun)),
-            (Action::Adopt, _) => Action::Answer(self.said),
-            (Action::TakeBackRun, Event::Done) => Action::Remove,
-            (Action::Remove, Event::Done) if self.state() == Some(IncomingState::Discarded) => {
-                Action::Answer(Err(Why::Discarded))
+            (OrderAction::LetRun | OrderAction::LookAtVm, OrderEvent::Gone)
+            | (OrderAction::LookAtVm, OrderEvent::Vm(VmState::HasRun)) => self.adopt(Err(Why::DoesNotRun)),
+            (OrderAction::Adopt, _) => OrderAction::Answer(self.said),
+            (OrderAction::TakeBackRun, OrderEvent::Done) => OrderAction::Remove,
+            (OrderAction::Remove, OrderEvent::Done) if self.state() == Some(IncomingState::Discarded) => {
+                OrderAction::Answer(Err(Why::Discarded))
             }
             // Without an answer it is not known; whoever gave the order asks again.
-            (Action::LetRun | Action::LookAtVm | Action::TakeBackRun | Action::Remove, _) => {
-                Action::Answer(Err(Why::DoesNotRun))
-            }
-            _ => Action::Answer(Err(Why::Failed)),
+            (
+                OrderAction::LetRun | OrderAction::LookAtVm | OrderAction::TakeBackRun | OrderAction::Remove,
+                _,
+            ) => OrderAction::Answer(Err(Why::DoesNotRun)),
+            _ => OrderAction::Answer(Err(Why::Failed)),
         }
     }
 
     /// The VM may be paused by now, on its way to a third host, or have left for that: an order that is repeated, or late,
     /// must not touch it.
-    fn begin_run(&self, known: Known) -> Action {
+    fn begin_run(&self, known: Known) -> OrderAction {
         if !self.is_on_its_way || known.is_adopted || known.state == Some(IncomingState::Finished) {
-            return Action::Answer(already_runs(known).map(|()| Said::Done));
+            return OrderAction::Answer(already_runs(known).map(|()| Said::Done));
         }
         if known.state == Some(IncomingState::Discarded) {
             // Whoever gave it up may have been kept from removing it: an order ends when its giver hangs up.
-            return Action::Remove;
+            return OrderAction::Remove;
         }
         match known.hypervisor {
-            Hypervisor::None | Hypervisor::Unresponsive => Action::Answer(Err(Why::NotBuilt)),
-            Hypervisor::Ended | Hypervisor::There => Action::Look,
+            Hypervisor::None | Hypervisor::Unresponsive => OrderAction::Answer(Err(Why::NotBuilt)),
+            Hypervisor::Ended | Hypervisor::There => OrderAction::Look,
         }
     }
 
-    fn adopt(&mut self, said: Answer) -> Action {
+    fn adopt(&mut self, said: Answer) -> OrderAction {
         self.said = said;
-        Action::Adopt
+        OrderAction::Adopt
     }
 
     fn state(&self) -> Option<IncomingState> {
         self.known.and_then(|known| known.state)
     }
 
-    fn view(&self, event: Event) -> Action {
+    fn view(&self, event: OrderEvent) -> OrderAction {
         let view = match (self.known, event) {
-            (_, Event::Known(known)) => match self.view_by_record(known) {
+            (_, OrderEvent::Known(known)) => match self.view_by_record(known) {
                 Ok(view) => view,
                 Err(action) => return action,
             },
             (Some(known), event) => match self.view_by_hypervisor(known, event) {
                 Ok(view) => view,
-                Err(why) => return Action::Answer(Err(why)),
+                Err(why) => return OrderAction::Answer(Err(why)),
             },
-            (None, _) => return Action::Answer(Err(Why::Failed)),
+            (None, _) => return OrderAction::Answer(Err(Why::Failed)),
         };
-        Action::Answer(Ok(Said::View(view)))
+        OrderAction::Answer(Ok(Said::View(view)))
     }
 
     /// What is to be said, or what has to be done to know it.
-    fn view_by_record(&self, known: Known) -> Result<IncomingView, Action> {
+    fn view_by_record(&self, known: Known) -> Result<IncomingView, OrderAction> {
         match known.state {
             None => Ok(IncomingView::Unknown),
             Some(IncomingState::Discarded) => Ok(IncomingView::Discarded),
             // Its vCPU, or its hypervisor's main thread, may wait for a page, with the lock that every answer needs. Where
             // the connection is broken the page comes only if the source hears this and makes another one.
-            Some(IncomingState::Running) if known.awaits_run && known.lacks_part => Err(Action::LookAtRest),
+            Some(IncomingState::Running) if known.awaits_run && known.lacks_part => {
+                Err(OrderAction::LookAtRest)
+            }
             // The source must not let its copy go.
             Some(IncomingState::Running) if known.awaits_run => Ok(IncomingView::Ready),
             // It came whole, whatever became of it; or it came again by another migration since.
@@ -347,83 +356,91 @@ impl Task {
                 Ok(IncomingView::Running)
             }
             Some(IncomingState::Running | IncomingState::Finished) => match known.hypervisor {
-                Hypervisor::Unresponsive => Err(Action::Answer(Err(Why::Mute))),
+                Hypervisor::Unresponsive => Err(OrderAction::Answer(Err(Why::Mute))),
                 Hypervisor::None | Hypervisor::Ended => Ok(IncomingView::Ended),
                 Hypervisor::There if known.post_copy == PostCopy::Past => Ok(IncomingView::Running),
-                Hypervisor::There => Err(Action::LookAtRest),
+                Hypervisor::There => Err(OrderAction::LookAtRest),
             },
             Some(IncomingState::Waiting) => match known.hypervisor {
                 _ if !self.is_on_its_way => Ok(IncomingView::Waiting),
                 Hypervisor::None | Hypervisor::Ended => Ok(IncomingView::Waiting),
-                Hypervisor::Unresponsive => Err(Action::Answer(Err(Why::Mute))),
-                Hypervisor::There => Err(Action::Look),
+                Hypervisor::Unresponsive => Err(OrderAction::Answer(Err(Why::Mute))),
+                Hypervisor::There => Err(OrderAction::Look),
             },
         }
     }
 
     /// An error where the hypervisor does not say: what it has may be the only copy of the VM.
-    fn view_by_hypervisor(&self, known: Known, event: Event) -> Result<IncomingView, Why> {
+    fn view_by_hypervisor(&self, known: Known, event: OrderEvent) -> Result<IncomingView, Why> {
         match (self.doing, event) {
-            (Action::Look, Event::Received(Received::Whole)) => Ok(IncomingView::Ready),
-            (Action::Look, Event::Received(Received::InPart)) => Ok(IncomingView::ReadyInPart),
-            (Action::Look, Event::Mute) => Err(Why::Mute),
-            (Action::Look, Event::Failed) => Err(Why::Failed),
-            (Action::Look, _) => Ok(IncomingView::Waiting),
+            (OrderAction::Look, OrderEvent::Received(Received::Whole)) => Ok(IncomingView::Ready),
+            (OrderAction::Look, OrderEvent::Received(Received::InPart)) => Ok(IncomingView::ReadyInPart),
+            (OrderAction::Look, OrderEvent::Mute) => Err(Why::Mute),
+            (OrderAction::Look, OrderEvent::Failed) => Err(Why::Failed),
+            (OrderAction::Look, _) => Ok(IncomingView::Waiting),
             // Its main thread may itself wait for a page.
-            (_, Event::Mute) if known.lacks_part => Ok(IncomingView::RunningInPart),
+            (_, OrderEvent::Mute) if known.lacks_part => Ok(IncomingView::RunningInPart),
             (_, _) if known.awaits_run => Ok(IncomingView::Ready),
-            (_, Event::Received(Received::InPart)) => Ok(IncomingView::RunningInPart),
-            (_, Event::Received(_)) => Ok(IncomingView::Running),
-            (_, Event::Gone) => Ok(IncomingView::Ended),
-            (_, Event::Mute) => Err(Why::Mute),
+            (_, OrderEvent::Received(Received::InPart)) => Ok(IncomingView::RunningInPart),
+            (_, OrderEvent::Received(_)) => Ok(IncomingView::Running),
+            (_, OrderEvent::Gone) => Ok(IncomingView::Ended),
+            (_, OrderEvent::Mute) => Err(Why::Mute),
             _ => Err(Why::Failed),
         }
     }
 
-    fn receive(&mut self, event: Event) -> Action {
+    fn receive(&mut self, event: OrderEvent) -> OrderAction {
         match (self.doing, event) {
-            (Action::TakeHold, Event::Done) => Action::Wait,
-            (Action::TakeHold, Event::Gone) => Action::Answer(Err(Why::NotBuilt)),
-            (Action::Wait, Event::Received(Received::Whole)) => self.check_room(IncomingView::Ready),
-            (Action::Wait, Event::Received(Received::InPart)) => self.check_room(IncomingView::ReadyInPart),
-            (Action::Wait, Event::Received(Received::Failed)) => Action::Answer(Err(Why::TransferFailed)),
+            (OrderAction::TakeHold, OrderEvent::Done) => OrderAction::Wait,
+            (OrderAction::TakeHold, OrderEvent::Gone) => OrderAction::Answer(Err(Why::NotBuilt)),
+            (OrderAction::Wait, OrderEvent::Received(Received::Whole)) => {
+                self.check_room(IncomingView::Ready)
+            }
+            (OrderAction::Wait, OrderEvent::Received(Received::InPart)) => {
+                self.check_room(IncomingView::ReadyInPart)
+            }
+            (OrderAction::Wait, OrderEvent::Received(Received::Failed)) => {
+                OrderAction::Answer(Err(Why::TransferFailed))
+            }
             // Its main thread waits for pages that are late. For how long they may be is the source's to say.
-            (Action::TakeHold, _) | (Action::Wait, Event::Received(_) | Event::Mute) => {
+            (OrderAction::TakeHold, _) | (OrderAction::Wait, OrderEvent::Received(_) | OrderEvent::Mute) => {
                 self.check_room(IncomingView::Waiting)
             }
-            (Action::CheckRoom, Event::Done) => Action::Answer(self.said),
-            _ => Action::Answer(Err(Why::Failed)),
+            (OrderAction::CheckRoom, OrderEvent::Done) => OrderAction::Answer(self.said),
+            _ => OrderAction::Answer(Err(Why::Failed)),
         }
     }
 
-    fn check_room(&mut self, view: IncomingView) -> Action {
+    fn check_room(&mut self, view: IncomingView) -> OrderAction {
         self.said = Ok(Said::View(view));
-        Action::CheckRoom
+        OrderAction::CheckRoom
     }
 
-    fn discard(&self, event: Event, is_sources: bool) -> Action {
+    fn discard(&self, event: OrderEvent, is_sources: bool) -> OrderAction {
         match (self.doing, event) {
-            (_, Event::State(Some(IncomingState::Running | IncomingState::Finished))) => {
-                Action::Answer(Err(Why::RunsHere))
+            (_, OrderEvent::State(Some(IncomingState::Running | IncomingState::Finished))) => {
+                OrderAction::Answer(Err(Why::RunsHere))
             }
-            (_, Event::State(None)) if !self.is_on_its_way => Action::Answer(Err(Why::NoRecord)),
-            (_, Event::State(_)) => Action::Remove,
-            (Action::Remove, Event::Done) if is_sources => Action::NoteSourceKnows,
-            (Action::Remove | Action::NoteSourceKnows, Event::Done) => Action::Answer(Ok(Said::Done)),
-            _ => Action::Answer(Err(Why::Failed)),
+            (_, OrderEvent::State(None)) if !self.is_on_its_way => OrderAction::Answer(Err(Why::NoRecord)),
+            (_, OrderEvent::State(_)) => OrderAction::Remove,
+            (OrderAction::Remove, OrderEvent::Done) if is_sources => OrderAction::NoteSourceKnows,
+            (OrderAction::Remove | OrderAction::NoteSourceKnows, OrderEvent::Done) => {
+                OrderAction::Answer(Ok(Said::Done))
+            }
+            _ => OrderAction::Answer(Err(Why::Failed)),
         }
     }
 
-    fn finish(&self, event: Event) -> Action {
+    fn finish(&self, event: OrderEvent) -> OrderAction {
         match (self.doing, event) {
-            (Action::Recall, Event::Known(known)) => match already_runs(known) {
-                Err(why) => Action::Answer(Err(why)),
-                Ok(()) if self.is_on_its_way => Action::Close,
-                Ok(()) => Action::NoteSourceKnows,
+            (OrderAction::Recall, OrderEvent::Known(known)) => match already_runs(known) {
+                Err(why) => OrderAction::Answer(Err(why)),
+                Ok(()) if self.is_on_its_way => OrderAction::Close,
+                Ok(()) => OrderAction::NoteSourceKnows,
             },
-            (Action::Close, Event::Done) => Action::NoteSourceKnows,
-            (Action::NoteSourceKnows, Event::Done) => Action::Answer(Ok(Said::Done)),
-            _ => Action::Answer(Err(Why::Failed)),
+            (OrderAction::Close, OrderEvent::Done) => OrderAction::NoteSourceKnows,
+            (OrderAction::NoteSourceKnows, OrderEvent::Done) => OrderAction::Answer(Ok(Said::Done)),
+            _ => OrderAction::Answer(Err(Why::Failed)),
         }
     }
 }
@@ -443,118 +460,131 @@ mod tests {
 
     const COMING: Known =
         Known { hypervisor: Hypervisor::There, ..Known::by_decision_alone(Some(IncomingState::Waiting)) };
-    const WHOLE: Event = Event::Received(Received::Whole);
+    const WHOLE: OrderEvent = OrderEvent::Received(Received::Whole);
     const BY_SOURCE: Order = Order::Run { is_sources: true };
 
     /// What is done of an order for a VM on its way, as this comes of it.
-    fn does(order: Order, events: &[Event]) -> Vec<Action> {
+    fn does(order: Order, events: &[OrderEvent]) -> Vec<OrderAction> {
         let (mut task, first) = Task::begin(order, true, false);
         std::iter::once(first).chain(events.iter().map(|event| task.handle(*event))).collect()
     }
 
-    fn ends(order: Order, known: Known, events: &[Event]) -> Action {
-        let events: Vec<Event> = [Event::Known(known)].into_iter().chain(events.iter().copied()).collect();
+    fn ends(order: Order, known: Known, events: &[OrderEvent]) -> OrderAction {
+        let events: Vec<OrderEvent> =
+            [OrderEvent::Known(known)].into_iter().chain(events.iter().copied()).collect();
         *does(order, &events).last().expect("the first action is there")
     }
 
     #[test]
     fn it_runs_once_all_is_here_and_that_is_recorded() {
         assert_eq!(
-            does(BY_SOURCE, &[Event::Known(COMING), WHOLE, Event::Done, Event::Done, Event::Done]),
+            does(
+                BY_SOURCE,
+                &[OrderEvent::Known(COMING), WHOLE, OrderEvent::Done, OrderEvent::Done, OrderEvent::Done]
+            ),
             [
-                Action::Recall,
-                Action::Look,
-                Action::RecordRun,
-                Action::LetRun,
-                Action::Adopt,
-                Action::Answer(Ok(Said::Done))
+                OrderAction::Recall,
+                OrderAction::Look,
+                OrderAction::RecordRun,
+                OrderAction::LetRun,
+                OrderAction::Adopt,
+                OrderAction::Answer(Ok(Said::Done))
             ]
         );
         for missing in [Received::Incomplete, Received::Failed] {
             assert_eq!(
-                ends(BY_SOURCE, COMING, &[Event::Received(missing)]),
-                Action::Answer(Err(Why::Incomplete))
+                ends(BY_SOURCE, COMING, &[OrderEvent::Received(missing)]),
+                OrderAction::Answer(Err(Why::Incomplete))
             );
         }
     }
 
     #[test]
     fn what_is_here_in_part_runs_by_its_sources_order_alone() {
-        let in_part = Event::Received(Received::InPart);
-        assert_eq!(ends(BY_SOURCE, COMING, &[in_part]), Action::RecordRun);
+        let in_part = OrderEvent::Received(Received::InPart);
+        assert_eq!(ends(BY_SOURCE, COMING, &[in_part]), OrderAction::RecordRun);
         let own = Order::Run { is_sources: false };
-        assert_eq!(ends(own, COMING, &[in_part]), Action::Answer(Err(Why::Incomplete)));
+        assert_eq!(ends(own, COMING, &[in_part]), OrderAction::Answer(Err(Why::Incomplete)));
     }
 
     #[test]
     fn what_was_discarded_never_runs_and_is_removed() {
         let discarded = Known { state: Some(IncomingState::Discarded), ..COMING };
-        assert_eq!(ends(BY_SOURCE, discarded, &[]), Action::Remove);
-        assert_eq!(ends(BY_SOURCE, discarded, &[Event::Done]), Action::Answer(Err(Why::Discarded)));
-        assert_eq!(ends(BY_SOURCE, COMING, &[WHOLE, Event::Refused]), Action::Answer(Err(Why::Discarded)));
+        assert_eq!(ends(BY_SOURCE, discarded, &[]), OrderAction::Remove);
+        assert_eq!(ends(BY_SOURCE, discarded, &[OrderEvent::Done]), OrderAction::Answer(Err(Why::Discarded)));
+        assert_eq!(
+            ends(BY_SOURCE, COMING, &[WHOLE, OrderEvent::Refused]),
+            OrderAction::Answer(Err(Why::Discarded))
+        );
     }
 
     #[test]
     fn one_that_never_ran_goes_back_to_its_source_and_one_that_may_have_run_does_not() {
-        let run_recorded = [WHOLE, Event::Done];
-        let then = |events: &[Event]| ends(BY_SOURCE, COMING, &[&run_recorded[..], events].concat());
-        assert_eq!(then(&[Event::Gone]), Action::TakeBackRun);
-        assert_eq!(then(&[Event::Refused, Event::Vm(VmState::AsArrived)]), Action::TakeBackRun);
-        assert_eq!(then(&[Event::Refused, Event::Vm(VmState::HasRun)]), Action::Adopt);
-        assert_eq!(then(&[Event::Failed, Event::Gone]), Action::Adopt);
+        let run_recorded = [WHOLE, OrderEvent::Done];
+        let then = |events: &[OrderEvent]| ends(BY_SOURCE, COMING, &[&run_recorded[..], events].concat());
+        assert_eq!(then(&[OrderEvent::Gone]), OrderAction::TakeBackRun);
         assert_eq!(
-            then(&[Event::Failed, Event::Vm(VmState::AsArrived)]),
-            Action::Answer(Err(Why::DoesNotRun))
+            then(&[OrderEvent::Refused, OrderEvent::Vm(VmState::AsArrived)]),
+            OrderAction::TakeBackRun
         );
-        assert_eq!(then(&[Event::Mute]), Action::Answer(Err(Why::DoesNotRun)));
+        assert_eq!(then(&[OrderEvent::Refused, OrderEvent::Vm(VmState::HasRun)]), OrderAction::Adopt);
+        assert_eq!(then(&[OrderEvent::Failed, OrderEvent::Gone]), OrderAction::Adopt);
+        assert_eq!(
+            then(&[OrderEvent::Failed, OrderEvent::Vm(VmState::AsArrived)]),
+            OrderAction::Answer(Err(Why::DoesNotRun))
+        );
+        assert_eq!(then(&[OrderEvent::Mute]), OrderAction::Answer(Err(Why::DoesNotRun)));
         // An earlier order may have let it run.
         let told_before = Known { state: Some(IncomingState::Running), awaits_run: true, ..COMING };
-        assert_eq!(ends(BY_SOURCE, told_before, &[WHOLE, Event::Done, Event::Gone]), Action::Adopt);
+        assert_eq!(
+            ends(BY_SOURCE, told_before, &[WHOLE, OrderEvent::Done, OrderEvent::Gone]),
+            OrderAction::Adopt
+        );
     }
 
     #[test]
     fn with_post_copy_none_goes_back() {
-        let in_part = [Event::Received(Received::InPart), Event::Done];
-        let then = |events: &[Event]| ends(BY_SOURCE, COMING, &[&in_part[..], events].concat());
-        assert_eq!(then(&[Event::Gone]), Action::Adopt);
+        let in_part = [OrderEvent::Received(Received::InPart), OrderEvent::Done];
+        let then = |events: &[OrderEvent]| ends(BY_SOURCE, COMING, &[&in_part[..], events].concat());
+        assert_eq!(then(&[OrderEvent::Gone]), OrderAction::Adopt);
         assert_eq!(
-            then(&[Event::Refused, Event::Vm(VmState::AsArrived)]),
-            Action::Answer(Err(Why::DoesNotRun))
+            then(&[OrderEvent::Refused, OrderEvent::Vm(VmState::AsArrived)]),
+            OrderAction::Answer(Err(Why::DoesNotRun))
         );
     }
 
     #[test]
     fn that_it_runs_is_said_only_once_its_hypervisor_has_said_so() {
         let view = |known| ends(Order::View, known, &[]);
-        let says = |view| Action::Answer(Ok(Said::View(view)));
+        let says = |view| OrderAction::Answer(Ok(Said::View(view)));
         let ordered = Known { state: Some(IncomingState::Running), awaits_run: true, ..COMING };
         assert_eq!(view(ordered), says(IncomingView::Ready));
         assert_eq!(view(Known { awaits_run: false, ..ordered }), says(IncomingView::Running));
         let in_part = Known { lacks_part: true, post_copy: PostCopy::Allowed, ..ordered };
-        assert_eq!(view(in_part), Action::LookAtRest);
+        assert_eq!(view(in_part), OrderAction::LookAtRest);
         // The source makes another connection, by which the page comes that it waits for.
-        assert_eq!(ends(Order::View, in_part, &[Event::Mute]), says(IncomingView::RunningInPart));
+        assert_eq!(ends(Order::View, in_part, &[OrderEvent::Mute]), says(IncomingView::RunningInPart));
     }
 
     #[test]
     fn a_mute_hypervisor_may_have_the_only_copy() {
         let mute = Known { hypervisor: Hypervisor::Unresponsive, ..COMING };
-        assert_eq!(ends(Order::View, mute, &[]), Action::Answer(Err(Why::Mute)));
-        assert_eq!(ends(Order::View, COMING, &[Event::Mute]), Action::Answer(Err(Why::Mute)));
+        assert_eq!(ends(Order::View, mute, &[]), OrderAction::Answer(Err(Why::Mute)));
+        assert_eq!(ends(Order::View, COMING, &[OrderEvent::Mute]), OrderAction::Answer(Err(Why::Mute)));
     }
 
     #[test]
     fn what_runs_here_is_not_discarded() {
         for state in [IncomingState::Running, IncomingState::Finished] {
             let order = Order::Discard { is_sources: true };
-            let done = does(order, &[Event::State(Some(state))]);
-            assert_eq!(done, [Action::RecordDiscard, Action::Answer(Err(Why::RunsHere))]);
+            let done = does(order, &[OrderEvent::State(Some(state))]);
+            assert_eq!(done, [OrderAction::RecordDiscard, OrderAction::Answer(Err(Why::RunsHere))]);
         }
     }
 
     #[test]
     fn a_full_disk_is_told_before_the_hand_over() {
-        let received = does(Order::Receive, &[Event::Done, WHOLE, Event::Failed]);
-        assert_eq!(received[2..], [Action::CheckRoom, Action::Answer(Err(Why::Failed))]);
+        let received = does(Order::Receive, &[OrderEvent::Done, WHOLE, OrderEvent::Failed]);
+        assert_eq!(received[2..], [OrderAction::CheckRoom, OrderAction::Answer(Err(Why::Failed))]);
     }
 }

@@ -9,12 +9,12 @@ const ATTEMPTS_MAX: u32 = 720;
 
 /// What is done next. Each action is answered by one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
-    /// Say what has become of the VM; answered by one of [`Event::Left`], [`Event::Here`] and [`Event::Gone`].
+pub enum ResumptionAction {
+    /// Say what has become of the VM; answered by one of [`ResumptionEvent::Left`], [`ResumptionEvent::Here`] and [`ResumptionEvent::Gone`].
     Recall,
     /// Have the hypervisor run it.
     LetRun,
-    /// Ask its source whose it is; answered by [`Event::SourceSays`].
+    /// Ask its source whose it is; answered by [`ResumptionEvent::SourceSays`].
     AskSource,
     /// Record that nothing is left to do.
     Finish,
@@ -28,7 +28,7 @@ pub enum Action {
 
 /// What has come of an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum ResumptionEvent {
     /// The VM is none of this host's any more, or on its way to a third host: then only that migration says where it may
     /// run.
     Left,
@@ -47,36 +47,42 @@ pub enum Event {
 /// What sees to one such VM.
 #[derive(Debug, Clone, Copy)]
 pub struct Resumption {
-    doing: Action,
+    doing: ResumptionAction,
     attempts_left: u32,
 }
 
 impl Resumption {
     /// Begins, with its first action.
-    pub fn begin() -> (Self, Action) {
-        (Self { doing: Action::Recall, attempts_left: ATTEMPTS_MAX }, Action::Recall)
+    pub fn begin() -> (Self, ResumptionAction) {
+        (Self { doing: ResumptionAction::Recall, attempts_left: ATTEMPTS_MAX }, ResumptionAction::Recall)
     }
 
     /// Takes what has come of the last action; says what to do next.
-    pub fn handle(&mut self, event: Event) -> Action {
+    pub fn handle(&mut self, event: ResumptionEvent) -> ResumptionAction {
         self.doing = match (self.doing, event) {
-            (Action::Recall, Event::Left)
-            | (Action::LetRun, Event::Done)
-            | (Action::AskSource, Event::SourceSays(HandOver::HandedOver)) => Action::Finish,
-            (Action::Recall, Event::Here) => Action::LetRun,
-            (Action::Recall, Event::Gone) => Action::AskSource,
-            (Action::AskSource, Event::SourceSays(HandOver::Refused)) => Action::Forget,
-            (Action::Finish | Action::Forget, Event::Done) => Action::Leave,
-            (Action::Pause, _) => Action::Recall,
+            (ResumptionAction::Recall, ResumptionEvent::Left)
+            | (ResumptionAction::LetRun, ResumptionEvent::Done)
+            | (ResumptionAction::AskSource, ResumptionEvent::SourceSays(HandOver::HandedOver)) => {
+                ResumptionAction::Finish
+            }
+            (ResumptionAction::Recall, ResumptionEvent::Here) => ResumptionAction::LetRun,
+            (ResumptionAction::Recall, ResumptionEvent::Gone) => ResumptionAction::AskSource,
+            (ResumptionAction::AskSource, ResumptionEvent::SourceSays(HandOver::Refused)) => {
+                ResumptionAction::Forget
+            }
+            (ResumptionAction::Finish | ResumptionAction::Forget, ResumptionEvent::Done) => {
+                ResumptionAction::Leave
+            }
+            (ResumptionAction::Pause, _) => ResumptionAction::Recall,
             _ => self.again(),
         };
         self.doing
     }
 
     /// Its hypervisor may have no time to answer; a source that has lost its record knows nothing of it.
-    fn again(&mut self) -> Action {
+    fn again(&mut self) -> ResumptionAction {
         self.attempts_left = self.attempts_left.saturating_sub(1);
-        if self.attempts_left == 0 { Action::Leave } else { Action::Pause }
+        if self.attempts_left == 0 { ResumptionAction::Leave } else { ResumptionAction::Pause }
     }
 }
 
@@ -84,37 +90,61 @@ impl Resumption {
 mod tests {
     use super::*;
 
-    fn does(events: &[Event]) -> Vec<Action> {
+    fn does(events: &[ResumptionEvent]) -> Vec<ResumptionAction> {
         let (mut resumption, first) = Resumption::begin();
         std::iter::once(first).chain(events.iter().map(|event| resumption.handle(*event))).collect()
     }
 
     #[test]
     fn one_whose_hypervisor_lives_is_let_run() {
-        let done = does(&[Event::Here, Event::Failed, Event::Done, Event::Here, Event::Done, Event::Done]);
-        let again = [Action::Recall, Action::LetRun, Action::Pause, Action::Recall, Action::LetRun];
-        assert_eq!(done, [&again[..], &[Action::Finish, Action::Leave]].concat());
+        let done = does(&[
+            ResumptionEvent::Here,
+            ResumptionEvent::Failed,
+            ResumptionEvent::Done,
+            ResumptionEvent::Here,
+            ResumptionEvent::Done,
+            ResumptionEvent::Done,
+        ]);
+        let again = [
+            ResumptionAction::Recall,
+            ResumptionAction::LetRun,
+            ResumptionAction::Pause,
+            ResumptionAction::Recall,
+            ResumptionAction::LetRun,
+        ];
+        assert_eq!(done, [&again[..], &[ResumptionAction::Finish, ResumptionAction::Leave]].concat());
     }
 
     #[test]
     fn one_without_is_its_sources_if_that_says_so_and_of_one_that_has_left_nothing_is_done() {
-        let refused = does(&[Event::Gone, Event::SourceSays(HandOver::Refused), Event::Done]);
-        assert_eq!(refused[1..], [Action::AskSource, Action::Forget, Action::Leave]);
-        assert_eq!(does(&[Event::Left, Event::Done])[1..], [Action::Finish, Action::Leave]);
+        let refused = does(&[
+            ResumptionEvent::Gone,
+            ResumptionEvent::SourceSays(HandOver::Refused),
+            ResumptionEvent::Done,
+        ]);
+        assert_eq!(
+            refused[1..],
+            [ResumptionAction::AskSource, ResumptionAction::Forget, ResumptionAction::Leave]
+        );
+        assert_eq!(
+            does(&[ResumptionEvent::Left, ResumptionEvent::Done])[1..],
+            [ResumptionAction::Finish, ResumptionAction::Leave]
+        );
     }
 
     #[test]
     fn a_source_that_knows_nothing_is_asked_for_an_hour() {
-        let in_vain = [Event::Gone, Event::SourceSays(HandOver::Unknown), Event::Done];
+        let in_vain =
+            [ResumptionEvent::Gone, ResumptionEvent::SourceSays(HandOver::Unknown), ResumptionEvent::Done];
         let (mut resumption, mut action) = Resumption::begin();
         let mut waited_ms = 0;
         for event in in_vain.iter().cycle().take(3 * 1_000) {
-            if action == Action::Leave {
+            if action == ResumptionAction::Leave {
                 break;
             }
-            waited_ms += if action == Action::Pause { AGAIN_AFTER_MS } else { 0 };
+            waited_ms += if action == ResumptionAction::Pause { AGAIN_AFTER_MS } else { 0 };
             action = resumption.handle(*event);
         }
-        assert_eq!((action, waited_ms / 60_000), (Action::Leave, 59));
+        assert_eq!((action, waited_ms / 60_000), (ResumptionAction::Leave, 59));
     }
 }

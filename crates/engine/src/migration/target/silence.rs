@@ -24,20 +24,20 @@ pub const WATCH_EVERY_MS: u64 = 2_000;
 
 /// What the watch does next. Each action is answered by one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum WatchAction {
     /// Wait for [`WATCH_EVERY_MS`].
     Rest,
     /// Take hold of a hypervisor that stood before this agent did.
     TakeHold,
-    /// Say what the journal says; answered by [`Event::State`].
+    /// Say what the journal says; answered by [`WatchEvent::State`].
     Recall,
-    /// Carry this order out; answered by [`Event::Done`], whatever came of it, and for a view by [`Event::View`].
+    /// Carry this order out; answered by [`WatchEvent::Done`], whatever came of it, and for a view by [`WatchEvent::View`].
     Carry(Order),
-    /// Ask its source whose it is; answered by [`Event::SourceSays`].
+    /// Ask its source whose it is; answered by [`WatchEvent::SourceSays`].
     AskSource,
     /// The source lives, and has not decided.
     Hear,
-    /// Ask the hypervisor what has come; answered by [`Event::Received`].
+    /// Ask the hypervisor what has come; answered by [`WatchEvent::Received`].
     Look,
     /// There is nothing more to do for it: put the network back.
     Close,
@@ -45,7 +45,7 @@ pub enum Action {
 
 /// What has come of an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum WatchEvent {
     /// It is done.
     Done,
     /// What the journal says.
@@ -80,84 +80,89 @@ pub enum HandOver {
 /// The watch of one VM on its way.
 #[derive(Debug, Clone, Copy)]
 pub struct Watch {
-    doing: Action,
+    doing: WatchAction,
     // The source has said that the VM is the target's.
     is_handed_over: bool,
 }
 
 impl Watch {
     /// Begins by waiting.
-    pub fn begin() -> (Self, Action) {
-        (Self { doing: Action::Rest, is_handed_over: false }, Action::Rest)
+    pub fn begin() -> (Self, WatchAction) {
+        (Self { doing: WatchAction::Rest, is_handed_over: false }, WatchAction::Rest)
     }
 
     /// Takes what has come of the last action; says what to do next.
-    pub fn handle(&mut self, now_ms: f64, memory: &Memory, event: Event) -> Action {
+    pub fn handle(&mut self, now_ms: f64, memory: &Memory, event: WatchEvent) -> WatchAction {
         self.doing = self.next(now_ms, memory, event);
         self.doing
     }
 
-    fn next(&mut self, now_ms: f64, memory: &Memory, event: Event) -> Action {
+    fn next(&mut self, now_ms: f64, memory: &Memory, event: WatchEvent) -> WatchAction {
         let is_silent = memory.silent_for_ms(now_ms) >= SILENCE_MS;
         match (self.doing, event) {
-            (Action::Rest, _) => {
+            (WatchAction::Rest, _) => {
                 self.is_handed_over = false;
-                Action::TakeHold
+                WatchAction::TakeHold
             }
-            (Action::TakeHold, _) if self.is_handed_over => Action::Carry(Order::Run { is_sources: false }),
+            (WatchAction::TakeHold, _) if self.is_handed_over => {
+                WatchAction::Carry(Order::Run { is_sources: false })
+            }
             // Its source had ordered it, and does not say so again where a part is still to come.
-            (Action::TakeHold, _) if memory.awaits_run() => Action::Carry(Order::Run { is_sources: true }),
-            (Action::TakeHold, _) if is_silent => Action::Recall,
-            (Action::Recall, Event::State(Some(IncomingState::Running | IncomingState::Finished))) => {
-                Action::Carry(Order::View)
+            (WatchAction::TakeHold, _) if memory.awaits_run() => {
+                WatchAction::Carry(Order::Run { is_sources: true })
             }
+            (WatchAction::TakeHold, _) if is_silent => WatchAction::Recall,
+            (
+                WatchAction::Recall,
+                WatchEvent::State(Some(IncomingState::Running | IncomingState::Finished)),
+            ) => WatchAction::Carry(Order::View),
             // Whoever gave it up may have been kept from removing it.
-            (Action::Recall, Event::State(Some(IncomingState::Discarded))) => {
-                Action::Carry(Order::Discard { is_sources: false })
+            (WatchAction::Recall, WatchEvent::State(Some(IncomingState::Discarded))) => {
+                WatchAction::Carry(Order::Discard { is_sources: false })
             }
-            (Action::Recall, Event::State(_)) => Action::AskSource,
-            (Action::Carry(Order::View), Event::View(view)) => settled(view),
-            (Action::AskSource, Event::SourceSays(said)) => self.by_source(now_ms, memory, said),
-            (Action::Look, event) => give_up(now_ms, memory, event),
-            _ => Action::Rest,
+            (WatchAction::Recall, WatchEvent::State(_)) => WatchAction::AskSource,
+            (WatchAction::Carry(Order::View), WatchEvent::View(view)) => settled(view),
+            (WatchAction::AskSource, WatchEvent::SourceSays(said)) => self.by_source(now_ms, memory, said),
+            (WatchAction::Look, event) => give_up(now_ms, memory, event),
+            _ => WatchAction::Rest,
         }
     }
 
-    fn by_source(&mut self, now_ms: f64, memory: &Memory, said: HandOver) -> Action {
+    fn by_source(&mut self, now_ms: f64, memory: &Memory, said: HandOver) -> WatchAction {
         match said {
-            HandOver::Pending => Action::Hear,
+            HandOver::Pending => WatchAction::Hear,
             HandOver::HandedOver => {
                 self.is_handed_over = true;
-                Action::TakeHold
+                WatchAction::TakeHold
             }
-            HandOver::Refused => Action::Carry(Order::Discard { is_sources: true }),
+            HandOver::Refused => WatchAction::Carry(Order::Discard { is_sources: true }),
             HandOver::Unknown | HandOver::Silent if memory.silent_for_ms(now_ms) <= GIVE_UP_AFTER_MS => {
-                Action::Rest
+                WatchAction::Rest
             }
-            HandOver::Unknown | HandOver::Silent => Action::Look,
+            HandOver::Unknown | HandOver::Silent => WatchAction::Look,
         }
     }
 }
 
 /// Of one that was told to run here, and whose source says nothing more.
-fn settled(view: Option<IncomingView>) -> Action {
+fn settled(view: Option<IncomingView>) -> WatchAction {
     match view {
-        Some(IncomingView::Running | IncomingView::Ended) => Action::Close,
-        _ => Action::Rest,
+        Some(IncomingView::Running | IncomingView::Ended) => WatchAction::Close,
+        _ => WatchAction::Rest,
     }
 }
 
 /// Of a source that does not say whose the VM is, and was silent for long.
-fn give_up(now_ms: f64, memory: &Memory, event: Event) -> Action {
+fn give_up(now_ms: f64, memory: &Memory, event: WatchEvent) -> WatchAction {
     let is_known_soon = memory.silent_for_ms(now_ms) < KEPT_MUTE_FOR_MS;
     match event {
-        Event::Gone => Action::Carry(Order::Discard { is_sources: false }),
-        _ if memory.silent_for_ms(now_ms) <= memory.kept_for_ms() => Action::Rest,
+        WatchEvent::Gone => WatchAction::Carry(Order::Discard { is_sources: false }),
+        _ if memory.silent_for_ms(now_ms) <= memory.kept_for_ms() => WatchAction::Rest,
         // This may be the only copy that can run.
-        _ if memory.is_whole() => Action::Rest,
-        Event::Received(Received::Whole | Received::InPart) => Action::Rest,
-        Event::Mute if is_known_soon => Action::Rest,
-        _ => Action::Carry(Order::Discard { is_sources: false }),
+        _ if memory.is_whole() => WatchAction::Rest,
+        WatchEvent::Received(Received::Whole | Received::InPart) => WatchAction::Rest,
+        WatchEvent::Mute if is_known_soon => WatchAction::Rest,
+        _ => WatchAction::Carry(Order::Discard { is_sources: false }),
     }
 }
 
@@ -173,15 +178,16 @@ mod tests {
     use super::*;
 
     /// What is done of a VM whose source was last heard of so long ago, as this comes of it.
-    fn does(silent_for_ms: f64, memory: Memory, events: &[Event]) -> Vec<Action> {
+    fn does(silent_for_ms: f64, memory: Memory, events: &[WatchEvent]) -> Vec<WatchAction> {
         let (mut watch, _) = Watch::begin();
         events.iter().map(|event| watch.handle(silent_for_ms, &memory, *event)).collect()
     }
 
-    const SETTLING: [Event; 3] = [Event::Done, Event::Done, Event::State(Some(IncomingState::Waiting))];
+    const SETTLING: [WatchEvent; 3] =
+        [WatchEvent::Done, WatchEvent::Done, WatchEvent::State(Some(IncomingState::Waiting))];
 
-    fn asked(silent_for_ms: f64, memory: Memory, said: HandOver) -> Action {
-        let events = [&SETTLING[..], &[Event::SourceSays(said)]].concat();
+    fn asked(silent_for_ms: f64, memory: Memory, said: HandOver) -> WatchAction {
+        let events = [&SETTLING[..], &[WatchEvent::SourceSays(said)]].concat();
         *does(silent_for_ms, memory, &events).last().expect("there are events")
     }
 
@@ -189,69 +195,71 @@ mod tests {
     fn a_source_that_is_heard_is_not_asked_and_a_silent_one_is() {
         assert_eq!(
             does(SILENCE_MS - 1.0, Memory::new(0.0), &SETTLING[..2]),
-            [Action::TakeHold, Action::Rest]
+            [WatchAction::TakeHold, WatchAction::Rest]
         );
         let silent = does(SILENCE_MS, Memory::new(0.0), &SETTLING);
-        assert_eq!(silent, [Action::TakeHold, Action::Recall, Action::AskSource]);
+        assert_eq!(silent, [WatchAction::TakeHold, WatchAction::Recall, WatchAction::AskSource]);
     }
 
     #[test]
     fn what_the_source_says_is_done() {
         let says = |said| asked(SILENCE_MS, Memory::new(0.0), said);
-        assert_eq!(says(HandOver::Pending), Action::Hear);
-        assert_eq!(says(HandOver::Refused), Action::Carry(Order::Discard { is_sources: true }));
-        let events = [&SETTLING[..], &[Event::SourceSays(HandOver::HandedOver), Event::Done]].concat();
+        assert_eq!(says(HandOver::Pending), WatchAction::Hear);
+        assert_eq!(says(HandOver::Refused), WatchAction::Carry(Order::Discard { is_sources: true }));
+        let events =
+            [&SETTLING[..], &[WatchEvent::SourceSays(HandOver::HandedOver), WatchEvent::Done]].concat();
         let done = does(SILENCE_MS, Memory::new(0.0), &events);
-        assert_eq!(done[3..], [Action::TakeHold, Action::Carry(Order::Run { is_sources: false })]);
+        assert_eq!(done[3..], [WatchAction::TakeHold, WatchAction::Carry(Order::Run { is_sources: false })]);
     }
 
     #[test]
     fn what_may_be_the_only_copy_is_never_given_up() {
         let mut whole = Memory::new(0.0);
         whole.note(Received::Whole);
-        assert_eq!(asked(1e9, whole, HandOver::Silent), Action::Look);
-        assert_eq!(asked(GIVE_UP_AFTER_MS, Memory::new(0.0), HandOver::Silent), Action::Rest);
-        assert_eq!(asked(GIVE_UP_AFTER_MS + 1.0, Memory::new(0.0), HandOver::Unknown), Action::Look);
+        assert_eq!(asked(1e9, whole, HandOver::Silent), WatchAction::Look);
+        assert_eq!(asked(GIVE_UP_AFTER_MS, Memory::new(0.0), HandOver::Silent), WatchAction::Rest);
+        assert_eq!(asked(GIVE_UP_AFTER_MS + 1.0, Memory::new(0.0), HandOver::Unknown), WatchAction::Look);
         let looked = |event, silent_for_ms, memory| {
-            let events = [&SETTLING[..], &[Event::SourceSays(HandOver::Silent), event]].concat();
+            let events = [&SETTLING[..], &[WatchEvent::SourceSays(HandOver::Silent), event]].concat();
             *does(silent_for_ms, memory, &events).last().expect("there are events")
         };
-        let given_up = Action::Carry(Order::Discard { is_sources: false });
+        let given_up = WatchAction::Carry(Order::Discard { is_sources: false });
         let coming = Memory::new(0.0);
-        assert_eq!(looked(Event::Received(Received::InPart), 1e9, coming), Action::Rest);
-        assert_eq!(looked(Event::Received(Received::Incomplete), 1e9, coming), given_up);
-        assert_eq!(looked(Event::Mute, KEPT_MUTE_FOR_MS - 1.0, coming), Action::Rest);
-        assert_eq!(looked(Event::Mute, KEPT_MUTE_FOR_MS, coming), given_up);
-        assert_eq!(looked(Event::Mute, 1e9, whole), Action::Rest);
-        assert_eq!(looked(Event::Gone, 1e9, whole), given_up);
+        assert_eq!(looked(WatchEvent::Received(Received::InPart), 1e9, coming), WatchAction::Rest);
+        assert_eq!(looked(WatchEvent::Received(Received::Incomplete), 1e9, coming), given_up);
+        assert_eq!(looked(WatchEvent::Mute, KEPT_MUTE_FOR_MS - 1.0, coming), WatchAction::Rest);
+        assert_eq!(looked(WatchEvent::Mute, KEPT_MUTE_FOR_MS, coming), given_up);
+        assert_eq!(looked(WatchEvent::Mute, 1e9, whole), WatchAction::Rest);
+        assert_eq!(looked(WatchEvent::Gone, 1e9, whole), given_up);
     }
 
     #[test]
     fn with_post_copy_it_is_kept_for_longer_but_not_once_its_hypervisor_is_gone() {
         let coming = Memory { allows_post_copy: true, ..Memory::new(0.0) };
         let looked = |event, silent_for_ms| {
-            let events = [&SETTLING[..], &[Event::SourceSays(HandOver::Unknown), event]].concat();
+            let events = [&SETTLING[..], &[WatchEvent::SourceSays(HandOver::Unknown), event]].concat();
             *does(silent_for_ms, coming, &events).last().expect("there are events")
         };
-        let given_up = Action::Carry(Order::Discard { is_sources: false });
-        let incomplete = Event::Received(Received::Incomplete);
-        assert_eq!(looked(incomplete, KEPT_WITH_POST_COPY_FOR_MS), Action::Rest);
+        let given_up = WatchAction::Carry(Order::Discard { is_sources: false });
+        let incomplete = WatchEvent::Received(Received::Incomplete);
+        assert_eq!(looked(incomplete, KEPT_WITH_POST_COPY_FOR_MS), WatchAction::Rest);
         assert_eq!(looked(incomplete, KEPT_WITH_POST_COPY_FOR_MS + 1.0), given_up);
-        assert_eq!(looked(Event::Gone, GIVE_UP_AFTER_MS + 1.0), given_up);
+        assert_eq!(looked(WatchEvent::Gone, GIVE_UP_AFTER_MS + 1.0), given_up);
     }
 
     #[test]
     fn what_was_told_to_run_is_told_again() {
         let mut ordered = Memory::new(0.0);
         ordered.tell_to_run();
-        let again = Action::Carry(Order::Run { is_sources: true });
-        assert_eq!(does(0.0, ordered, &SETTLING[..2]), [Action::TakeHold, again]);
+        let again = WatchAction::Carry(Order::Run { is_sources: true });
+        assert_eq!(does(0.0, ordered, &SETTLING[..2]), [WatchAction::TakeHold, again]);
     }
 
     #[test]
     fn what_was_given_up_and_not_removed_is_removed() {
-        let discarded = [Event::Done, Event::Done, Event::State(Some(IncomingState::Discarded))];
+        let discarded =
+            [WatchEvent::Done, WatchEvent::Done, WatchEvent::State(Some(IncomingState::Discarded))];
         let done = does(SILENCE_MS, Memory::new(0.0), &discarded);
-        assert_eq!(done[2], Action::Carry(Order::Discard { is_sources: false }));
+        assert_eq!(done[2], WatchAction::Carry(Order::Discard { is_sources: false }));
     }
 }

@@ -7,7 +7,7 @@
 //!                         └── await the last ◄┘
 //! ```
 
-use super::{Action, Event, Task, Why};
+use super::{OrderAction, OrderEvent, Task, Why};
 use crate::migration::target::{Hypervisor, IncomingState, Known, PostCopy, Received};
 
 /// How long the last bytes of a source that is gone may be on their way, and how often it is looked whether they are. In ms.
@@ -37,75 +37,79 @@ pub(super) enum Patience {
 }
 
 impl Task {
-    pub(super) fn reconnect(&self, event: Event) -> Action {
+    pub(super) fn reconnect(&self, event: OrderEvent) -> OrderAction {
         match (self.doing, event) {
-            (Action::Recall, Event::Known(known)) => match lacks_rest(known) {
-                Ok(Hypervisor::There) => Action::LookAtRest,
-                Ok(Hypervisor::Unresponsive) => Action::Answer(Err(Why::Mute)),
-                Ok(Hypervisor::None | Hypervisor::Ended) => Action::Answer(Err(Why::NothingToCome)),
-                Err(why) => Action::Answer(Err(why)),
+            (OrderAction::Recall, OrderEvent::Known(known)) => match lacks_rest(known) {
+                Ok(Hypervisor::There) => OrderAction::LookAtRest,
+                Ok(Hypervisor::Unresponsive) => OrderAction::Answer(Err(Why::Mute)),
+                Ok(Hypervisor::None | Hypervisor::Ended) => OrderAction::Answer(Err(Why::NothingToCome)),
+                Err(why) => OrderAction::Answer(Err(why)),
             },
-            (Action::LookAtRest, event) => match self.rest_is_missing(event) {
-                Ok(()) => Action::TakeUpPart,
-                Err(why) => Action::Answer(Err(why)),
+            (OrderAction::LookAtRest, event) => match self.rest_is_missing(event) {
+                Ok(()) => OrderAction::TakeUpPart,
+                Err(why) => OrderAction::Answer(Err(why)),
             },
-            (Action::TakeUpPart, Event::Done) => Action::CutConnection,
+            (OrderAction::TakeUpPart, OrderEvent::Done) => OrderAction::CutConnection,
             // One over which nothing comes any more may look whole from here, and one that is broken is not cut.
-            (Action::CutConnection, _) => Action::ListenAgain,
-            (Action::ListenAgain, Event::Done) => Action::Answer(self.said),
-            _ => Action::Answer(Err(Why::Failed)),
+            (OrderAction::CutConnection, _) => OrderAction::ListenAgain,
+            (OrderAction::ListenAgain, OrderEvent::Done) => OrderAction::Answer(self.said),
+            _ => OrderAction::Answer(Err(Why::Failed)),
         }
     }
 
-    pub(super) fn end(&mut self, event: Event) -> Action {
-        if event == Event::Late && self.patience == Patience::Waits {
+    pub(super) fn end(&mut self, event: OrderEvent) -> OrderAction {
+        if event == OrderEvent::Late && self.patience == Patience::Waits {
             self.patience = Patience::Late;
         }
         match (self.doing, event) {
-            (Action::Recall, Event::Known(known)) => match lacks_rest(known) {
-                Ok(Hypervisor::There) => Action::LookAtRest,
-                Ok(Hypervisor::Unresponsive) => Action::Answer(Err(Why::Mute)),
+            (OrderAction::Recall, OrderEvent::Known(known)) => match lacks_rest(known) {
+                Ok(Hypervisor::There) => OrderAction::LookAtRest,
+                Ok(Hypervisor::Unresponsive) => OrderAction::Answer(Err(Why::Mute)),
                 // It has ended.
-                Ok(Hypervisor::None | Hypervisor::Ended) => Action::Answer(self.said),
-                Err(why) => Action::Answer(Err(why)),
+                Ok(Hypervisor::None | Hypervisor::Ended) => OrderAction::Answer(self.said),
+                Err(why) => OrderAction::Answer(Err(why)),
             },
-            (Action::LookAtRest, event) => match self.rest_is_missing(event) {
-                Ok(()) => Action::LookAtConnection,
-                Err(why) => Action::Answer(Err(why)),
+            (OrderAction::LookAtRest, event) => match self.rest_is_missing(event) {
+                Ok(()) => OrderAction::LookAtConnection,
+                Err(why) => OrderAction::Answer(Err(why)),
             },
-            (Action::LookAtConnection, Event::Connection(Connection::Broken)) => Action::EndVm,
-            (Action::LookAtConnection, Event::Connection(connection)) => self.not_broken(connection),
-            (Action::CutConnection, _) => Action::AwaitLastBytes,
-            (Action::LookAtConnection, Event::Received(_)) => Action::Answer(Err(Why::NothingToCome)),
-            (Action::AwaitLastBytes, Event::Done | Event::Late) => Action::LookAtRest,
-            (Action::EndVm, Event::Done) => Action::Answer(self.said),
-            _ => Action::Answer(Err(Why::Failed)),
+            (OrderAction::LookAtConnection, OrderEvent::Connection(Connection::Broken)) => OrderAction::EndVm,
+            (OrderAction::LookAtConnection, OrderEvent::Connection(connection)) => {
+                self.not_broken(connection)
+            }
+            (OrderAction::CutConnection, _) => OrderAction::AwaitLastBytes,
+            (OrderAction::LookAtConnection, OrderEvent::Received(_)) => {
+                OrderAction::Answer(Err(Why::NothingToCome))
+            }
+            (OrderAction::AwaitLastBytes, OrderEvent::Done | OrderEvent::Late) => OrderAction::LookAtRest,
+            (OrderAction::EndVm, OrderEvent::Done) => OrderAction::Answer(self.said),
+            _ => OrderAction::Answer(Err(Why::Failed)),
         }
     }
 
-    fn not_broken(&mut self, connection: Connection) -> Action {
+    fn not_broken(&mut self, connection: Connection) -> OrderAction {
         match (self.patience, connection) {
             // All that its source has sent may be on its way still.
-            (Patience::Waits, _) => Action::AwaitLastBytes,
+            (Patience::Waits, _) => OrderAction::AwaitLastBytes,
             // One that waits for a page of a source that has vanished notices nothing by itself; one that has all cannot be
             // cut off any more.
             (Patience::Late, Connection::Unknown) => {
                 self.patience = Patience::Cut;
-                Action::CutConnection
+                OrderAction::CutConnection
             }
-            (Patience::Cut, Connection::Unknown) => Action::Answer(Err(Why::Mute)),
+            (Patience::Cut, Connection::Unknown) => OrderAction::Answer(Err(Why::Mute)),
             // Its source is gone, and the hypervisor has not noticed.
-            (Patience::Late | Patience::Cut, Connection::Whole | Connection::Broken) => Action::EndVm,
+            (Patience::Late | Patience::Cut, Connection::Whole | Connection::Broken) => OrderAction::EndVm,
         }
     }
 
-    fn rest_is_missing(&self, event: Event) -> Result<(), Why> {
+    fn rest_is_missing(&self, event: OrderEvent) -> Result<(), Why> {
         match event {
-            Event::Received(Received::InPart) => Ok(()),
+            OrderEvent::Received(Received::InPart) => Ok(()),
             // Its main thread may itself wait for a page.
-            Event::Mute if self.known.is_some_and(|known| known.lacks_part) => Ok(()),
-            Event::Mute => Err(Why::Mute),
-            Event::Received(_) | Event::Gone => Err(Why::NothingToCome),
+            OrderEvent::Mute if self.known.is_some_and(|known| known.lacks_part) => Ok(()),
+            OrderEvent::Mute => Err(Why::Mute),
+            OrderEvent::Received(_) | OrderEvent::Gone => Err(Why::NothingToCome),
             _ => Err(Why::Failed),
         }
     }
@@ -134,36 +138,37 @@ mod tests {
         post_copy: PostCopy::Allowed,
         hypervisor: Hypervisor::There,
     };
-    const PART: Event = Event::Received(Received::InPart);
-    const DONE: Action = Action::Answer(Ok(Said::Done));
+    const PART: OrderEvent = OrderEvent::Received(Received::InPart);
+    const DONE: OrderAction = OrderAction::Answer(Ok(Said::Done));
 
-    fn fails(why: Why) -> Action {
-        Action::Answer(Err(why))
+    fn fails(why: Why) -> OrderAction {
+        OrderAction::Answer(Err(why))
     }
 
-    fn does(order: Order, known: Known, events: &[Event]) -> Vec<Action> {
+    fn does(order: Order, known: Known, events: &[OrderEvent]) -> Vec<OrderAction> {
         let (mut task, first) = Task::begin(order, true, true);
-        let events = [&[Event::Known(known)], events].concat();
+        let events = [&[OrderEvent::Known(known)], events].concat();
         std::iter::once(first).chain(events.iter().map(|event| task.handle(*event))).collect()
     }
 
-    fn ends(order: Order, known: Known, events: &[Event]) -> Action {
+    fn ends(order: Order, known: Known, events: &[OrderEvent]) -> OrderAction {
         *does(order, known, events).last().expect("the first action is there")
     }
 
     #[test]
     fn it_listens_again_once_what_is_left_of_the_connection_is_cut() {
-        let done = does(Order::Reconnect, IN_PART, &[PART, Event::Done, Event::Failed, Event::Done]);
-        let expected = [Action::TakeUpPart, Action::CutConnection, Action::ListenAgain, DONE];
+        let done =
+            does(Order::Reconnect, IN_PART, &[PART, OrderEvent::Done, OrderEvent::Failed, OrderEvent::Done]);
+        let expected = [OrderAction::TakeUpPart, OrderAction::CutConnection, OrderAction::ListenAgain, DONE];
         assert_eq!(done[2..], expected);
         // It may wait for the page that the other connection brings.
-        assert_eq!(ends(Order::Reconnect, IN_PART, &[Event::Mute]), Action::TakeUpPart);
+        assert_eq!(ends(Order::Reconnect, IN_PART, &[OrderEvent::Mute]), OrderAction::TakeUpPart);
     }
 
     #[test]
     fn what_is_here_whole_or_came_again_since_neither_listens_nor_ends() {
         for order in [Order::Reconnect, Order::End] {
-            let whole = ends(order, IN_PART, &[Event::Received(Received::Whole)]);
+            let whole = ends(order, IN_PART, &[OrderEvent::Received(Received::Whole)]);
             assert_eq!(whole, fails(Why::NothingToCome));
             for other in [
                 Known { post_copy: PostCopy::Past, ..IN_PART },
@@ -176,39 +181,40 @@ mod tests {
             let unresponsive = Known { hypervisor: Hypervisor::Unresponsive, ..IN_PART };
             assert_eq!(ends(order, unresponsive, &[]), fails(Why::Mute));
             let known_whole = Known { lacks_part: false, ..IN_PART };
-            assert_eq!(ends(order, known_whole, &[Event::Mute]), fails(Why::Mute));
+            assert_eq!(ends(order, known_whole, &[OrderEvent::Mute]), fails(Why::Mute));
         }
     }
 
     #[test]
     fn one_whose_connection_is_broken_is_ended_at_once_and_else_once_the_last_bytes_had_their_time() {
-        let is = Event::Connection;
-        assert_eq!(ends(Order::End, IN_PART, &[PART, is(Connection::Broken)]), Action::EndVm);
-        let waits = [PART, is(Connection::Whole), Event::Done, PART, is(Connection::Whole)];
-        assert_eq!(ends(Order::End, IN_PART, &waits), Action::AwaitLastBytes);
-        let late = [&waits[..], &[Event::Late, PART, is(Connection::Whole), Event::Done]].concat();
+        let is = OrderEvent::Connection;
+        assert_eq!(ends(Order::End, IN_PART, &[PART, is(Connection::Broken)]), OrderAction::EndVm);
+        let waits = [PART, is(Connection::Whole), OrderEvent::Done, PART, is(Connection::Whole)];
+        assert_eq!(ends(Order::End, IN_PART, &waits), OrderAction::AwaitLastBytes);
+        let late = [&waits[..], &[OrderEvent::Late, PART, is(Connection::Whole), OrderEvent::Done]].concat();
         let done = does(Order::End, IN_PART, &late);
-        assert_eq!(done[done.len() - 2..], [Action::EndVm, DONE]);
+        assert_eq!(done[done.len() - 2..], [OrderAction::EndVm, DONE]);
     }
 
     #[test]
     fn one_that_gets_the_last_bytes_meanwhile_is_not_ended() {
-        let is = Event::Connection;
-        let whole = Event::Received(Received::Whole);
-        let at_last = [PART, is(Connection::Whole), Event::Late, PART, whole];
+        let is = OrderEvent::Connection;
+        let whole = OrderEvent::Received(Received::Whole);
+        let at_last = [PART, is(Connection::Whole), OrderEvent::Late, PART, whole];
         assert_eq!(ends(Order::End, IN_PART, &at_last), fails(Why::NothingToCome));
     }
 
     #[test]
     fn one_that_says_nothing_is_cut_off_and_ended_only_if_it_notices() {
-        let unknown = Event::Connection(Connection::Unknown);
-        let late = [Event::Mute, unknown, Event::Late, Event::Mute, unknown];
-        assert_eq!(ends(Order::End, IN_PART, &late), Action::CutConnection);
+        let unknown = OrderEvent::Connection(Connection::Unknown);
+        let late = [OrderEvent::Mute, unknown, OrderEvent::Late, OrderEvent::Mute, unknown];
+        assert_eq!(ends(Order::End, IN_PART, &late), OrderAction::CutConnection);
         let then = |connection| {
-            let cut = [Event::Done, Event::Late, Event::Mute, Event::Connection(connection)];
+            let cut =
+                [OrderEvent::Done, OrderEvent::Late, OrderEvent::Mute, OrderEvent::Connection(connection)];
             ends(Order::End, IN_PART, &[&late[..], &cut].concat())
         };
-        assert_eq!(then(Connection::Broken), Action::EndVm);
+        assert_eq!(then(Connection::Broken), OrderAction::EndVm);
         assert_eq!(then(Connection::Unknown), fails(Why::Mute));
     }
 
