@@ -43,10 +43,7 @@ const PROMPT: Duration = Duration::from_millis(2_500);
 
 fn silent_connections_keep_nobody_out() {
     let scene = scene();
-    let address = scene.lab.agent_address("a");
-    let flood = Flood::start(&scene.lab, UNAUTHENTICATED, UNAUTHENTICATED_EVERY, move || {
-        TcpStream::connect(address).ok()
-    });
+    let flood = Flood::silent(&scene.lab, UNAUTHENTICATED, UNAUTHENTICATED_EVERY);
     assert_unharmed(&scene, flood);
 }
 
@@ -70,7 +67,7 @@ fn idle_connections_of_one_host_keep_nobody_out() {
 }
 
 /// The flood comes from `c`, and the VM goes from `a` to `b`.
-fn scene() -> Scene {
+pub(crate) fn scene() -> Scene {
     Scene::in_lab(TestLab::up(&["--hosts", "a,b,c", "--link", "60", "--link", "60"]))
 }
 
@@ -89,7 +86,7 @@ fn assert_unharmed(scene: &Scene, flood: Flood) {
     scene.guest.assert_intact();
 }
 
-fn operator(lab: &TestLab) -> PathBuf {
+pub(crate) fn operator(lab: &TestLab) -> PathBuf {
     let authority = lab.directory("client").join("pki");
     lab.drainpipe(&["pki", "operator", "ann", "--directory", authority.to_str().unwrap()]).done();
     authority.join("operators/ann")
@@ -103,12 +100,19 @@ fn time_of_a_request(lab: &TestLab, operator: &Path) -> Duration {
 }
 
 /// Connections from host `c`, each silent. The last ones that came are kept; one that is closed is made anew.
-struct Flood {
+pub(crate) struct Flood {
     going: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
 impl Flood {
+    /// Silent connections to host `a`, so many. Returns once they grow.
+    #[track_caller]
+    pub(crate) fn silent(lab: &TestLab, count: usize, every: Duration) -> Self {
+        let address = lab.agent_address("a");
+        Self::start(lab, count, every, move || TcpStream::connect(address).ok())
+    }
+
     #[track_caller]
     fn start<S: Silent + 'static>(
         lab: &TestLab,
@@ -148,7 +152,7 @@ impl Flood {
         !self.thread.is_finished()
     }
 
-    fn end(self) {
+    pub(crate) fn end(self) {
         self.going.store(false, Ordering::Relaxed);
         self.thread.join().unwrap();
     }

@@ -64,6 +64,7 @@ mod measure_disks;
 mod measure_domains;
 mod measure_drain;
 mod measure_faults;
+mod measure_flood;
 mod measure_limits;
 mod measure_moments;
 mod measure_pause;
@@ -300,89 +301,41 @@ fn run(mut arguments: Arguments, trials: Vec<Trial>) -> ExitCode {
     if first.has_failed() { first.exit_code() } else { second.exit_code() }
 }
 
-/// Does what is no test, if the environment asks for it: whether it did. Rows without the filter's word are left out.
-fn measures(filter: &str) -> bool {
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_FAULTS") {
-        measure_faults::run(repeats, filter);
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_AUTO") {
-        measure_auto::run(repeats, filter);
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_BOTH") {
-        measure_both::run(repeats);
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_BUSY") {
-        measure_busy::run(repeats);
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_LIMITS") {
-        measure_limits::run(repeats, filter);
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_POST_COPY") {
-        measure_post_copy::run(repeats);
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_MOMENTS") {
-        measure_moments::run(repeats, filter);
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_PAUSE") {
-        measure_pause::run(repeats, filter);
-        return true;
-    }
-    if repeats("DRAINPIPE_MEASURE_KILLS").is_some() {
-        kills::run(filter);
-        return true;
-    }
-    if repeats("DRAINPIPE_MEASURE_CAPTURE").is_some() {
-        captured::run();
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_TLS") {
-        measure_tls::run(repeats);
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_CONNTRACK") {
-        measure_conntrack::run(repeats);
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DISKS") {
-        measure_disks::run(repeats, filter);
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DOMAINS") {
-        measure_domains::run(repeats, filter);
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_WRITERS") {
-        measure_writers::run(repeats, filter);
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_HELD_WRITERS") {
-        measure_writers::run_held(repeats, filter);
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_DRAIN") {
-        measure_drain::run(repeats);
-        return true;
-    }
-    if let Some(repeats) = repeats("DRAINPIPE_MEASURE_SCENARIOS") {
-        chaos::measure(repeats, filter);
-        return true;
-    }
-    if let Some(seconds) = repeats("DRAINPIPE_CHAOS_SECONDS") {
-        chaos::run_for(seconds);
-        return true;
-    }
-    false
-}
+/// Takes a number, how often or for how many seconds, and a word: rows without it are left out.
+type Measurement = fn(usize, &str);
 
-fn repeats(variable: &str) -> Option<usize> {
-    std::env::var(variable).ok()?.parse().ok()
+/// What is no test, by the variable that asks for it with the number.
+const MEASUREMENTS: &[(&str, Measurement)] = &[
+    ("DRAINPIPE_MEASURE_FAULTS", measure_faults::run),
+    ("DRAINPIPE_MEASURE_AUTO", measure_auto::run),
+    ("DRAINPIPE_MEASURE_BOTH", |repeats, _| measure_both::run(repeats)),
+    ("DRAINPIPE_MEASURE_BUSY", |repeats, _| measure_busy::run(repeats)),
+    ("DRAINPIPE_MEASURE_LIMITS", measure_limits::run),
+    ("DRAINPIPE_MEASURE_FLOOD", |repeats, _| measure_flood::run(repeats)),
+    ("DRAINPIPE_MEASURE_POST_COPY", |repeats, _| measure_post_copy::run(repeats)),
+    ("DRAINPIPE_MEASURE_MOMENTS", measure_moments::run),
+    ("DRAINPIPE_MEASURE_PAUSE", measure_pause::run),
+    ("DRAINPIPE_MEASURE_KILLS", |_, filter| kills::run(filter)),
+    ("DRAINPIPE_MEASURE_CAPTURE", |_, _| captured::run()),
+    ("DRAINPIPE_MEASURE_TLS", |repeats, _| measure_tls::run(repeats)),
+    ("DRAINPIPE_MEASURE_CONNTRACK", |repeats, _| measure_conntrack::run(repeats)),
+    ("DRAINPIPE_MEASURE_DISKS", measure_disks::run),
+    ("DRAINPIPE_MEASURE_DOMAINS", measure_domains::run),
+    ("DRAINPIPE_MEASURE_WRITERS", measure_writers::run),
+    ("DRAINPIPE_MEASURE_HELD_WRITERS", measure_writers::run_held),
+    ("DRAINPIPE_MEASURE_DRAIN", |repeats, _| measure_drain::run(repeats)),
+    ("DRAINPIPE_MEASURE_SCENARIOS", chaos::measure),
+    ("DRAINPIPE_CHAOS_SECONDS", |seconds, _| chaos::run_for(seconds)),
+];
+
+/// Does what is no test, if the environment asks for it: whether it did.
+fn measures(filter: &str) -> bool {
+    let number = |variable: &str| -> Option<usize> { std::env::var(variable).ok()?.parse().ok() };
+    let asked_for = MEASUREMENTS.iter().find_map(|(variable, run)| Some((run, number(variable)?)));
+    if let Some((run, number)) = asked_for {
+        run(number, filter);
+    }
+    asked_for.is_some()
 }
 
 /// Those of labs with libvirt. That they are skipped is told also where nothing else is.

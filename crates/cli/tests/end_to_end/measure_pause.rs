@@ -1,8 +1,10 @@
 //! Not a test: measures for how long each option pauses a guest, on quiet cores and on busy ones, for `bench/`.
 //!
 //! `DRAINPIPE_MEASURE_PAUSE=5 cargo test --release -p drainpipe-cli --test end_to_end` prints a table; with `-- WORD`, of
-//! the links and cores with that word. With `DRAINPIPE_TEST_QEMU` by that QEMU.
+//! the links and cores with that word. With `DRAINPIPE_TEST_QEMU` by that QEMU. `DRAINPIPE_MEASURE_PAUSE_MIB=8192` takes a
+//! guest of so much memory, half of it filled.
 
+use std::env;
 use std::thread;
 use std::time::Duration;
 
@@ -20,7 +22,7 @@ use crate::support::{TestLab, eventually};
 const GUEST: MeasuredGuest<'_> = MeasuredGuest {
     name: "web",
     memory_mib: 1280,
-    filled_mib: 640,
+    filled_mib: 1280 / 2,
     mix: "random:100",
     kernel_parameters: "",
     is_in_huge_pages: true,
@@ -61,10 +63,18 @@ struct Flight {
 }
 
 pub(crate) fn run(repeats: usize, word: &str) {
-    let huge_pages = set_aside(2 * GUEST.memory_mib);
+    let memory_mib = env::var("DRAINPIPE_MEASURE_PAUSE_MIB")
+        .map_or(GUEST.memory_mib, |memory_mib| memory_mib.parse().expect("a number"));
+    let huge_pages = set_aside(2 * memory_mib);
     let qemu = options::other_qemu().unwrap_or_else(|| "qemu-system-x86_64".into());
     let lab = TestLab::up(&["--link", "1000", "--link", "1000", "--qemu", &qemu]);
-    let guest = MeasuredGuest { is_in_huge_pages: huge_pages.is_some(), ..GUEST }.start(&lab);
+    let guest = MeasuredGuest {
+        memory_mib,
+        filled_mib: memory_mib / 2,
+        is_in_huge_pages: huge_pages.is_some(),
+        ..GUEST
+    }
+    .start(&lab);
     guest.wait_until_ready();
     println!(
         "| links and cores | option | paused, ms | of tcp's | silent, ms | all state is there after, ms |"
