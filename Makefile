@@ -11,10 +11,10 @@ demo: setup guest
 	scripts/as-root $(TARGET_DIRECTORY)/release/drainpipe demo --output target/demo --qemu "$$(scripts/qemu)"
 	@test -O target/demo/report.html || scripts/as-root chown -R "$$(id -u):$$(id -g)" target/demo
 
-# Each mechanism once; 20 minutes on two cores are the aim. Labs need root; the tests are built without, and run by way of
-# scripts/as-root. The real guest is made while the tests are compiled: half of its time it waits. With --all-targets nobody
-# looks for tests in the documentation, of which there are none: it would take 20 s. Many tests of single parts wait rather
-# than reckon: with four at a time they take two thirds of the time that they take with one on each core.
+# Tests each mechanism once; the aim is 20 minutes on two cores. Labs need root: the tests are built without it, and run by
+# scripts/as-root. The real guest is made while the tests are compiled, because that waits half of the time. --all-targets
+# saves the 20 s of looking for tests in the documentation, which has none. Many unit tests wait rather than compute: four at
+# a time take two thirds of the time that one for each core takes.
 test: setup guest emulated-if-possible
 	$(MAKE) --no-print-directory --jobs=2 real-guest-if-possible tests-compiled
 	released="$$(CARGO="$(CARGO)" scripts/released)" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" \
@@ -33,8 +33,8 @@ test-whole: setup guest emulated-if-possible real-guest-if-possible
 		DRAINPIPE_TEST_RELEASED="$$released" \
 		$(CARGO) test --package drainpipe-cli --test end_to_end
 
-# The end-to-end tests of Drainpipe's own VMs, with libvirt's domains in their place, in full; `make test` has two of them.
-# Those that cannot be the same say why. With the distribution's libvirt, or with another daemon, as in
+# Runs the end-to-end tests of Drainpipe's own VMs in full, with libvirt's domains in their place; `make test` has two of
+# them. Tests that cannot run with domains say why. The libvirt is the distribution's or another one, as in
 # `make test-libvirt LIBVIRT_DAEMON="$(scripts/libvirt)/usr/sbin/libvirtd"`, or
 # `make test-libvirt LIBVIRT_DAEMON="$(scripts/virtqemud)/usr/sbin/virtqemud"`, which compiles modular daemons first.
 LIBVIRT_DAEMON ?=
@@ -64,21 +64,22 @@ deb: setup
 	$(CARGO) build --release --package drainpipe-cli
 	scripts/deb
 
-# What apt and systemd do with it, in a Debian of its own: installation, an agent with a running VM, upgrade, removal,
-# purge; and lintian. The first run fetches some 250 MB of packages.
+# Tests what apt and systemd do with the package, in a Debian of its own: installation, an agent with a running VM, upgrade,
+# removal, purge; also runs lintian. The first run fetches some 250 MB of packages.
 test-deb: deb
 	scripts/setup debootstrap lintian systemd-container
 	scripts/as-root scripts/test-deb $(TARGET_DIRECTORY)/deb
 
-# Disks on each file system that shares blocks or does not: what `make test` leaves out where it cannot make one fails here.
+# Tests disks on file systems that share blocks and on those that do not. `make test` skips a file system that it cannot
+# make; this fails.
 test-storage:
 	scripts/setup btrfs-progs e2fsprogs xfsprogs
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/as-root" DRAINPIPE_TEST_STORAGE=1 \
 		$(CARGO) test --package drainpipe-storage --all-targets
 
-# Real hosts, QEMUs and guests against random faults: an hour, or CHAOS_SECONDS. It stops at the first thing that is wrong,
-# and leaves all there is to understand it in target/chaos, or in DRAINPIPE_CHAOS_DIRECTORY; the same CHAOS_SEED makes the
-# same decisions again.
+# Runs real hosts, QEMUs and guests against random faults for an hour, or CHAOS_SECONDS. It stops at the first error, and
+# leaves everything that helps to understand it in target/chaos, or in DRAINPIPE_CHAOS_DIRECTORY. The same CHAOS_SEED makes
+# the same decisions again.
 CHAOS_SECONDS ?= 3600
 CHAOS_VMS ?= 10
 chaos: setup guest
@@ -92,15 +93,15 @@ SEEDS ?= 1000000
 soak:
 	DRAINPIPE_SEEDS=$(SEEDS) $(CARGO) test --release --package drainpipe-engine --test simulation --test drain_simulation
 
-# What parses a peer's bytes, with bytes that libFuzzer makes up: FUZZ_SECONDS for each fuzzer, or for those that are
-# named, as in `make fuzz FUZZERS="relay_stream relay_records"`. Nothing else needs a C++ compiler.
+# Feeds bytes from libFuzzer to everything that parses a peer's bytes, FUZZ_SECONDS for each fuzzer, or only for the named
+# ones, as in `make fuzz FUZZERS="relay_stream relay_records"`. Nothing else needs a C++ compiler.
 FUZZ_SECONDS ?= 60
 fuzz:
 	CARGO="$(CARGO)" FUZZ_SECONDS=$(FUZZ_SECONDS) fuzz/run $(FUZZERS)
 
-# The agents' API, by its document: API_REQUESTS requests each as a host, an operator and root, or as those that are
-# named, as in `make fuzz-api API_CALLERS="operator root"`. API_SEED makes the same again. Nothing else needs Python and
-# socat.
+# Fuzzes the agents' API by its OpenAPI document: API_REQUESTS requests each as a host, an operator and root, or only as the
+# named ones, as in `make fuzz-api API_CALLERS="operator root"`. API_SEED makes the same requests again. Nothing else needs
+# Python and socat.
 API_REQUESTS ?= 10000
 fuzz-api:
 	scripts/setup python3-venv socat
@@ -116,10 +117,10 @@ MEASURE_WITH = CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/scripts/a
 MEASURE_BY = $(CARGO) test --release --quiet --package drainpipe-cli --test end_to_end
 MEASURE = $(MEASURE_WITH) DRAINPIPE_TEST_QEMU="$$(scripts/qemu)" $(MEASURE_BY)
 
-# Labs at once, of which each wants a core now and then, and waits most of the time.
+# How many labs run at once. Each needs a core only now and then, and waits most of the time.
 SCENARIO_LABS ?= 3
 
-# All figures in bench/: hours, three or four of them for compression.
+# Measures all figures in bench/, which takes hours: three or four for compression alone.
 bench: setup guest
 	$(CARGO) build --release --package drainpipe-cli
 	scripts/as-root bench/run $(TARGET_DIRECTORY)/release/drainpipe "$$(scripts/qemu)" plain links loop memory compression
@@ -154,7 +155,7 @@ guest: setup
 emulated: setup
 	scripts/emulated
 
-# Where what emulated machines or the real guest boot cannot be had, their tests are skipped, and say so.
+# If the files that emulated machines or the real guest boot cannot be had, their tests are skipped, and say so.
 emulated-if-possible: setup
 	-scripts/emulated
 

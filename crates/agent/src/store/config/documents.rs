@@ -54,7 +54,7 @@ fn each_line_of_the_example_may_be_uncommented_and_shows_the_default() {
     for (at, setting) in lines.iter().enumerate().filter_map(|(at, line)| Some((at, setting_of(line)?))) {
         let text = [&lines[..at], &[setting], &lines[at + 1..]].concat().join("\n");
         let read = parse(&text).unwrap_or_else(|error| panic!("`{setting}` cannot be uncommented: {error}"));
-        let is_example = setting.contains("# as in; ");
+        let is_example = setting.contains("# example; ");
         assert_eq!(format!("{read:?}") == as_it_is, !is_example, "{setting}");
     }
     let all: Vec<&str> = lines.iter().map(|line| setting_of(line).unwrap_or(line)).collect();
