@@ -154,7 +154,7 @@ fn host_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>,
     for (index, name) in names.iter().enumerate() {
         check_host_name(name)?;
         if names[..index].contains(name) {
-            return Err(D::Error::custom(format!("to: {name} stands there twice")));
+            return Err(D::Error::custom(format!("to: {name} is named twice")));
         }
     }
     Ok(names)
@@ -214,12 +214,12 @@ mod tests {
             "host": "a", "stays": [], "transfers": 1, "predicted_ms": 1, "warnings": ["no reserve"],
             "moves": [{
                 "vm": "web", "target": "b", "memory_bytes": 1, "predicted_bytes": 1, "predicted_transfer_ms": 1,
-                "predicted_shared_ms": 1, "warning": "it may not come to an end"
+                "predicted_shared_ms": 1, "warning": "it may not converge"
             }]
         }"#;
         let plan: DrainPlan = serde_json::from_str(text).unwrap();
         let warnings: Vec<String> = plan_warnings(&plan).collect();
-        assert_eq!(warnings, ["web: it may not come to an end", "no reserve"]);
+        assert_eq!(warnings, ["web: it may not converge", "no reserve"]);
     }
 
     #[test]

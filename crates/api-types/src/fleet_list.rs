@@ -70,7 +70,7 @@ pub enum ListError {
     #[error("the authority did not sign it")]
     NotSigned,
     /// Though it is signed.
-    #[error("it makes no sense: {0}")]
+    #[error("it does not make sense: {0}")]
     Malformed(#[from] serde_json::Error),
     /// Members.
     #[error("it has more than {MEMBERS_MAX} hosts")]

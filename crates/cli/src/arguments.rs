@@ -34,7 +34,7 @@ use crate::completion;
 use crate::connection::ConnectionArguments;
 use crate::exit::Exit;
 
-/// Empties a host of its running virtual machines, fast and safely, over every network card.
+/// Moves running virtual machines off a host, fast and safely, over every network card.
 #[derive(Debug, Parser)]
 #[command(name = "drainpipe", version, max_term_width = 100, after_help = examples_and_exit_codes())]
 pub(crate) struct Arguments {
@@ -52,15 +52,15 @@ pub(crate) struct Arguments {
 const EXAMPLES: &str = "\
 Examples:
   drainpipe demo                               see it work on this machine, nothing else needed
-  drainpipe init                               make this host the first; prints what to run on the next
-  drainpipe vms                                all VMs, and the hosts that they are on
+  drainpipe init                               make this host the first of a fleet; prints the command for the next
+  drainpipe vms                                all VMs, and which host each is on
   drainpipe check a b                          what is wrong between hosts a and b
-  drainpipe migrate web1 b                     move web1 to host b, the best way there is
-  drainpipe migrate web1 b --dry-run           say how, and why, and do nothing
-  drainpipe drain a                            empty host a, after showing how and asking
-  drainpipe resume a --failback                let VMs come to host a again, and bring back what left
-  drainpipe bench web1 b --report report.html  measure all options there and back
-  drainpipe disk copy a.img b.img              copy a disk; the storage does it itself where it can";
+  drainpipe migrate web1 b                     move web1 to host b, in the best way available
+  drainpipe migrate web1 b --dry-run           show how it would move, and why; change nothing
+  drainpipe drain a                            show where host a's VMs would go, ask, and move them
+  drainpipe resume a --failback                accept VMs on host a again, and bring back those that left
+  drainpipe bench web1 b --report report.html  measure all options, there and back
+  drainpipe disk copy a.img b.img              copy a disk; the storage itself does it if it can";
 
 fn examples_and_exit_codes() -> String {
     let codes = Exit::ALL.map(|exit| format!("\n  {}  {}", exit.code(), exit.meaning()));
@@ -69,53 +69,53 @@ fn examples_and_exit_codes() -> String {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Boot a Linux guest on one of two lab hosts, move it by each option, compare
+    /// Boot a Linux guest in a lab of two hosts, move it with each option, and compare
     Demo(DemoArguments),
     /// Run this host's agent
     Agent(AgentArguments),
     /// Make this host the first of a fleet, or print a token for the next one
     Init(InitArguments),
-    /// Join this host to a fleet, by a token
+    /// Join this host to a fleet, with a token
     Join(JoinArguments),
-    /// Have this host leave its fleet
+    /// Remove this host from its fleet
     Leave(LeaveArguments),
-    /// Have all hosts refuse a host's certificates from now on, as after a theft
+    /// Make all hosts refuse a host's or operator's certificates, for example after a theft
     Revoke(RevokeArguments),
     /// List the hosts
     Hosts,
     /// List the VMs of all hosts
     Vms,
-    /// Make, start, stop and remove VMs
+    /// Create, start, stop and remove VMs
     Vm {
         #[command(subcommand)]
         command: VmCommand,
     },
-    /// Make and copy large disks on this host; the storage does it itself where it can
+    /// Create and copy large disks on this host; the storage itself does the work if it can
     Disk {
         #[command(subcommand)]
         command: DiskCommand,
     },
-    /// Find what is wrong between two hosts, before a migration does
+    /// Find out what is wrong between two hosts, before a migration does
     Check(CheckArguments),
     /// Move a running VM to another host
     Migrate(MigrateArguments),
-    /// Cancel a migration unless it is too late: the VM runs on where it is
+    /// Cancel a migration, unless it is too late: the VM keeps running where it is
     Cancel {
-        /// Identifier of the migration, as `drainpipe history` shows it; its beginning will do
+        /// The migration's ID, as `drainpipe history` shows it; the beginning is enough
         #[arg(add = completion::running_migrations())]
         id: String,
     },
     /// Empty a host: move its running VMs to other hosts
     Drain(DrainArguments),
-    /// Let VMs come to a drained host again
+    /// Accept VMs on a drained host again
     Resume(ResumeArguments),
-    /// Show migrations of all hosts, under way and past
+    /// Show the migrations of all hosts, running and past
     History(HistoryArguments),
-    /// Limit how much of a host's links migrations may take, or show the limit
+    /// Limit the bandwidth of a host's migrations, or show the limit
     Limit(LimitArguments),
-    /// Move a VM there and back by each option and compare
+    /// Move a VM there and back with each option, and compare
     Bench(BenchArguments),
-    /// Look at a host's journal, and go on after it was lost
+    /// Look at a host's journal, and continue after it was lost
     Journal {
         #[command(subcommand)]
         command: JournalCommand,
@@ -139,10 +139,10 @@ pub(crate) enum Command {
     /// Write the man pages
     #[command(after_help = "Example:\n  drainpipe man /usr/local/share/man/man1")]
     Man {
-        /// Where to
+        /// The directory to write them to
         directory: PathBuf,
     },
-    /// Watch over one migration in the agent's stead; the agent starts this
+    /// Guard one migration in case the agent dies; the agent starts this
     #[command(hide = true)]
     Guard(GuardArguments),
     /// Become QEMU, without the agent's rights; the agent starts this
@@ -155,7 +155,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArguments {
-    /// Where the report and the results go
+    /// Where to write the report and the results
     #[arg(long, default_value = "target/demo", value_name = "DIRECTORY")]
     pub(crate) output: PathBuf,
     /// The guest's kernel
@@ -164,13 +164,13 @@ pub(crate) struct DemoArguments {
     /// The guest's initramfs
     #[arg(long, default_value = "target/guest/initramfs.img", value_name = "FILE")]
     pub(crate) initramfs: PathBuf,
-    /// The hypervisor
+    /// The QEMU to run
     #[arg(long, default_value = "qemu-system-x86_64", value_name = "FILE")]
     pub(crate) qemu: PathBuf,
-    /// Memory of the guest; three quarters of it are filled
+    /// Memory of the guest; it fills three quarters of it
     #[arg(long, default_value_t = 768, value_name = "MIB", value_parser = clap::value_parser!(u64).range(512..=65536))]
     pub(crate) memory_mib: u64,
-    /// Have the guest's memory in huge pages of this size, which this machine has set aside: 2 or 1024
+    /// Use huge pages of this size for the guest's memory, 2 or 1024; this machine must have set them aside
     #[arg(long, value_name = "MIB")]
     pub(crate) huge_page_mib: Option<u64>,
     #[command(flatten)]
@@ -180,7 +180,7 @@ pub(crate) struct DemoArguments {
     pub(crate) mix: Mix,
     #[command(flatten)]
     pub(crate) dirtying: DirtyingArguments,
-    /// Memory on each host for copies of the pages that a compressed migration sends; if absent, the agent's default
+    /// Memory on each host for copies of the pages that a compressed migration sends; by default, what agents take
     #[arg(long, value_name = "MIB")]
     pub(crate) page_cache_mib: Option<u32>,
     /// The options to compare
@@ -188,7 +188,7 @@ pub(crate) struct DemoArguments {
     pub(crate) options: Vec<RequestedOption>,
     #[command(flatten)]
     pub(crate) watching: WatchingArguments,
-    /// How many times each option is measured, there and back
+    /// How often to measure each option, there and back
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) repeat: u32,
 }
@@ -196,19 +196,19 @@ pub(crate) struct DemoArguments {
 /// How the demo's guest rewrites its memory, by the names of its kernel parameters.
 #[derive(Debug, Args)]
 pub(crate) struct DirtyingArguments {
-    /// Let the guest rewrite its memory at this rate, also while it is moved
+    /// Let the guest rewrite its memory at this rate, also while it moves
     #[arg(
         long, value_name = "MIB", default_value_t = 0,
         value_parser = clap::value_parser!(u32).range(..=i64::from(MIB_PER_S_MAX))
     )]
     pub(crate) dirty_mib_per_s: u32,
-    /// Let it rewrite only so much of what is filled
+    /// How much of the filled memory it rewrites
     #[arg(
         long, value_name = "PERCENT", default_value_t = 100, requires = "dirty_mib_per_s",
         value_parser = clap::value_parser!(u8).range(1..=100)
     )]
     pub(crate) locality: u8,
-    /// Let it change only so many words of 8 bytes of a page each time
+    /// How many words of 8 bytes it changes in a page each time
     #[arg(
         long, value_name = "WORDS", default_value_t = PAGE_WORDS, requires = "dirty_mib_per_s",
         value_parser = page_words
@@ -233,12 +233,12 @@ fn page_words(text: &str) -> Result<usize, String> {
 #[derive(Debug, Args)]
 #[command(after_help = AGENT_EXAMPLE)]
 pub(crate) struct AgentArguments {
-    /// Its configuration
+    /// The agent's configuration
     #[arg(long, default_value = config::DEFAULT_PATH, value_name = "FILE")]
     pub(crate) config: PathBuf,
 }
 
-const AGENT_EXAMPLE: &str = r#"The least configuration; docs/reference/config.md has all keys:
+const AGENT_EXAMPLE: &str = r#"A minimal configuration; docs/reference/config.md has all keys:
   name = "a"                              # as in this host's certificate
   listen = "192.0.2.1:7420"               # for other agents and operators
 
@@ -283,35 +283,35 @@ pub(crate) struct GuardArguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VmCommand {
-    /// Make a VM from its specification
+    /// Create a VM from its specification
     #[command(after_help = VM_EXAMPLE)]
     Create {
-        /// TOML file
+        /// The specification, a TOML file
         file: PathBuf,
-        /// The host; the one that is asked if absent
+        /// The host that it belongs to; by default, the one whose agent is asked
         #[arg(long, add = completion::hosts())]
         host: Option<String>,
     },
     /// Show one VM: state, disks, placement, specification and last migrations
     #[command(after_help = "Example:\n  drainpipe vm show web1")]
     Show {
-        /// Its name
+        /// The VM's name
         #[arg(add = completion::vms())]
         name: String,
     },
     /// Boot a VM
     #[command(after_help = START_HELP)]
     Start {
-        /// Its name
+        /// The VM's name
         #[arg(add = completion::vms())]
         name: String,
-        /// Start it although this host, which may have it, cannot be asked: you are sure that it does not run there
+        /// Start it although this host may have it and cannot be asked: you are sure that it does not run there
         #[arg(long, value_name = "HOST", value_delimiter = ',', add = completion::hosts())]
         although_unreachable: Vec<String>,
     },
     /// Power a VM off
     Stop {
-        /// Its name
+        /// The VM's name
         #[arg(add = completion::vms())]
         name: String,
         /// Pull the plug
@@ -320,10 +320,10 @@ pub(crate) enum VmCommand {
     },
     /// Move a disk of a running VM to another place on its host
     MoveDisk(MoveDiskArguments),
-    /// Give a VM back to its source whose target was lost right after the hand-over
+    /// Give a VM back to its source after its target was lost right after the hand-over
     #[command(after_help = RECLAIM_HELP)]
     Reclaim {
-        /// Its name
+        /// The VM's name
         #[arg(add = completion::vms())]
         name: String,
         /// The host that it was handed over to
@@ -335,27 +335,27 @@ pub(crate) enum VmCommand {
     },
     /// Remove a VM that does not run; its disks stay
     Rm {
-        /// Its name
+        /// The VM's name
         #[arg(add = completion::vms())]
         name: String,
     },
 }
 
 const START_HELP: &str = "\
-The other hosts are asked whether they have the VM. One that has it is a reason to refuse, and so is one that cannot be
-asked and may have it: by what is recorded here, or because nobody can say that nothing is missing in this host's journal.
+The agent asks the other hosts whether they have the VM. It refuses if one has it, or if one cannot be asked and may have
+it: because the journal says so, or because the journal may lack something.
 
-Example, b being powered off:
+Example, if b is powered off:
   drainpipe vm start web1 --although-unreachable b";
 
 const RECLAIM_HELP: &str = "\
 For a migration that ended with code 4: the hand-over is recorded, the VM is paused on the source, and
-its target does not answer. When the target comes back, the agents settle it by themselves. This is for
-a target that does not come back: what ran there is gone. If the VM still ran there, it would run twice on
-the same disks: power the host off before. The VM is powered off on the source, since its disks may be newer
-than its memory there.
+its target does not answer. If the target comes back, the agents settle the matter by themselves. Use this
+only for a target that does not come back. If the VM still ran there, it would run twice on the same disks,
+so power that host off first. The VM is then powered off on the source, because its disks may be newer than
+its memory there.
 
-Example, b being powered off:
+Example, if b is powered off:
   drainpipe vm reclaim web1 --lost b && drainpipe vm start web1";
 
 const VM_EXAMPLE: &str = r#"A specification:
@@ -375,9 +375,9 @@ const VM_EXAMPLE: &str = r#"A specification:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum JournalCommand {
-    /// Show whether the journal of the host that is asked is believed, and what was found there
+    /// Show whether the host's agent believes its journal, and what it found on the host
     Show,
-    /// Go on with what is there, where the journal is not believed
+    /// Continue with what runs on the host, if its journal is not believed
     #[command(after_help = ADOPT_HELP)]
     Adopt {
         /// Do not ask
@@ -387,10 +387,10 @@ pub(crate) enum JournalCommand {
 }
 
 const ADOPT_HELP: &str = "\
-For a host that answers nothing else because its journal was lost, is damaged, or is older than what it has told others:
-put the right journal back if you have it. If you do not, this has the agent go on. VMs that live on the host are recorded
-anew, by what stands beside their QEMUs in the runtime directory; no VM is started, stopped or ended by it. The definitions
-of VMs that do not run, the history and the cordon are what the journal has of them, or are gone with it.
+For a host that answers nothing else because its journal was lost, is damaged, or is older than what other hosts last heard.
+If you have the right journal, put it back. If not, this command makes the agent continue. The agent records the VMs that
+run on the host again, from the files beside their QEMUs in the runtime directory. It starts, stops and ends no VM. If the
+journal cannot be read, the definitions of VMs that do not run, the history and the cordon are lost with it.
 
 Example, on the host:
   drainpipe journal show && drainpipe journal adopt";
@@ -398,41 +398,41 @@ Example, on the host:
 #[derive(Debug, Args)]
 #[command(after_help = CHECK_EXAMPLES)]
 pub(crate) struct CheckArguments {
-    /// The host from which VMs would go
+    /// The host that VMs would leave
     #[arg(add = completion::hosts())]
     pub(crate) source: String,
     /// The host to which they would go
     #[arg(add = completion::hosts())]
     pub(crate) target: String,
-    /// Check for this running VM only, not for all that run on the source
+    /// Check only this running VM, instead of all that run on the source
     #[arg(long, value_name = "VM", add = completion::vms())]
     pub(crate) vm: Option<VmName>,
-    /// Mend what can be mended safely on both hosts, then check again; asks first
+    /// Fix what can be fixed safely on both hosts, after asking, and check again
     #[arg(long)]
     pub(crate) fix: bool,
     /// With --fix: do not ask
     #[arg(long, requires = "fix")]
     pub(crate) yes: bool,
-    /// Put back what --fix has changed on both hosts, and check nothing
+    /// Put back what --fix changed on both hosts, and check nothing
     #[arg(long, conflicts_with_all = ["fix", "vm"])]
     pub(crate) undo: bool,
 }
 
 const CHECK_EXAMPLES: &str = "\
-Tries each path between the two hosts for real: TCP, and full-size packets that must not be
-fragmented, in both directions. Asks whether the target can run the VMs of the source: memory, CPU,
-machine type, disks. Takes a few seconds and, without --fix, changes nothing. For each thing that
-is wrong it says where, what it does to a migration, and what mends it.
+Tests each path between the two hosts in both directions: TCP, and full-size packets that must not
+be fragmented. Asks whether the target can run the source's VMs: memory, CPU, machine type, disks.
+Takes a few seconds and, without --fix, changes nothing. Each finding says where something is wrong,
+what that does to a migration, and what fixes it.
 
 Examples:
   drainpipe check a b                                       before the first migration from a to b
   drainpipe check a b --vm web1                             could web1 run on b?
   drainpipe check a b && drainpipe migrate web1 b           move only if all is well
-  drainpipe check a b --fix                                 mend what can be mended safely
+  drainpipe check a b --fix                                 fix what can be fixed safely
   drainpipe check a b --undo                                put that back
   drainpipe check a b --json | jq -r '.findings[].code'     for scripts: codes stay the same
 
-Exit codes: 0 all is well, though maybe remarks · 6 warnings: a migration would work, but slower or
+Exit codes: 0 nothing wrong, apart from remarks · 6 warnings: a migration would work, but slower or
 with less to spare · 3 an error: a migration would fail or hang · others as everywhere";
 
 #[derive(Debug, Args)]
@@ -442,33 +442,33 @@ pub(crate) struct MigrateArguments {
     /// The VM
     #[arg(add = completion::vms())]
     pub(crate) vm: String,
-    /// The host that it shall run on
+    /// The target
     #[arg(add = completion::hosts())]
     pub(crate) host: String,
-    /// How it is moved; `auto` takes the way that promises most
+    /// How to move it; `auto` chooses the option that promises most
     #[arg(long, default_value = "auto", value_parser = requested_option())]
     pub(crate) option: RequestedOption,
-    /// Encrypt it also where the hosts do not require that
+    /// Encrypt it even if the hosts do not require that
     #[arg(long)]
     pub(crate) encrypt: bool,
-    /// Let the VM run on the host before all its memory is there, if that gets dirty as fast as it is sent. Goes over one
-    /// path. From then until the rest has followed, the loss of either host is the loss of what the VM was doing
+    /// If memory gets dirty as fast as it is sent, let the VM run on the target before all of it is there. Uses one path.
+    /// Until the rest has followed, the VM loses what it was doing if either host is lost
     #[arg(long)]
     pub(crate) post_copy: bool,
-    /// Copy the disks that the host does not see there, while the VM runs. Those here are kept, under another name
+    /// Copy the disks that the target does not see, while the VM runs. The source keeps its own under another name
     #[arg(long)]
     pub(crate) copy_storage: bool,
-    /// Copy a disk to this path there; the first of a VM's disks is vda. May be repeated
+    /// Copy a disk to this path on the target; a VM's first disk is vda. May be repeated
     #[arg(long = "disk", value_name = "NAME=PATH", value_parser = disk_place)]
     pub(crate) disks: Vec<DiskPlace>,
-    /// Say how it would be done, and why, and do nothing
+    /// Show how the VM would move, and why; change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Give up, and let the VM run where it is, after so many seconds
+    /// After this time, give up and let the VM run where it is
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) deadline: Option<u32>,
-    /// Hold the CPUs of a VM back if its memory gets dirty too fast, by at most so much of their time; 0 for
-    /// never. If absent, the agent's configuration decides: 80 by default
+    /// Throttle the CPUs of a VM whose memory gets dirty too fast, at most this far; 0 for never. By default, as the
+    /// agent's configuration says, which has 80 unless you changed it
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=i64::from(THROTTLE_PERCENT_MAX)))]
     pub(crate) throttle: Option<u8>,
 }
@@ -485,22 +485,22 @@ pub(crate) struct DiskPlace {
 fn disk_place(text: &str) -> Result<DiskPlace, String> {
     let (disk, path) = text.split_once('=').ok_or("a disk and its path there, such as vda=/srv/web.raw")?;
     if !path.starts_with('/') {
-        return Err(format!("`{path}` is no absolute path"));
+        return Err(format!("`{path}` is not an absolute path"));
     }
     Ok(DiskPlace { disk: disk.parse().map_err(|error: NoDiskName| error.to_string())?, path: path.into() })
 }
 
 const MIGRATE_EXAMPLES: &str = "\
-Ctrl-C cancels: the VM runs on where it is.
+Ctrl-C cancels: the VM keeps running where it is.
 
 Examples:
   drainpipe migrate web1 b
   drainpipe migrate web1 b --option multichannel
-  drainpipe migrate web1 b --throttle 99          a busy VM: hold its CPUs back as far as it takes
+  drainpipe migrate web1 b --throttle 99          a busy VM: throttle its CPUs as far as necessary
   drainpipe migrate web1 b --throttle 0           do not slow it down
-  drainpipe migrate web1 b --post-copy            a VM too busy for all else, at a risk
-  drainpipe migrate web1 b --copy-storage         its disks too, where b does not see them
-  drainpipe migrate web1 b --disk vdb=/big/web1   this one to another place
+  drainpipe migrate web1 b --post-copy            a VM too busy for anything else, at a risk
+  drainpipe migrate web1 b --copy-storage         with the disks that b does not see
+  drainpipe migrate web1 b --disk vdb=/big/web1   with this disk, to another path
   drainpipe migrate web1 b --deadline 300 --json";
 
 #[derive(Debug, Args)]
@@ -509,45 +509,44 @@ Examples:
 pub(crate) struct DrainArguments {
     #[command(subcommand)]
     pub(crate) command: Option<DrainCommand>,
-    /// The host to be emptied
+    /// The host to empty
     // Not required where there is a subcommand.
     #[arg(required = true, add = completion::hosts())]
     pub(crate) host: Option<String>,
-    /// The hosts that may take its VMs; all that it knows if absent
+    /// The hosts that may take its VMs; by default, all that it knows
     #[arg(long, value_delimiter = ',', value_name = "HOST,…", add = completion::hosts())]
     pub(crate) to: Vec<String>,
-    /// Drain to this host alone, and let its VMs come here meanwhile; with the same on that host, the two change
-    /// places
+    /// Drain to this host alone, and accept its VMs meanwhile; if that host is drained in the same way, the two exchange
+    /// their VMs
     #[arg(long, value_name = "HOST", conflicts_with = "to")]
     pub(crate) swap: Option<String>,
-    /// Begin no further VM, and take back those whose memory is not on the links yet, after so many
-    /// seconds
+    /// After this time, start no further VM, and cancel those that are not sending memory yet
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) deadline: Option<u32>,
-    /// How each VM is moved; `auto` takes the way that promises most
+    /// How to move each VM; `auto` chooses the option that promises most
     #[arg(long, default_value = "auto", value_parser = requested_option())]
     pub(crate) option: RequestedOption,
-    /// VMs at most on the links at a time; found by measurement if absent
+    /// How many VMs may send memory at a time; by default, measurement decides
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=i64::from(TRANSFERS_MAX)))]
     pub(crate) transfers: Option<u8>,
-    /// Hold the CPUs of a VM back if its memory gets dirty too fast, by at most so much of their time; 0 for
-    /// never. If absent, the agent's configuration decides: 80 by default
+    /// Throttle the CPUs of a VM whose memory gets dirty too fast, at most this far; 0 for never. By default, as the
+    /// agent's configuration says, which has 80 unless you changed it
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=i64::from(THROTTLE_PERCENT_MAX)))]
     pub(crate) throttle: Option<u8>,
-    /// Encrypt each VM on its way also where the hosts do not require that
+    /// Encrypt each VM even if the hosts do not require that
     #[arg(long)]
     pub(crate) encrypt: bool,
-    /// Let VMs whose memory gets dirty faster than the links carry it run on their hosts before all of it is there. From
-    /// then until the rest has followed, the loss of either host is the loss of what such a VM was doing
+    /// Let VMs whose memory gets dirty faster than the links carry it run on their targets before all of it is there.
+    /// Until the rest has followed, such a VM loses what it was doing if either host is lost
     #[arg(long)]
     pub(crate) post_copy: bool,
     /// Copy the disks that a VM's target does not see, to the same path there, while the VM runs
     #[arg(long)]
     pub(crate) copy_storage: bool,
-    /// With --copy-storage: begin with the VMs whose disks are copied, instead of ending with them
+    /// With --copy-storage: begin with the VMs whose disks are copied, instead of the others
     #[arg(long, requires = "copy_storage")]
     pub(crate) disks_first: bool,
-    /// Say which VM would go where, in which order, and how long it would take, and do nothing
+    /// Show which VM would go where, in which order, and how long it would take; change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Do not ask
@@ -557,46 +556,46 @@ pub(crate) struct DrainArguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DrainCommand {
-    /// Show how far a drain is, or how it ended
+    /// Show how far a drain has got, or how it ended
     #[command(after_help = "Example:\n  drainpipe drain status a")]
     Status {
-        /// The host; the one that is asked if absent
+        /// The host; by default, the one whose agent is asked
         #[arg(add = completion::hosts())]
         host: Option<String>,
     },
-    /// Cancel a drain: what has moved stays there, what is under way comes back or finishes
+    /// Cancel a drain: VMs that have moved stay where they are, others stay here or finish
     #[command(after_help = "Example:\n  drainpipe drain cancel a")]
     Cancel {
-        /// The host; the one that is asked if absent
+        /// The host; by default, the one whose agent is asked
         #[arg(add = completion::hosts())]
         host: Option<String>,
     },
 }
 
 const DRAIN_EXAMPLES: &str = "\
-Shows which VM goes where and asks; without a terminal it needs --yes. Then cordons the host: until
-`drainpipe resume`, no VM comes to it and none is started on it.
+Shows which VM would go where, and asks; without a terminal, it needs --yes. Then cordons the host:
+until `drainpipe resume`, no VM can move to it or start on it.
 
-The host's agent does the work. Ctrl-C cancels the drain and waits for its end; a second Ctrl-C
-leaves it to the agent. When this program is killed, or its terminal goes, the drain goes on:
+The host's agent does the work. Ctrl-C cancels the drain and waits for its end; a second Ctrl-C only
+stops watching. If this program is killed, or its terminal closes, the drain continues:
 `drainpipe drain status HOST` shows it. After a failure or a restart of the agent, the same command
-carries on with what is still there; `drain status` shows it with its options.
+continues with the VMs that are still there; `drain status` shows it with its options.
 
 Examples:
-  drainpipe drain a --dry-run                        which VM would go where, and how long it takes
+  drainpipe drain a --dry-run                        which VM would go where, and how long it would take
   drainpipe drain a                                  show that, ask, do it
   drainpipe drain a --to b,c --deadline 1800 --yes   in a maintenance window
-  drainpipe drain a --swap b                         with `drain b --swap a`: a and b change places
+  drainpipe drain a --swap b                         with `drain b --swap a`: a and b exchange their VMs
   drainpipe drain a --throttle 0                     slow no VM down, even if it then stays
-  drainpipe drain a --post-copy                      VMs too busy for all else go too, at a risk
-  drainpipe drain a --copy-storage                   VMs whose disks no other host sees go with them
-  drainpipe drain status a                           how far is it?
-  drainpipe drain cancel a                           stop it; what has moved stays there
-  drainpipe resume a --failback                      after the service: all back
-  drainpipe drain -- status                          a host with the name of a command
+  drainpipe drain a --post-copy                      also VMs too busy for anything else, at a risk
+  drainpipe drain a --copy-storage                   also VMs whose disks no other host sees
+  drainpipe drain status a                           how far has it got?
+  drainpipe drain cancel a                           stop it; VMs that have moved stay there
+  drainpipe resume a --failback                      after the maintenance: bring all back
+  drainpipe drain -- status                          a host that is called like a command
 
 Exit codes: 0 drained · 1 some VMs stayed · 2 bad usage or input · 3 refused, nothing was moved ·
-4 not known yet where some VM runs · 5 cancelled · 7 a VM has ended";
+4 a VM is in doubt · 5 cancelled · 7 a VM has ended";
 
 #[derive(Debug, Args)]
 #[command(after_help = RESUME_EXAMPLES)]
@@ -604,39 +603,39 @@ pub(crate) struct ResumeArguments {
     /// The host
     #[arg(add = completion::hosts())]
     pub(crate) host: String,
-    /// Bring back what the last drain has moved and what still is where it went
+    /// Bring back the VMs that the last drain moved, if they are still where they went
     #[arg(long)]
     pub(crate) failback: bool,
-    /// With --failback: hold the CPUs of a VM back if its memory gets dirty too fast, by at most so much of their
-    /// time; 0 for never. As with the drain if absent, else as the configuration of the host it comes from says
+    /// With --failback: throttle the CPUs of a VM whose memory gets dirty too fast, at most this far; 0 for never. By
+    /// default, as the drain did, or else as the configuration of the host that the VM comes from says
     #[arg(
         long, value_name = "PERCENT", requires = "failback",
         value_parser = clap::value_parser!(u8).range(0..=i64::from(THROTTLE_PERCENT_MAX))
     )]
     pub(crate) throttle: Option<u8>,
-    /// With --failback: encrypt each VM on its way also where the hosts do not require that, as is done in any case
-    /// if the drain had it
+    /// With --failback: encrypt each VM even if the hosts do not require that. If the drain had this option, the way back
+    /// has it too
     #[arg(long, requires = "failback")]
     pub(crate) encrypt: bool,
 }
 
 const RESUME_EXAMPLES: &str = "\
-Ctrl-C cancels a failback: VMs that are on their way stay where they were. It can be run again.
+Ctrl-C cancels a failback: VMs that are on their way stay where they were. You can run it again.
 
 Examples:
-  drainpipe resume a                             VMs may come to a again
-  drainpipe resume a --failback                  and those that left it come back
-  drainpipe resume a --failback --throttle 99    a busy VM: hold its CPUs back as far as it takes";
+  drainpipe resume a                             accept VMs on a again
+  drainpipe resume a --failback                  and bring back those that left it
+  drainpipe resume a --failback --throttle 99    busy VMs: throttle their CPUs as far as necessary";
 
 #[derive(Debug, Args)]
 pub(crate) struct HistoryArguments {
-    /// Show one migration whole, by its identifier or the beginning of it
+    /// Show one migration in full, by its ID or the beginning of it
     #[arg(add = completion::migrations())]
     pub(crate) id: Option<String>,
-    /// How many past ones, up to 1000
+    /// How many past migrations to show, up to 1000
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(..=1000))]
     pub(crate) limit: u32,
-    /// Only what left this host or came to it
+    /// Show only migrations from or to this host
     #[arg(long, add = completion::hosts())]
     pub(crate) host: Option<String>,
 }
@@ -647,24 +646,24 @@ pub(crate) struct LimitArguments {
     /// The host
     #[arg(add = completion::hosts())]
     pub(crate) host: String,
-    /// Mb/s, `off`, or `configured` for what its agent.toml says; shows what holds if absent
+    /// Mb/s, `off`, or `configured` for what its agent.toml says; without it, the present limit is shown
     #[arg(value_parser = bandwidth_setting)]
     pub(crate) limit: Option<BandwidthSetting>,
-    /// Limit what copies of disks may take of it, and leave the limit for all as it is
+    /// Limit only copies of disks, and leave the overall limit as it is
     #[arg(long, requires = "limit")]
     pub(crate) storage: bool,
 }
 
 const LIMIT_EXAMPLES: &str = "\
 Examples:
-  drainpipe limit a              show what holds
-  drainpipe limit a 2000         not above 2 Gb/s from a, nor to a
-  drainpipe limit a off          as fast as the links are
-  drainpipe limit a configured   as [bandwidth] in a's agent.toml says, by the time of the day
+  drainpipe limit a              show the present limit
+  drainpipe limit a 2000         at most 2 Gb/s from a, and at most 2 Gb/s to a
+  drainpipe limit a off          no limit
+  drainpipe limit a configured   as [bandwidth] in a's agent.toml says for the time of day
   drainpipe limit a 500 --storage
-                                 of that, not above 500 Mb/s for disks that are copied
+                                 at most 500 Mb/s of that for copies of disks
 
-Migrations in flight follow within a second, and share the limit. It holds until it is set anew.";
+Running migrations follow within a second, and share the limit. It applies until you set another.";
 
 fn bandwidth_setting(word: &str) -> Result<BandwidthSetting, String> {
     match word {
@@ -685,16 +684,16 @@ pub(crate) struct BenchArguments {
     /// The VM
     #[arg(add = completion::vms())]
     pub(crate) vm: String,
-    /// The host that it shall go to, and come back from
+    /// The host to which it moves, and from which it comes back
     #[arg(add = completion::hosts())]
     pub(crate) host: String,
     /// The options to compare
     #[arg(long, value_delimiter = ',', default_value = "tcp,compression,multichannel,direct", value_parser = requested_option())]
     pub(crate) options: Vec<RequestedOption>,
-    /// How many times each is measured, there and back
+    /// How often to measure each option, there and back
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,
-    /// Encrypt also where the hosts do not require that
+    /// Encrypt even if the hosts do not require that
     #[arg(long)]
     pub(crate) encrypt: bool,
     /// Write an HTML report
@@ -712,9 +711,9 @@ pub(crate) struct BenchArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct WatchingArguments {
-    /// Ask the guest for a sign of life every so many ms; silences are known to within that
+    /// How often to ask the guest for a sign of life; silences are known to within that time
     ///
-    /// Every ms may take more than half a core of a guest without KVM, which then does not rest.
+    /// Without KVM, asking every millisecond may take more than half a core of the guest, which then is never idle.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000), value_name = "MS")]
     heartbeat_ms: u64,
 }
@@ -739,7 +738,7 @@ pub(crate) enum PkiCommand {
         name: String,
         #[command(flatten)]
         place: PkiPlace,
-        /// How long it is valid
+        /// How long the certificate is valid
         #[arg(long, default_value = "825")]
         days: std::num::NonZeroU32,
     },
@@ -749,7 +748,7 @@ pub(crate) enum PkiCommand {
         name: String,
         #[command(flatten)]
         place: PkiPlace,
-        /// How long it is valid
+        /// How long the certificate is valid
         #[arg(long, default_value = "365")]
         days: std::num::NonZeroU32,
     },

@@ -15,7 +15,7 @@ use drainpipe_identity::Identity;
 /// An agent that asks the others gives up on one that is silent after 2 s, and then answers.
 const ALL_HOSTS_DEADLINE: Duration = Duration::from_secs(10);
 
-/// A VM is not taken for out of reach because its host was busy once.
+/// A VM does not count as unreachable because its host was busy once.
 const FIND_ATTEMPTS: usize = 2;
 
 /// Options of every command that asks an agent.
@@ -147,7 +147,7 @@ impl Fleet {
             }
             unseen = list.errors.join("; ");
         }
-        let message = format!("no VM {name} on the hosts that answer, and not all do: {unseen}");
+        let message = format!("no VM {name} on the hosts that answer; not all do: {unseen}");
         Err(Problem::new(ProblemKind::Unreachable, message))
     }
 

@@ -99,7 +99,7 @@ impl Exit {
         match self {
             Self::Done => "done",
             Self::Failed => {
-                "failed, and nothing is lost: each VM is where it was; the error says if it does not run there"
+                "failed, and nothing is lost: each VM is where it was; the error says if one does not run there"
             }
             Self::BadInput => {
                 "bad usage or bad input, or no such VM, host or migration: nothing was changed, or everything was undone"

@@ -31,7 +31,7 @@ fn refused(output: &Output, code: i32, word: &str) {
 fn the_end_tells_what_was_done_and_by_whom() {
     let directory = tempfile::tempdir().unwrap();
     let made = done(disk(directory.path(), &["create", "a.img", "--size", "1M"]));
-    assert!(made.starts_with("a.img is made in ") && made.contains("there was nothing to move"), "{made}");
+    assert!(made.starts_with("a.img is made in ") && made.contains("there were no bytes to move"), "{made}");
     fs::write(directory.path().join("a.img"), vec![7; 1 << 20]).unwrap();
     let by_hand = ["copy", "a.img", "b.img", "--method", "threads"];
     let copied = done(disk(directory.path(), &by_hand));

@@ -108,7 +108,8 @@ impl fmt::Display for RequestedOption {
 /// A word that is no option.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "no migration option `{0}`: one of auto, tcp, compression, multichannel, direct; to compare with, qemu-zstd-1, qemu-zstd-3"
+    "no migration option `{0}`: use auto, tcp, compression, multichannel or direct; for comparisons, \
+    qemu-zstd-1 or qemu-zstd-3"
 )]
 pub struct UnknownOption(pub String);
 

@@ -210,7 +210,7 @@ impl TooFarApart {
                 older,
                 format!(
                     "install drainpipe {newer_version} or the release before it, one release at a time, each with \
-                     systemctl restart drainpipe (VMs run on)"
+                     systemctl restart drainpipe (VMs keep running)"
                 ),
             ))
     }

@@ -23,7 +23,7 @@ const INTERFACES_MAX: usize = 16;
 /// Announces each interface of a domain that runs here. What went wrong is logged: the domain runs all the same.
 pub(crate) async fn announce(daemon: Arc<Daemon>, vm: VmName, uuid: Uuid, deadline: Duration) {
     if let Err(error) = try_to_announce(&daemon, &vm, uuid, deadline).await {
-        tracing::warn!(%vm, %error, "the network was not told where the domain runs");
+        tracing::warn!(%vm, %error, "could not announce to the network where the domain runs");
     }
 }
 
@@ -45,14 +45,18 @@ async fn try_to_announce(
 
 async fn announce_at(network: &Network, vm: &VmName, tap: &str, mac: MacAddress) {
     match network.announce(tap, mac.octets()).await {
-        Ok(Announced::ToAll) => tracing::debug!(%vm, tap, "the network was told where the domain runs"),
+        Ok(Announced::ToAll) => tracing::debug!(%vm, tap, "announced to the network where the domain runs"),
         Ok(Announced::ToBridge) => {
-            tracing::info!(%vm, tap, "its bridge keeps VLANs apart: the switches behind it learn from what the guest sends");
+            tracing::info!(%vm, tap, "its bridge separates VLANs: the switches behind it learn when the \
+                guest sends something");
         }
         Ok(Announced::ToNobody) => {
-            tracing::info!(%vm, tap, "it is at no bridge of the kernel's: the network learns from what the guest sends");
+            tracing::info!(%vm, tap, "it is not on a bridge of the kernel's: the network learns when the \
+                guest sends something");
         }
-        Err(error) => tracing::warn!(%vm, tap, %error, "the network was not told where the domain runs"),
+        Err(error) => {
+            tracing::warn!(%vm, tap, %error, "could not announce to the network where the domain runs")
+        }
     }
 }
 

@@ -60,8 +60,7 @@ impl Kept {
         });
         let emulated = spec.and_then(|spec| self.lost_writes(spec.accelerator));
         let managed_save = self.has_managed_save.then(|| Notice {
-            what: "libvirt keeps a saved state of it on this host (managed save), which would stay here"
-                .into(),
+            what: "libvirt has a saved state of it on this host (managed save), which would stay here".into(),
             remedy: "virsh managedsave-remove DOMAIN removes it".into(),
         });
         snapshots.into_iter().chain(managed_save).chain(emulated)
@@ -72,18 +71,18 @@ impl Kept {
         let qemu = self.qemu.filter(|qemu| loses_writes(accelerator, *qemu))?;
         Some(Notice {
             what: format!(
-                "it runs by emulation, without KVM, and QEMU {qemu} loses writes of such a guest while it migrates: the \
-                 guest could crash on the target"
+                "it runs by emulation, without KVM, and QEMU {qemu} loses writes of such guests during a \
+                migration: the guest could crash on the target"
             ),
             remedy:
-                "let it run by KVM (`<domain type='kvm'>`), or install QEMU 9.0 or later; then boot it anew"
+                "let it use KVM (`<domain type='kvm'>`), or install QEMU 9.0 or later; then boot it again"
                     .into(),
         })
     }
 
     fn doubts(&self) -> impl Iterator<Item = Notice> {
         let checkpoints = (self.checkpoints > 0).then(|| Notice {
-            what: format!("libvirt does not carry its {} checkpoints to another host", self.checkpoints),
+            what: format!("libvirt does not move its {} checkpoints to another host", self.checkpoints),
             remedy: "make a full backup there before the next incremental one".into(),
         });
         checkpoints.into_iter()

@@ -38,8 +38,8 @@ impl Qemu {
     }
 
     fn loses_writes(&self) -> Option<String> {
-        const REMEDY: &str = "shut the domain down and copy the image, convert it to raw (`qemu-img convert`), or install \
-                              another QEMU and boot the domain anew";
+        const REMEDY: &str = "shut the domain down and copy the image, convert it to raw (`qemu-img \
+            convert`), or install another QEMU and boot the domain again";
         if self.is_replaced() {
             return Some(format!(
                 "its QEMU was replaced since the domain was booted, and some versions lose writes of the guest as the copy \
@@ -48,7 +48,8 @@ impl Qemu {
         }
         if !self.is_of_version {
             return Some(format!(
-                "it runs in another QEMU than libvirt tells the version of, and some versions lose writes of the guest as the \
+                "libvirt does not report the version of the QEMU that it runs in, and some versions lose \
+                writes of the guest as the \
                  copy of a qcow2 image begins: {REMEDY}"
             ));
         }
@@ -80,7 +81,8 @@ fn obstacle(found: &OpenDisk, qemu: &Qemu, has_snapshots: bool) -> Option<String
         return None;
     }
     if found.has_backing {
-        let why = "it stands on other images, which libvirt would look for on the target: `virsh blockpull` makes it one";
+        let why = "it has backing images, which libvirt would look for on the target: `virsh blockpull` \
+            merges them into one image";
         return Some(why.into());
     }
     if has_snapshots {
@@ -106,10 +108,10 @@ fn look(path: &Path, format: DiskFormat) -> io::Result<OpenDisk> {
     let metadata = fs::metadata(path)?;
     let kind = metadata.file_type();
     if kind.is_block_device() {
-        return Err(io::Error::other("it is a block device, and of a domain's disks files alone are copied"));
+        return Err(io::Error::other("it is a block device, and only files of a domain can be copied"));
     }
     if !kind.is_file() {
-        return Err(io::Error::other("it is no file"));
+        return Err(io::Error::other("it is not a file"));
     }
     let raw = OpenDisk {
         image: DiskImage::Raw,

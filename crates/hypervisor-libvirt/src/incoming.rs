@@ -92,9 +92,7 @@ impl IncomingMigration {
                 ..TransferStatus::of(MigrationStatus::Failed)
             },
             None if self.connection.is_closed() => TransferStatus {
-                error_desc: Some(
-                    "libvirt has ended meanwhile, and the domain that was to come with it".into(),
-                ),
+                error_desc: Some("libvirt has ended meanwhile, and so has the incoming domain".into()),
                 ..TransferStatus::of(MigrationStatus::Failed)
             },
             None => TransferStatus::of(MigrationStatus::Active),
@@ -152,7 +150,7 @@ fn checked_description(spec: &ResolvedSpec, xml: &str) -> Result<DomainDescripti
     }
     if let Some(key) = spec.difference(&described) {
         return Err(VmError::failed(format!(
-            "the XML that came of the domain {name} is not what its source has said of it: they differ in `{key}`"
+            "the XML of the domain {name} does not match what its source has said about it: they differ in `{key}`"
         )));
     }
     domain::refusal(xml, &described).map_or(Ok(description), |untrusted| Err(VmError::failed(untrusted)))

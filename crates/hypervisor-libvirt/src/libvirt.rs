@@ -199,7 +199,7 @@ impl Libvirt {
         let spec = files::read_spec(&directory)?;
         let process = qemu_process::find(spec.uuid()).map_err(VmError::failed)?;
         let process = process.ok_or_else(|| {
-            VmError::new(VmErrorKind::NotRunning, format!("the domain {vm} is off, as is its libvirt"))
+            VmError::new(VmErrorKind::NotRunning, format!("the domain {vm} is off, and so is its libvirt"))
         })?;
         let role = files::role(&directory)?;
         Ok(DomainVm::new(&self.daemon, spec, directory, role, UNKNOWN, Some(process)))
@@ -264,8 +264,8 @@ async fn check_without_snapshots(
     match connection.snapshot_count(domain, deadline).await.map_err(failed)? {
         0 => Ok(()),
         count => Err(VmError::failed(format!(
-            "libvirt has a domain of this name and UUID here already, with {count} snapshots: have it forget them with \
-             `virsh snapshot-delete {} NAME --metadata`",
+            "libvirt has a domain of this name and UUID here already, with {count} snapshots: make it \
+            forget them with `virsh snapshot-delete {} NAME --metadata`",
             domain.name
         ))),
     }

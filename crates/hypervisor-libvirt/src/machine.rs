@@ -455,7 +455,7 @@ impl Vm for DomainVm {
         self.close_leaving().await;
         self.unprotect().await;
         if files::is_suspended(&self.directory) {
-            tracing::info!(vm = %self.spec.spec().name, "its owner has suspended it on its way: it stays so");
+            tracing::info!(vm = %self.spec.spec().name, "its owner has suspended it on its way: it stays suspended");
         } else if let Err(error) = self.resume(deadline).await {
             let monitor = self.orphaned(error, deadline).await?;
             monitor.run().await?;
@@ -470,7 +470,7 @@ impl Vm for DomainVm {
             coming.close(CLOSED_WITHIN).await;
         }
         if let Err(error) = self.begin_autostart(deadline).await {
-            tracing::warn!(vm = %self.spec.spec().name, %error, "runs, and is not started when its host has booted");
+            tracing::warn!(vm = %self.spec.spec().name, %error, "runs, but is not started when its host boots");
         }
         self.return_snapshots().await;
         Ok(())
@@ -534,11 +534,11 @@ impl Vm for DomainVm {
     }
 
     async fn sample_memory(&self) -> Result<MemorySample, VmError> {
-        Err(VmError::failed("the memory of libvirt's domains is not looked at"))
+        Err(VmError::failed("the memory of libvirt's domains is not sampled"))
     }
 
     async fn sample_contents(&self) -> Result<(f64, Contents), VmError> {
-        Err(VmError::failed("the memory of libvirt's domains is not looked at"))
+        Err(VmError::failed("the memory of libvirt's domains is not sampled"))
     }
 
     async fn demands(&self, deadline: Duration) -> Result<Demands, VmError> {

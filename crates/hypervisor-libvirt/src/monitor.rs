@@ -54,7 +54,7 @@ impl Monitor {
     /// What the guest does.
     pub(crate) async fn run_state(&self) -> Result<RunState, VmError> {
         let says: Says<RunState> = self.execute("query-status").await?;
-        says.status.ok_or_else(|| VmError::failed("QEMU does not say what its guest does"))
+        says.status.ok_or_else(|| VmError::failed("QEMU does not report the state of its guest"))
     }
 
     async fn migration(&self) -> Result<MigrationStatus, VmError> {
@@ -67,7 +67,7 @@ impl Monitor {
         match self.run_state().await? {
             RunState::Postmigrate => Ok(Hold::LetGo),
             state @ (RunState::FinishMigrate | RunState::Inmigrate) => {
-                Err(VmError::failed(format!("its QEMU is still at it: {state}")))
+                Err(VmError::failed(format!("its QEMU is still busy: {state}")))
             }
             _ => Ok(Hold::Kept),
         }
@@ -104,7 +104,7 @@ impl Monitor {
     /// Has QEMU tell the network where its guest is.
     pub(crate) async fn announce(&self) {
         if let Err(error) = announce_self(&self.qmp, self.deadline).await {
-            tracing::warn!(%error, "the network was not told where a domain runs");
+            tracing::warn!(%error, "could not announce to the network where a domain runs");
         }
     }
 

@@ -21,7 +21,7 @@ use crate::snapshots::KnownSnapshot;
 const PERFORM_MAX: Duration = Duration::from_hours(30 * 24);
 
 /// What is told of an abort that was none of ours: after those nobody asks.
-const ABORTED: &str = "somebody has aborted its migration on this host, as `virsh domjobabort` does";
+const ABORTED: &str = "somebody has aborted its migration on this host, for example with `virsh domjobabort`";
 
 /// How far it is.
 #[derive(Debug, Clone)]

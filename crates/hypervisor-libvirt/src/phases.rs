@@ -39,9 +39,8 @@ pub(crate) struct Handed {
 impl Handed {
     /// A cookie alone.
     pub(crate) fn cookie(cookie: Vec<u8>) -> Result<Self, VmError> {
-        let cookie = String::from_utf8(cookie).map_err(|_| {
-            VmError::failed("libvirt hands over a cookie that is no text, as it is in no release known")
-        })?;
+        let cookie = String::from_utf8(cookie)
+            .map_err(|_| VmError::failed("libvirt's cookie is not text, as it is in all known releases"))?;
         Ok(Self {
             cookie,
             is_persistent: false,
@@ -62,14 +61,14 @@ impl Handed {
     /// From what the agents carried.
     pub(crate) fn of(parcel: &Parcel) -> Result<Self, VmError> {
         let no_sense = |why: &dyn fmt::Display| {
-            VmError::failed(format!("what libvirt of the other host handed over makes no sense: {why}"))
+            VmError::failed(format!("what the other host's libvirt handed over does not make sense: {why}"))
         };
         let handed: Self = serde_json::from_str(&parcel.cookie).map_err(|error| no_sense(&error))?;
         if handed.disks.len() > DISKS_MAX {
-            return Err(no_sense(&"more disks to be copied than one VM may have copied"));
+            return Err(no_sense(&"more disks to copy than allowed for one VM"));
         }
         if handed.drives.len() != handed.disks.len() {
-            return Err(no_sense(&"not one name of QEMU's for each disk to be copied"));
+            return Err(no_sense(&"the number of QEMU's names does not match that of the disks to copy"));
         }
         Ok(handed)
     }
@@ -96,7 +95,7 @@ pub(crate) fn terms(transport: Transport, is_persistent: bool) -> Result<Terms, 
             terms.parameters.push(Parameter::int(names::PARALLEL_CONNECTIONS, parallel.channels.into()));
         }
         Transport::Parallel(_) | Transport::PostCopy { .. } | Transport::Rdma => {
-            return Err(VmError::failed("a domain moves neither by post-copy or RDMA, nor packed by QEMU"));
+            return Err(VmError::failed("domains cannot move by post-copy or RDMA, nor compressed by QEMU"));
         }
     }
     Ok(terms)

@@ -58,7 +58,7 @@ pub(crate) async fn find_started(uuid: Uuid, deadline: Duration) -> io::Result<P
 /// Who it runs as.
 pub(crate) fn user(pid: u32) -> io::Result<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    effective_user(&status).ok_or_else(|| io::Error::other("the kernel names no user of QEMU"))
+    effective_user(&status).ok_or_else(|| io::Error::other("the kernel does not report QEMU's user"))
 }
 
 fn effective_user(status: &str) -> Option<u32> {

@@ -46,7 +46,7 @@ pub(crate) fn refusal(snapshots: &[KnownSnapshot], spec: &VmSpec) -> Option<Stri
     match read.collect::<Result<Vec<_>, _>>() {
         Err(left) => Some(left.to_string()),
         Ok(read) if !domain::are_in_order(&read) => {
-            Some("its snapshots are not all different, or not each after the one that it is based on".into())
+            Some("its snapshots are not all different, or one comes before its parent".into())
         }
         Ok(_) => None,
     }
@@ -151,7 +151,7 @@ impl SnapshotFile {
 
     fn failed(&self, verb: &str, error: &io::Error) -> VmError {
         let path = self.0.display();
-        VmError::failed(format!("cannot {verb} what is known of the domain's snapshots, {path}: {error}"))
+        VmError::failed(format!("cannot {verb} the records of the domain's snapshots, {path}: {error}"))
     }
 }
 
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(refusal(&chain, &spec), None);
         let [first, second] = chain;
         let said = refusal(&[second, first], &spec).unwrap();
-        assert!(said.contains("after the one"), "{said}");
+        assert!(said.contains("before its parent"), "{said}");
         let many: Vec<_> = (0..200).map(|number| one(&format!("s{number}"), "")).collect();
         assert!(refusal(&many, &spec).unwrap().contains("200 snapshots"));
     }

@@ -321,8 +321,8 @@ fn our_metadata_is_understood_or_refused() {
 fn what_is_no_domain() {
     for (from, to, says) in [
         ("<uuid>", "<uuid>x", "`<uuid>` of the domain's XML"),
-        ("<memory unit='KiB'>", "<memory unit='KiB'>-", "is no amount of memory"),
-        ("<vcpu placement='static'>2", "<vcpu placement='static'>two", "`two` is no number of CPUs"),
+        ("<memory unit='KiB'>", "<memory unit='KiB'>-", "is not an amount of memory"),
+        ("<vcpu placement='static'>2", "<vcpu placement='static'>two", "`two` is not a number of CPUs"),
         ("<name>web-1</name>", "", "no `<name>`"),
         ("<name>web-1</name>", "<name>&boom;</name>", "cannot be parsed"),
         ("<domain type", "<!DOCTYPE d [<!ENTITY boom 'b'>]><domain type", "a document type"),

@@ -82,8 +82,8 @@ impl DiskMoves for Vmm {
         Err(VmError::new(
             VmErrorKind::Refused,
             format!(
-                "the VM runs in QEMU {}, and a disk is moved on its host by QEMU {}.{} or newer only: install that, and start \
-                 the VM anew",
+                "the VM runs in QEMU {}, and moving a disk on its host needs QEMU {}.{} or newer: install \
+                that, and start the VM again",
                 self.version(),
                 SYNCHRONISES_SINCE.major,
                 SYNCHRONISES_SINCE.minor
@@ -164,7 +164,7 @@ impl DiskMoves for Vmm {
             return Ok(());
         }
         let failed = job(self, name, until(end)).await?.and_then(|job| job.failure());
-        Err(failed.unwrap_or_else(|| VmError::failed("QEMU goes on with the old disk")))
+        Err(failed.unwrap_or_else(|| VmError::failed("QEMU continues with the old disk")))
     }
 
     async fn abandon(&self, name: MoveName<'_>, deadline: Duration) -> Result<(), VmError> {
@@ -193,7 +193,7 @@ impl DiskMoves for Vmm {
             match execute(self, "blockdev-del", json!({ "node-name": node }), until(end)).await {
                 // It costs an open file, and no VM is to be out of reach for that.
                 Err(error @ QmpError::Command { .. }) => {
-                    warn!(node, %error, "QEMU keeps what it needs no more");
+                    warn!(node, %error, "QEMU keeps what it no longer needs");
                 }
                 deleted => deleted?,
             }
@@ -246,7 +246,7 @@ async fn job(vmm: &Vmm, name: MoveName<'_>, deadline: Duration) -> Result<Option
 /// The job, which must be under way.
 async fn copying(vmm: &Vmm, name: MoveName<'_>, deadline: Duration) -> Result<Job, VmError> {
     let job = job(vmm, name, deadline).await?;
-    let job = job.ok_or_else(|| VmError::failed("QEMU does not copy the disk any more"))?;
+    let job = job.ok_or_else(|| VmError::failed("QEMU no longer copies the disk"))?;
     job.failure().map_or(Ok(job), Err)
 }
 

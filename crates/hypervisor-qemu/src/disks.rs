@@ -164,7 +164,9 @@ impl TryFrom<Image> for OpenDisk {
         let kind = match (image.format.as_str(), image.cluster_size) {
             ("raw", _) => DiskImage::Raw,
             ("qcow2", Some(cluster_bytes)) => DiskImage::Qcow2 { cluster_bytes },
-            (other, _) => return Err(VmError::failed(format!("QEMU tells too little of a {other} image"))),
+            (other, _) => {
+                return Err(VmError::failed(format!("QEMU reports too little about a {other} image")));
+            }
         };
         let has_data_file =
             image.format_specific.is_some_and(|specific| specific.data.get("data-file").is_some());
@@ -269,8 +271,8 @@ impl DiskCopies for Vmm {
                 return Err(VmError::new(
                     VmErrorKind::Refused,
                     format!(
-                        "{} has limits that somebody has set by QMP, and these are kept: its writes cannot be held back \
-                         beside them; take them off with `block_set_io_throttle`",
+                        "{} has limits that somebody has set by QMP, which Drainpipe does not change, so it \
+                        cannot hold its writes back: remove them with `block_set_io_throttle`",
                         export_name(*disk)
                     ),
                 ));

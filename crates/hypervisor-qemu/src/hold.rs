@@ -23,7 +23,8 @@ fn judge(transfer: &TransferStatus, state: &RunState, allows_post_copy: bool) ->
     }
     let unsettled = || {
         Err(VmError::failed(format!(
-            "its QEMU at the source does not say whose the VM is: it is {state}, and its migration {status}"
+            "its QEMU at the source does not show which host the VM belongs to: it is {state}, and its \
+            migration {status}"
         )))
     };
     match (status, state) {

@@ -110,8 +110,8 @@ impl Keeper {
 
     fn failed(&self, action: &str, problem: &dyn std::fmt::Display) -> io::Error {
         io::Error::other(format!(
-            "cannot {action} what starts QEMU, by {}: {problem}; `systemctl start drainpipe-keeper.socket` starts it, \
-             and `journalctl --unit 'drainpipe-keeper@*'` has what it says",
+            "cannot {action} the keeper, which starts QEMU, by {}: {problem}; `systemctl start \
+            drainpipe-keeper.socket` starts it, and `journalctl --unit 'drainpipe-keeper@*'` shows its log",
             self.socket.display()
         ))
     }

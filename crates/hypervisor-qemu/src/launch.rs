@@ -74,9 +74,7 @@ pub enum LaunchError {
         source: io::Error,
     },
     /// Its process cannot become what QEMU is to be.
-    #[error(
-        "{binary} was not started: {problem}; who starts it needs CAP_SETUID, CAP_SETGID and CAP_SETPCAP"
-    )]
+    #[error("{binary} was not started: {problem}; starting it needs CAP_SETUID, CAP_SETGID and CAP_SETPCAP")]
     NotBecome {
         /// The program.
         binary: PathBuf,

@@ -34,7 +34,7 @@ pub enum ThrottleError {
     #[error(transparent)]
     Quota(#[from] QuotaError),
     /// Its QEMU cannot be found.
-    #[error("no hold of its QEMU: {0}")]
+    #[error("cannot reach its QEMU: {0}")]
     Process(std::io::Error),
 }
 

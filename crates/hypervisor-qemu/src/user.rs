@@ -25,8 +25,8 @@ pub struct QemuUser {
 pub enum UserError {
     /// There is none of this name.
     #[error(
-        "there is no user {name}, whom QEMU is to run as: make it by `systemd-sysusers` with Drainpipe's \
-         packaging/sysusers.conf, or by `useradd --system --no-create-home --shell /usr/sbin/nologin {name}`, or name \
+        "there is no user {name}, as which QEMU should run: create it with `systemd-sysusers` and Drainpipe's \
+         packaging/sysusers.conf, or with `useradd --system --no-create-home --shell /usr/sbin/nologin {name}`, or name \
          another one as [qemu] user"
     )]
     Unknown {

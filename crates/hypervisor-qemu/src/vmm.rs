@@ -84,8 +84,8 @@ pub enum AttachError {
 pub enum EndError {
     /// Nobody has said that it may be ended.
     #[error(
-        "a QEMU lives in {directory} (process {pid}), and nothing says that it may be ended: its guest may run. End it \
-         by hand if you are sure that it is not needed"
+        "a QEMU runs in {directory} (process {pid}), and no record says that it may be ended: its guest may \
+        run. End it by hand if you are sure that nobody needs it"
     )]
     Lives {
         /// The directory of the VM.

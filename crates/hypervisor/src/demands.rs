@@ -62,8 +62,8 @@ impl fmt::Display for Need {
             Self::Socket(path) => write!(f, "the socket {}", plain(&path.to_string_lossy())),
             Self::Firmware(path) => write!(f, "the firmware {}", plain(&path.to_string_lossy())),
             Self::Address(address) => write!(f, "the address {address}, on which its screen listens"),
-            Self::Cpu(number) => write!(f, "CPU {number}, to which it is bound"),
-            Self::NumaNode(number) => write!(f, "NUMA node {number}, to which its memory is bound"),
+            Self::Cpu(number) => write!(f, "CPU {number}, to which it is pinned"),
+            Self::NumaNode(number) => write!(f, "NUMA node {number}, to which its memory is pinned"),
         }
     }
 }
@@ -83,7 +83,7 @@ impl Need {
                      virsh net-define on the target first"
                 )
             }
-            Self::Link(name) => format!("ip link shows what there is; call a link {}", plain(name)),
+            Self::Link(name) => format!("ip link lists the links; name one {}", plain(name)),
             Self::Volume { pool, .. } => {
                 let pool = plain(pool);
                 format!("virsh pool-start {pool}; virsh pool-refresh {pool}: it must be on the same storage")
@@ -94,10 +94,12 @@ impl Need {
             Self::Socket(_) => "start what listens there".into(),
             Self::Firmware(_) => "install the same package of firmware there".into(),
             Self::Address(_) => {
-                "have the screen listen on 0.0.0.0 or 127.0.0.1, and start the domain anew".into()
+                "let the screen listen on 0.0.0.0 or 127.0.0.1, and start the domain again".into()
             }
-            Self::Cpu(_) => "virsh vcpupin and virsh emulatorpin bind it to CPUs that both hosts have".into(),
-            Self::NumaNode(_) => "virsh numatune binds it to nodes that both hosts have".into(),
+            Self::Cpu(_) => {
+                "use virsh vcpupin and virsh emulatorpin to pin it to CPUs that both hosts have".into()
+            }
+            Self::NumaNode(_) => "use virsh numatune to pin it to nodes that both hosts have".into(),
         }
     }
 }

@@ -23,7 +23,7 @@ impl fmt::Display for Exit {
             Self::Code(code) => write!(formatter, "exit code {code}"),
             Self::Signal(KILL) => write!(
                 formatter,
-                "signal {KILL}; if the kernel sent it for want of memory, `journalctl --dmesg` says so"
+                "signal {KILL}; if the kernel sent it for lack of memory, `journalctl --dmesg` says so"
             ),
             Self::Signal(signal) => write!(formatter, "signal {signal}"),
             Self::Unknown => formatter.write_str("unknown cause"),

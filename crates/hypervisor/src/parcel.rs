@@ -22,7 +22,7 @@ pub struct Parcel {
 /// A parcel that no honest hypervisor hands over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "what the hypervisor of the other host hands over has {bytes} bytes, and at most {PART_BYTES_MAX} are taken"
+    "what the other host's hypervisor hands over has {bytes} bytes, and at most {PART_BYTES_MAX} are accepted"
 )]
 pub struct ParcelTooLong {
     bytes: usize,

@@ -52,7 +52,7 @@ pub enum ImageError {
     #[error("it does not begin as a qcow2 image")]
     NoImage,
     /// A version that is not known here.
-    #[error("it is of version {0}, and only 2 and 3 are known")]
+    #[error("its version is {0}, and only 2 and 3 are known")]
     Version(u32),
     /// What it says of itself cannot be.
     #[error("its header is damaged: {0}")]
@@ -73,7 +73,7 @@ pub fn first_cluster_bytes(beginning: &[u8]) -> Result<usize, ImageError> {
     }
     let bits = number(beginning, 20)?;
     if !CLUSTER_BITS.contains(&bits) {
-        return Err(ImageError::Damaged("its clusters are of no possible size"));
+        return Err(ImageError::Damaged("its cluster size is not possible"));
     }
     Ok(1 << bits)
 }
@@ -153,7 +153,7 @@ fn extensions(first: &[u8], mut at: usize, end: usize) -> Result<Extensions, Ima
 /// A name as QEMU has it: to its first NUL.
 fn text(bytes: &[u8]) -> Result<String, ImageError> {
     let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
-    String::from_utf8(name.to_vec()).map_err(|_| ImageError::Damaged("a name in it is no text"))
+    String::from_utf8(name.to_vec()).map_err(|_| ImageError::Damaged("a name in it is not text"))
 }
 
 fn number(bytes: &[u8], at: usize) -> Result<u32, ImageError> {
@@ -186,7 +186,9 @@ pub struct EmptyImage {
 
 /// A disk too large for such clusters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("no qcow2 image of {bytes} bytes has clusters of {cluster_bytes} bytes: give the disk larger ones")]
+#[error(
+    "a qcow2 image of {bytes} bytes cannot have clusters of {cluster_bytes} bytes: give the disk larger ones"
+)]
 pub struct TooLarge {
     bytes: u64,
     cluster_bytes: u64,

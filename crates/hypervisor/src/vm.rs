@@ -276,7 +276,7 @@ pub trait TargetVm: Vm {
     /// Takes the last that its source hands over ([`SourceVm::sent`]). The guest does not run.
     async fn complete(&self, parcel: Parcel, deadline: Duration) -> Result<(), VmError> {
         let _needs_nothing = (parcel, deadline);
-        Err(VmError::failed("this VM's hypervisor takes nothing but what the source's sends"))
+        Err(VmError::failed("this VM's hypervisor accepts only what the source's sends"))
     }
 
     /// Listens somewhere else for [`SourceVm::resume_transfer`], in post-copy. May be repeated as [`Self::listen`] may.

@@ -71,7 +71,7 @@ pub enum AuthorityError {
     #[error("a certificate cannot be valid from {0} until {1}: the end must come after the beginning")]
     EmptyValidity(Timestamp, Timestamp),
     /// A request that is none.
-    #[error("this is no request for a certificate: {0}")]
+    #[error("this is not a certificate request: {0}")]
     Request(rcgen::Error),
     /// A certificate could not be made.
     #[error("the certificate cannot be made: {0}")]

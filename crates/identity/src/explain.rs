@@ -28,17 +28,19 @@ pub fn explain_join(error: &(dyn Error + 'static)) -> Option<String> {
             reason @ (CertificateError::ExpiredContext { .. } | CertificateError::NotValidYetContext { .. }),
         ) => explain_certificate(reason),
         rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure) => Some(
-            "it lets no host join now, so the token was not sent: the token was used, or has ended, or this is not the host that \
-             it was made on; `drainpipe init` there prints another"
+            "it lets no host join now, so the token was not sent: the token was used, has expired, or was \
+            made on another host; `drainpipe init` there prints another"
                 .to_owned(),
         ),
         rustls::Error::InvalidCertificate(_) => Some(
-            "who answers there is not the host that the token was made on, so the token was not sent: check the address, and \
-             copy the whole line that `drainpipe init` printed"
+            "another host answers there than the one on which the token was made, so the token was not \
+            sent: check the address, and copy the whole line that `drainpipe init` printed"
                 .to_owned(),
         ),
         rustls::Error::AlertReceived(AlertDescription::CertificateRequired) => Some(
-            "it lets no host join now: the token was used, or has ended; `drainpipe init` there prints another".to_owned(),
+            "it lets no host join now: the token was used or has expired; `drainpipe init` there prints \
+            another"
+                .to_owned(),
         ),
         other => explain_tls(other),
     }

@@ -51,8 +51,8 @@ pub enum FileError {
     },
     /// Something that is believed, and that others may write to.
     #[error(
-        "{what} {path} can be changed by others than root and its owner (mode {mode:04o}): run `chmod go-w {path}`, \
-         and look whether it is still what it should be"
+        "{what} {path} can be changed by others than root and its owner (mode {mode:04o}): run `chmod go-w \
+        {path}`, and check that its content is still right"
     )]
     Changeable {
         /// What it is.

@@ -44,7 +44,7 @@ impl fmt::Debug for Fingerprint {
 pub struct JoinSecret([u8; SECRET_BYTES]);
 
 impl JoinSecret {
-    /// A new one; none if the system has no random bytes.
+    /// A new one; none if the system provides no random bytes.
     pub fn random() -> Option<Self> {
         let mut bytes = [0; SECRET_BYTES];
         SystemRandom::new().fill(&mut bytes).ok()?;
@@ -91,7 +91,7 @@ pub struct JoinToken {
 
 /// A text that is no token.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("this is no token: {0}; copy the whole line that `drainpipe init` printed")]
+#[error("this is not a token: {0}; copy the whole line that `drainpipe init` printed")]
 pub struct InvalidToken(&'static str);
 
 impl fmt::Display for JoinToken {

@@ -37,6 +37,6 @@ mod tests {
         assert_eq!(cpu_of(&LabSpec { own_cpus: false, ..spec.clone() }, "a").unwrap(), None);
         let hosts = (0..=usable.len()).map(|index| format!("h{index}")).collect();
         let error = cpu_of(&LabSpec { hosts, ..spec }, &format!("h{}", usable.len())).unwrap_err();
-        assert!(error.to_string().contains("need as many CPUs"), "{error}");
+        assert!(error.to_string().contains("needs as many CPUs"), "{error}");
     }
 }

@@ -73,7 +73,7 @@ pub enum Error {
     },
     /// The lab was half made, half removed, or lost a namespace.
     #[error(
-        "lab {name} is incomplete ({what}): remove the rest with `drainpipe lab down {name}`, then make it anew"
+        "lab {name} is incomplete ({what}): remove the rest with `drainpipe lab down {name}`, then make it again"
     )]
     Incomplete {
         /// The lab's name.

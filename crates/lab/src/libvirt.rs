@@ -456,6 +456,6 @@ mod tests {
             .map(|daemon| socket(&of(daemon), "a").unwrap().file_name().unwrap().to_owned());
         assert_eq!(sockets, ["libvirt-sock", "virtqemud-sock", "libvirt-sock", "virtqemud-sock"]);
         let message = of(Some("/x/usr/sbin/virtlogd")).validate().unwrap_err().to_string();
-        assert!(message.contains("/x/usr/sbin/virtlogd is none of libvirt's daemons"), "{message}");
+        assert!(message.contains("/x/usr/sbin/virtlogd is not one of libvirt's daemons"), "{message}");
     }
 }

@@ -161,13 +161,13 @@ pub enum SpecError {
     #[error("emulated machines have 1 to {MAX_MACHINE_LINKS} links, not {0}")]
     MachineLinkCount(usize),
     /// Too little or too much memory for a machine.
-    #[error("an emulated machine has {MIN_MACHINE_MIB} MiB of memory or more, not {0}")]
+    #[error("an emulated machine needs at least {MIN_MACHINE_MIB} MiB of memory, not {0}")]
     MachineMemory(u32),
     /// A machine without a CPU.
-    #[error("an emulated machine has 1 CPU or more")]
+    #[error("an emulated machine needs at least 1 CPU")]
     MachineCpus,
     /// libvirt's daemons of a lab share this machine's kernel.
-    #[error("an emulated lab has no libvirt of the lab's: start one in its machines")]
+    #[error("the lab does not start libvirt in emulated machines: start it in them")]
     MachineLibvirt,
     /// What is asked of a host is another thing on an emulated machine.
     #[error("host {host} of lab {lab} is an emulated machine: {instead}")]
@@ -186,7 +186,7 @@ pub enum SpecError {
         lab: String,
     },
     /// There is no CPU for each host.
-    #[error("{hosts} hosts with a CPU of their own need as many CPUs, and this program may use {cpus}")]
+    #[error("giving each of {hosts} hosts its own CPU needs as many CPUs, and this program may use {cpus}")]
     Cpus {
         /// How many hosts there are.
         hosts: usize,
@@ -212,7 +212,8 @@ pub enum SpecError {
         host: String,
     },
     /// The program is none of libvirt's daemons that have QEMU's domains.
-    #[error("{} is none of libvirt's daemons for QEMU: name `libvirtd` or `virtqemud`, or one in a directory of its own", .0.display())]
+    #[error("{} is not one of libvirt's daemons for QEMU: name `libvirtd` or `virtqemud`, or the path of \
+        either", .0.display())]
     LibvirtDaemon(PathBuf),
     /// No link of that name in this lab.
     #[error("lab {lab} has no link {link:?}: its links are {}", .links.join(", "))]

@@ -349,7 +349,7 @@ impl Calls {
 fn refusal(called: Procedure, payload: &[u8]) -> Error {
     match RemoteError::decode(&mut Decoder::new(payload)) {
         Ok(error) => Error::Libvirt(error),
-        Err(error) => Error::Protocol(format!("the error that `{}` met: {error}", called.name)),
+        Err(error) => Error::Protocol(format!("the error in the answer to `{}`: {error}", called.name)),
     }
 }
 
@@ -393,7 +393,7 @@ async fn read_packets(
                     }
                 }
                 Ok(None) => break,
-                Err(error) => return format!("the daemon sent what is no packet: {error}"),
+                Err(error) => return format!("the daemon sent something that is not a packet: {error}"),
             }
         }
     }

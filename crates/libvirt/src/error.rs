@@ -22,7 +22,8 @@ pub enum Error {
     },
     /// The daemon wants to know who we are in a way that we have not.
     #[error(
-        "libvirt's daemon at {} wants us to authenticate ({wanted}), which we cannot; run as root, or set \
+        "libvirt's daemon at {} demands authentication ({wanted}), which Drainpipe does not support; run as \
+        root, or set \
          `auth_unix_rw = \"none\"` in its configuration",
         socket.display()
     )]

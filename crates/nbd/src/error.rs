@@ -25,13 +25,13 @@ pub enum SplitterError {
     #[error("QEMU did not connect to the disk within {} s; was blockdev-add sent to it?", CLIENT_COMES.as_secs())]
     NoClient,
     /// Another program than the one for which the disk is served.
-    #[error("a local NBD client that is not the VM's QEMU")]
+    #[error("a local NBD client is not the VM's QEMU")]
     OtherClient,
     /// The local QEMU is gone without a word.
     #[error("the connection to the local QEMU broke: {0}; does it still run?")]
     Client(Arc<io::Error>),
     /// The local client does not speak NBD as it should.
-    #[error("the local NBD client sent what is not understood: {0}")]
+    #[error("the local NBD client sent something that is not understood: {0}")]
     ClientMalformed(Malformed),
     /// The connection between the hosts broke.
     #[error("a stream to the other host broke: {0}")]

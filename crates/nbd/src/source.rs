@@ -104,7 +104,7 @@ impl SourceSplitter {
         self.shared.name()
     }
 
-    /// What shows how far it is, also while it runs.
+    /// What shows how far it has got, also while it runs.
     pub fn watch(&self) -> SourceWatch {
         SourceWatch { shared: Arc::clone(&self.shared) }
     }

@@ -86,7 +86,7 @@ impl Network {
             .replace()
             .state(NeighbourState::Reachable)
             .flags(NeighbourFlags::Use | NeighbourFlags::Controller);
-        let operation = format!("have the bridge find a guest at {}", name_of(tap));
+        let operation = format!("make the bridge find a guest at {}", name_of(tap));
         execute(&operation, request.execute()).await
     }
 

@@ -28,7 +28,7 @@ pub enum Error {
     #[error("cannot {operation}: the netlink answer was not understood: {detail}")]
     Protocol { operation: String, detail: String },
 
-    #[error("there is no link named {0:?} on this host; `ip link` lists those there are")]
+    #[error("there is no link named {0:?} on this host; `ip link` lists the links")]
     UnknownLink(String),
 
     #[error("link {link} is down; bring it up with `ip link set {link} up`")]

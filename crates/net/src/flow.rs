@@ -206,7 +206,7 @@ impl Network {
             return Ok(names.get(&flow.link_index()).cloned());
         }
         let Flow { source, destination } = flow;
-        let operation = format!("find the way from {source} to {destination}");
+        let operation = format!("find the route from {source} to {destination}");
         let mut request = route_message(destination.ip().into(), &operation)?;
         request.header.source_prefix_length = request.header.destination_prefix_length;
         request.attributes.extend([

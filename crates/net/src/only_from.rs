@@ -34,7 +34,7 @@ impl Network {
         port: u16,
         sources: &[IpAddr],
     ) -> Result<(), Error> {
-        let operation = format!("keep others than {sources:?} from port {port} of {address}");
+        let operation = format!("allow only {sources:?} to reach port {port} of {address}");
         for rule in rules(address, port, sources) {
             let mut request = self.netlink.rule().add();
             *request.message_mut() = rule;
@@ -52,7 +52,7 @@ impl Network {
         port: u16,
         sources: &[IpAddr],
     ) -> Result<Undo, Error> {
-        let operation = format!("let all come to port {port} of {address} again");
+        let operation = format!("open port {port} of {address} to all again");
         let mut undo = Undo::NothingToDo;
         for rule in rules(address, port, sources).into_iter().rev() {
             if rule.header.action == RuleAction::Nop && self.has_rules_that_need_it(address).await? {

@@ -56,13 +56,13 @@ pub enum RelayError {
     #[error("the other host ended a stream before its end")]
     Truncated,
     /// The other end sends what no relay sends.
-    #[error("the other host sent what is no frame of a relay: {0}")]
+    #[error("the other host sent something that is not a frame of a relay: {0}")]
     Malformed(&'static str),
     /// A block cannot be unpacked.
-    #[error("the other host sent a block that cannot be unpacked: {0}")]
+    #[error("the other host sent a block that cannot be decompressed: {0}")]
     Unpack(String),
     /// A block could not be packed, which should never be.
-    #[error("a block could not be packed: {0}")]
+    #[error("a block could not be compressed: {0}")]
     Pack(String),
     /// The first connection never came, and the others wait for it.
     #[error("the first connection of the other host did not come")]

@@ -20,7 +20,7 @@ pub(crate) fn stay_on(cpus: &[usize]) {
         return;
     }
     if let Err(error) = sched_setaffinity(None, &set) {
-        warn!(%error, ?cpus, "a thread that packs is not kept on the CPUs that it is meant for");
+        warn!(%error, ?cpus, "a compressing thread cannot be kept on its CPUs");
     }
 }
 

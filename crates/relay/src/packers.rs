@@ -229,7 +229,7 @@ impl Pool {
         self.tell_whether_it_packs(&inner);
         drop(inner);
         if was_allowed {
-            warn!(%error, "disks are not packed: see `nothing more is packed` in docs/compression.md");
+            warn!(%error, "disks are not compressed: see `nothing more is compressed` in docs/compression.md");
         }
     }
 

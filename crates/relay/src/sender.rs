@@ -291,7 +291,7 @@ impl OfUsers {
             if self.users.is_empty() || self.users.contains(&user) {
                 return Ok(program);
             }
-            warn!(user, "a program of a user that may not do so has connected to a relay, and was closed");
+            warn!(user, "closed a connection to a relay by a user who may not connect to it");
         }
     }
 }

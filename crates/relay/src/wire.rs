@@ -73,7 +73,7 @@ impl Wire {
             let may_try_again = tls.is_some() && Instant::now() + pause < end;
             match tried {
                 Err(error) if may_try_again && is_shut_out(&error) => {
-                    debug!(%address, %error, "a connection to a relay was closed before it was accepted; once more");
+                    debug!(%address, %error, "a connection to a relay was closed before it was accepted; tried again");
                 }
                 tried => return tried,
             }

@@ -219,9 +219,9 @@ fn outcome(run: &MigrationResult) -> &'static str {
         Outcome::Completed => "completed",
         Outcome::Failed => match run.source_vm {
             Some(SourceVm::Runs) => "failed; the VM runs on at the source",
-            Some(SourceVm::Paused) => "failed; the VM stands still at the source",
+            Some(SourceVm::Paused) => "failed; the VM is paused at the source",
             Some(SourceVm::Ended) => "failed; the VM is stopped at the source",
-            Some(SourceVm::Unknown) | None => "failed; whether the VM runs at the source is not known",
+            Some(SourceVm::Unknown) | None => "failed; it is not known whether the VM runs at the source",
         },
         Outcome::Cancelled => "cancelled; the VM runs on at the source",
         Outcome::Lost if run.has_left() => "lost; the VM has ended on the target",

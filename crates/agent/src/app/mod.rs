@@ -214,7 +214,7 @@ async fn wait_until_believed(
 /// nothing where no service manager asked for it.
 fn tell_service_manager() {
     if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
-        warn!(%error, "cannot tell the service manager that the agent is ready");
+        warn!(%error, "cannot notify the service manager that the agent is ready");
     }
 }
 
@@ -248,9 +248,7 @@ fn launcher(config: &Config) -> Result<Launcher, Problem> {
     let own = QemuUser::own();
     let user = if own.is_root() { QemuUser::find(&config.qemu.user).map_err(Problem::refused)? } else { own };
     if user.is_root() {
-        warn!(
-            "[qemu] user: QEMU runs as root; whoever breaks out of a VM may do to root's files what he likes"
-        );
+        warn!("[qemu] user: QEMU runs as root, so whoever breaks out of a VM is root on this host");
     }
     let (program, arguments) = config.qemu.launcher.split_first().expect("a program, by default");
     Ok(Launcher { program: program.into(), arguments: arguments.to_vec(), user })

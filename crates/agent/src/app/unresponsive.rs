@@ -36,10 +36,10 @@ async fn try_for_long(outgoing: Arc<Outgoing>, moves: Arc<DiskMoves>, name: Stri
         }
         match reach(&outgoing, &moves, &name).await {
             Ok(()) => return info!(vm = name, "within reach again"),
-            Err(problem) => debug!(vm = name, %problem, "still out of reach"),
+            Err(problem) => debug!(vm = name, %problem, "still unresponsive"),
         }
     }
-    warn!(vm = name, "out of reach until the agent is started anew");
+    warn!(vm = name, "unresponsive; the agent tries again when it restarts");
 }
 
 /// Goes on with what the agent has left of it.

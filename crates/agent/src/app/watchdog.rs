@@ -17,9 +17,9 @@ pub(crate) async fn keep_alive(socket: PathBuf) {
     let every = limit / 4;
     loop {
         if !answers(&socket, every).await {
-            warn!("the agent does not answer itself within {}", duration(every.as_secs_f64() * 1e3));
+            warn!("the agent does not answer its own request within {}", duration(every.as_secs_f64() * 1e3));
         } else if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]) {
-            warn!(%error, "cannot tell the service manager that the agent answers");
+            warn!(%error, "cannot notify the service manager that the agent answers");
         }
         sleep(every).await;
     }

@@ -59,7 +59,7 @@ impl Fixes {
         let links = self.host.migration_links().await?;
         if !links.all().iter().any(|known| known.name == link) {
             return Err(Problem::bad_input(format!(
-                "{} is no migration link of {}",
+                "{} is not a migration link of {}",
                 link.escape_default(),
                 self.host.name()
             )));
@@ -75,7 +75,7 @@ impl Fixes {
         }
         let now = self.read(key).await?;
         let [least, first, most] = now.split_whitespace().collect::<Vec<_>>()[..] else {
-            return Err(Problem::failed(format!("{key} is {now:?}, and not three numbers")));
+            return Err(Problem::failed(format!("{key} is {now:?} instead of three numbers")));
         };
         let smaller = most.parse::<u64>().is_ok_and(|most| most < bytes_max);
         // With tabs, as the kernel prints it: so it is known again when it is put back.
@@ -87,7 +87,7 @@ impl Fixes {
         let change = Change::Sysctl { key: key.into(), value: String::new() };
         match self.host.network.observe(&change).await? {
             Before::Sysctl { value } => Ok(value),
-            _ => Err(Problem::failed(format!("{key} is no setting"))),
+            _ => Err(Problem::failed(format!("{key} is not a setting"))),
         }
     }
 

@@ -71,10 +71,10 @@ pub(crate) async fn keep_trying(checks: Arc<Checks>, is_migrating: impl Fn() -> 
                 continue;
             }
             if let Err(problem) = checks.look_at_links().await {
-                warn!(%problem, "no reading of the links' counters");
+                warn!(%problem, "the links' counters cannot be read");
             }
             if let Err(problem) = look(&checks, peer).await {
-                debug!(peer, %problem, "the paths to it are not known now");
+                debug!(peer, %problem, "the paths to this host are unknown at the moment");
             }
         }
         is_first_round = false;

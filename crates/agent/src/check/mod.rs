@@ -114,7 +114,7 @@ impl Checks {
     fn begin(&self) -> Result<SemaphorePermit<'_>, Problem> {
         self.led.try_acquire().map_err(|_| {
             Problem::conflict(format!(
-                "{CHECKS_MAX} checks are under way on this host: try again in a few seconds"
+                "{CHECKS_MAX} checks are running on this host: try again in a few seconds"
             ))
         })
     }
@@ -122,7 +122,7 @@ impl Checks {
     fn add(&self, id: Uuid, session: session::Session) -> Result<(), Problem> {
         let mut sessions = lock(&self.sessions);
         if sessions.contains_key(&id) {
-            return Err(Problem::conflict(format!("a check {id} is under way already")));
+            return Err(Problem::conflict(format!("check {id} is already running")));
         }
         sessions.insert(id, Arc::new(session));
         Ok(())

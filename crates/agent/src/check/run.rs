@@ -131,7 +131,7 @@ pub(super) async fn begin_session(
     let request = SessionRequest { token, paths: paths.iter().map(Path::reversed).collect(), ports };
     let view: SessionView = peer.post("/v1/check/sessions", &request).await?;
     if [view.datagrams.len(), view.connections.ports.len()] != [paths.len(); 2] {
-        return Err(Problem::refused(format!("{target} opens other ports than it was asked for")));
+        return Err(Problem::refused(format!("{target} has opened other ports than requested")));
     }
     Ok(view)
 }
@@ -139,14 +139,14 @@ pub(super) async fn begin_session(
 /// Has the other host close its ports.
 pub(super) async fn end_session(peer: &ApiClient, token: Uuid) {
     if let Err(problem) = peer.delete::<()>(&format!("/v1/check/sessions/{token}")).await {
-        debug!(%problem, "the other host's part of the check ends by itself");
+        debug!(%problem, "the other host's part of the check will end by itself");
     }
 }
 
 /// A path without a socket is left to the trial by TCP, whose failure says why.
 async fn bind(checks: &Checks, path: &Path) -> Option<UdpSocket> {
     let bound = path_watch::bind(&checks.host, path).await;
-    bound.inspect_err(|problem| debug!(%problem, "a path cannot be tried by datagrams")).ok()
+    bound.inspect_err(|problem| debug!(%problem, "a path cannot be tested with datagrams")).ok()
 }
 
 fn port_of(socket: Option<&UdpSocket>) -> u16 {

@@ -91,7 +91,7 @@ pub(crate) async fn open(
 ) -> Result<SessionView, Problem> {
     let SessionRequest { token, paths, ports } = request;
     if ports.len() != paths.len() {
-        return Err(Problem::bad_input("a check has one port for each path"));
+        return Err(Problem::bad_input("a check needs one port for each path"));
     }
     let slot = Arc::new(checks.taken_part_in.take(source)?);
     let (connections, mut tasks) = probe::open(&checks.host, &paths, &slot).await;
@@ -130,7 +130,7 @@ pub(crate) fn source_of(checks: &Checks, token: Uuid) -> Result<String, Problem>
 }
 
 fn find(checks: &Checks, token: Uuid) -> Result<Arc<Session>, Problem> {
-    checks.get(token).ok_or_else(|| Problem::not_found("no such check: it is over, or took too long"))
+    checks.get(token).ok_or_else(|| Problem::not_found("no such check: it has ended, or took too long"))
 }
 
 /// Sends what is asked for, and says what has arrived.

@@ -218,7 +218,7 @@ pub(crate) async fn ask(
         let (fits, facts) = tokio::join!(asked, described);
         let fits = fits?;
         if fits.len() != facts.len() {
-            return Err(Problem::refused(format!("{target} answers for other VMs than it was asked about")));
+            return Err(Problem::refused(format!("{target} answers about other VMs than requested")));
         }
         for (vm, fit) in facts.into_iter().zip(fits) {
             fit.plausible(target, vm.files.len(), vm.needs.len()).map_err(Problem::refused)?;

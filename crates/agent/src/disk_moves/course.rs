@@ -101,7 +101,7 @@ impl Mover {
                 Ok(())
             }
             Ok(MoveState::Failed(why)) => Err(self.failed(VmError::failed(why))),
-            Ok(other) => Err(Problem::failed(format!("the copy has ended by itself ({other:?})"))),
+            Ok(other) => Err(Problem::failed(format!("the copy has ended unexpectedly ({other:?})"))),
             Err(error) if error.is_mute() => Ok(()),
             Err(error) => Err(self.failed(error)),
         }
@@ -123,7 +123,7 @@ impl Mover {
         if index < disks.len() {
             return Ok(disks.swap_remove(index));
         }
-        Err(Problem::failed(format!("VM {} has no disk {} any more", self.one.vm, self.one.disk)))
+        Err(Problem::failed(format!("VM {} no longer has a disk {}", self.one.vm, self.one.disk)))
     }
 
     fn failed(&self, error: VmError) -> Problem {

@@ -132,16 +132,14 @@ impl DiskMoves {
 
     fn find(&self, vm: &str) -> Result<Arc<DiskMove>, Problem> {
         let found = lock(&self.by_vm).get(vm).cloned();
-        found.ok_or_else(|| {
-            Problem::not_found(format!("no disk of VM {vm} moves here, as far as this agent knows"))
-        })
+        found.ok_or_else(|| Problem::not_found(format!("this agent knows of no disk move of VM {vm}")))
     }
 
     /// Gives the one up that is under way, if it is not too late.
     pub(crate) fn cancel(&self, vm: &str) -> Result<DiskMoveView, Problem> {
         let one = self.find(vm)?;
         if one.is_over() {
-            return Err(Problem::conflict(format!("{} of VM {vm} does not move any more", one.disk)));
+            return Err(Problem::conflict(format!("{} of VM {vm} is no longer being moved", one.disk)));
         }
         one.is_cancelled.store(true, Ordering::Relaxed);
         one.cancel.notify_one();
@@ -182,7 +180,7 @@ fn spawn(moves: &Arc<DiskMoves>, one: Arc<DiskMove>, claimed: Claimed, begin: Be
     let (vm, disk) = (one.vm.clone(), one.disk);
     let carrier = Mover { moves: Arc::clone(moves), one, claimed };
     let crashed = async move {
-        error!(vm, %disk, "an error in Drainpipe has ended the move of a disk: the agent's next start settles it");
+        error!(vm, %disk, "an error in Drainpipe has ended the move of a disk: the agent settles it when it restarts");
     };
     supervised::spawn(carrier.run(begin), crashed);
 }
@@ -201,8 +199,8 @@ async fn to_copy(
     if let Some(own) = disks.iter().find(|own| own.disk == *disk) {
         if own.is_read_only {
             return Err(Problem::refused(format!(
-                "{disk} of VM {vm} ({}) is read-only: nothing writes to it, so copy the file, and name the copy when the VM \
-                 is defined anew",
+                "{disk} of VM {vm} ({}) is read-only: nothing writes to it, so copy the file, and name the \
+                copy when you define the VM again",
                 own.path
             )));
         }
@@ -213,13 +211,13 @@ async fn to_copy(
     let host = incoming.host.name();
     if incoming.files.is_device_place(to) {
         return Err(Problem::refused(format!(
-            "{to} is in a place of block devices, and a disk moves to a file only while its VM stays on {host}: name a file, \
-             or have `migrate --disk` write to the device on another host"
+            "{to} is among block devices, and while its VM stays on {host}, a disk can move only to a file: \
+            name a file, or use `migrate --disk` to write to a device on another host"
         )));
     }
     let places = [(*disk, to.clone())].into();
     let copied = copies(vm, host, &disks, &places).map_err(Problem::refused)?;
-    let copy = copied.into_iter().next().ok_or_else(|| Problem::failed("no disk is to be copied"))?;
+    let copy = copied.into_iter().next().ok_or_else(|| Problem::failed("there is no disk to copy"))?;
     let most_bytes = copy.size_bytes.max(copy.allocated_bytes);
     let room = DiskCopy {
         allocated_bytes: copy.allocated_bytes.saturating_add(SPARE_BYTES).min(most_bytes),
@@ -230,8 +228,7 @@ async fn to_copy(
 }
 
 fn check_hypervisor(vmm: &dyn Machine) -> Result<(), Problem> {
-    let moves =
-        vmm.disk_moves().ok_or_else(|| Problem::refused("the VM's hypervisor does not move disks"))?;
+    let moves = vmm.disk_moves().ok_or_else(|| Problem::refused("the VM's hypervisor cannot move disks"))?;
     moves.check().map_err(Problem::refused)
 }
 
@@ -241,7 +238,7 @@ pub(crate) fn recover(moves: &Arc<DiskMoves>) -> Result<(), Problem> {
         let (vm, id) = (record.vm.clone(), record.id.clone());
         match moves.incoming.vms.claim(&vm, Claim::MovingDisk(record.disk, id)) {
             Ok(claimed) => take_up(moves, &record, claimed),
-            Err(problem) => warn!(vm, %problem, "the move of a disk waits until its VM is within reach"),
+            Err(problem) => warn!(vm, %problem, "the move of a disk waits until its VM answers"),
         }
     }
     Ok(())
@@ -257,6 +254,6 @@ pub(crate) fn take_up(moves: &Arc<DiskMoves>, record: &DiskMoveRecord, claimed: 
 pub(crate) async fn shut_down(moves: &DiskMoves) -> Option<OwnedMutexGuard<()>> {
     let holding = timeout(SWITCHED_WITHIN, Arc::clone(&moves.holding).lock_owned()).await;
     holding
-        .inspect_err(|_| warn!("the move of a disk is cut short: the agent's next start goes on with it"))
+        .inspect_err(|_| warn!("the move of a disk is interrupted: the agent continues it when it restarts"))
         .ok()
 }

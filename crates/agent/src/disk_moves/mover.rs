@@ -31,6 +31,6 @@ impl Mover {
 
     pub(super) fn hypervisors(&self) -> Result<&dyn HypervisorsMoves, Problem> {
         let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.claimed.definition))?;
-        vmm.disk_moves().ok_or_else(|| Problem::refused("the VM's hypervisor does not move disks"))
+        vmm.disk_moves().ok_or_else(|| Problem::refused("the VM's hypervisor cannot move disks"))
     }
 }

@@ -59,14 +59,15 @@ impl Mover {
                 }
                 Err(why) => {
                     if tried == 0 {
-                        warn!(vm = self.one.vm, disk = %self.one.disk, %why, "how its move has ended is not settled: tried again");
+                        warn!(vm = self.one.vm, disk = %self.one.disk, %why, "it is not settled yet how its \
+                            move has ended: tried again");
                     }
                     problem.get_or_insert(why);
                 }
             }
             sleep(TRY_EVERY).await;
         }
-        warn!(vm = self.one.vm, disk = %self.one.disk, "the move is not settled until the agent is started anew");
+        warn!(vm = self.one.vm, disk = %self.one.disk, "the move is not settled until the agent restarts");
         // The VM stays claimed.
         std::future::pending().await
     }
@@ -74,7 +75,7 @@ impl Mover {
     async fn try_settle(&self, is_left: bool) -> Result<Settled, Problem> {
         let moves = self.moves.incoming.journal.disk_moves()?;
         let Some(record) = moves.into_iter().find(|record| record.id == self.one.id) else {
-            return Err(Problem::failed("the journal does not know the move any more"));
+            return Err(Problem::failed("the journal no longer knows the move"));
         };
         match settle(record.is_recorded, self.found().await?) {
             Settlement::GoOn if is_left => Ok(Settled::GoesOn),
@@ -169,10 +170,7 @@ impl Mover {
         match incoming.files.rename_left(&record.old, &path, named_disks(incoming)?).await {
             Ok(true) => Ok(Some(self.left(path, was, file))),
             Ok(false) => {
-                warn!(
-                    vm = record.vm,
-                    was, "the disk that it had is not there, or is another file now: it is left as it is"
-                );
+                warn!(vm = record.vm, was, "its old disk is gone, or is another file now: left as it is");
                 Ok(None)
             }
             Err(problem) => Ok(self.stays(&record.old, &problem)),
@@ -182,7 +180,8 @@ impl Mover {
     /// The VM does not have it, and its storage does not do what it should: it keeps its name, and nobody waits for that.
     fn stays(&self, disk: &DiskFile, problem: &Problem) -> Option<LeftFile> {
         let DiskFile { path, file } = disk.clone();
-        warn!(vm = self.one.vm, path, %problem, "a disk that the VM does not have stays as it is: see `drainpipe disk left`");
+        warn!(vm = self.one.vm, path, %problem, "a disk that the VM does not use stays as it is: see \
+            `drainpipe disk left`");
         file.map(|file| self.left(path.clone(), path, Some(file)))
     }
 
@@ -202,7 +201,7 @@ impl Mover {
                 self.one.end(DiskMoveOutcome::Cancelled, None, None);
             }
             Settled::Undone | Settled::GoesOn => {
-                let ended = || Problem::failed("the agent was ended before the VM had the new disk");
+                let ended = || Problem::failed("the agent ended before the VM used the new disk");
                 self.one.end(DiskMoveOutcome::Failed, Some(problem.unwrap_or_else(ended)), None);
             }
         }

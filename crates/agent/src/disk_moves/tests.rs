@@ -180,8 +180,8 @@ fn a_move_is_cancelled_and_nothing_else_is_done_to_the_vm_meanwhile() {
     moved.life.parts.disk_moves.cancel("web").unwrap();
     assert_eq!(moved.ended().outcome, DiskMoveOutcome::Cancelled);
     moved.is_as_before();
-    refused(moved.life.parts.disk_moves.cancel("web"), ProblemKind::Conflict, "does not move any more");
-    refused(moved.life.parts.disk_moves.cancel("db"), ProblemKind::NotFound, "no disk of VM db moves");
+    refused(moved.life.parts.disk_moves.cancel("web"), ProblemKind::Conflict, "is no longer being moved");
+    refused(moved.life.parts.disk_moves.cancel("db"), ProblemKind::NotFound, "no disk move of VM db");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::check::{self, DiskThere};
 use crate::outgoing::{Meeting, check_hosts, check_vm, disks_of};
 use drainpipe_api_types::DrainRequest;
 
-/// The disks of all running VMs, in the order of these; none where no disk is to be copied.
+/// The disks of all running VMs, in the order of these; none where there is no disk to copy.
 pub(super) type OwnDisks = Vec<Result<Vec<OwnDisk>, Problem>>;
 
 /// A disk of a VM here.
@@ -128,7 +128,7 @@ fn of_vm(
 
 fn no_place(target: &str, copy: &DiskCopy) -> Problem {
     Problem::refused(format!(
-        "{target} has no directory for {}, or cannot say what is free there: make it, or look at the storage",
+        "{target} has no directory for {}, or cannot tell how much is free there: create it, or look at the storage",
         copy.to
     ))
 }

@@ -222,7 +222,7 @@ impl Executor {
                     self.others.absent.insert(vm);
                 }
                 Err(problem) => {
-                    warn!(%problem, vm, "whether somebody has moved it is not known; asked again");
+                    warn!(%problem, vm, "it is not known whether somebody has moved it; asked again");
                     self.others.ask_again_at = Some(Instant::now() + RECORD_AGAIN_AFTER);
                 }
             }
@@ -244,7 +244,7 @@ impl Executor {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    warn!(%error, vm, "where it runs cannot be read; asked again");
+                    warn!(%error, vm, "cannot read where it runs; asked again");
                     self.others.ask_again_at = Some(Instant::now() + RECORD_AGAIN_AFTER);
                 }
             }
@@ -298,7 +298,8 @@ impl Executor {
             }
             Err(problem) => {
                 let departure = self.departure(&vm).inspect_err(|problem| {
-                    warn!(%problem, vm, "whether somebody has moved it is not known; told when the drain is over");
+                    warn!(%problem, vm, "it is not known whether somebody has moved it; counted when the \
+                        drain is over");
                 });
                 let departure = departure.unwrap_or_default();
                 let end = departure.map_or(MoveEnd::Failed(problem), MoveEnd::Left);
@@ -425,12 +426,12 @@ impl Warnings {
             if let Some(warning) = &one.warning
                 && self.logged.insert(one.vm.clone())
             {
-                warn!(vm = one.vm, "of the plan: {warning}");
+                warn!(vm = one.vm, "warning about the plan: {warning}");
             }
         }
         for warning in &plan.warnings {
             if self.logged.insert(warning.clone()) {
-                warn!("of the plan: {warning}");
+                warn!("warning about the plan: {warning}");
             }
         }
     }
@@ -482,7 +483,7 @@ async fn lost_sight(flight: Arc<Running>, tell: mpsc::Sender<DrainEvent>) {
     if flight.is_held() {
         flight.cancel();
     }
-    let problem = Problem::failed(format!("what follows its migration has crashed, {TO_BE_REPORTED}"));
+    let problem = Problem::failed(format!("the clean-up after its migration has crashed, {TO_BE_REPORTED}"));
     let end = MoveEnd::InDoubt(problem);
     let _ = tell.send(DrainEvent::Ended { vm: flight.vm().to_owned(), end }).await;
 }
@@ -504,7 +505,7 @@ async fn result_of(drains: &Drains, flight: &Running) -> Option<MigrationResult>
     loop {
         match flight.end(&drains.journal) {
             Ok(result) => return result,
-            Err(problem) => warn!(%problem, "how a migration ended is not known yet; tried again soon"),
+            Err(problem) => warn!(%problem, "it is not known yet how a migration ended; tried again soon"),
         }
         sleep(RECORD_AGAIN_AFTER).await;
     }

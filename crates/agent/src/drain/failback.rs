@@ -136,7 +136,7 @@ pub(super) struct Away {
 pub(super) fn away(drains: &Drains) -> Result<Away, Problem> {
     let Some(drain) = drains.journal.last_drain()? else {
         let host = drains.host.name();
-        return Err(Problem::refused(format!("{host} was never drained: there is nothing to bring back")));
+        return Err(Problem::refused(format!("{host} was never drained, so there is nothing to bring back")));
     };
     let DrainRecord { request, status, .. } = settled(drains, drain)?;
     let DrainStatus { mut moves, transfers, .. } = status;
@@ -482,7 +482,7 @@ impl WayBack {
     fn write_down(&self, status: &DrainStatus, changed: &[(usize, &MoveStatus)], gone: &[&str]) {
         let written = self.drains.journal.record_drain(&self.course.id, status, changed, gone);
         if let Err(error) = written {
-            warn!(%error, failback = self.course.id, "how far it is cannot be recorded");
+            warn!(%error, failback = self.course.id, "cannot record how far it has got");
         }
     }
 

@@ -220,7 +220,7 @@ fn check(drains: &Drains, request: &DrainRequest) -> Result<(), Problem> {
         )));
     }
     if request.swap_with.is_some() && !request.to.is_empty() {
-        return Err(Problem::bad_input("to swap with a host is to drain to that host alone: name no others"));
+        return Err(Problem::bad_input("a swap drains to that host alone: name no others"));
     }
     targets_named(request).try_for_each(|name| drains.peers.target(name).map(drop))
 }
@@ -333,7 +333,7 @@ pub(crate) fn resume(drains: &Arc<Drains>, request: ResumeRequest) -> Result<Dra
         begun.map_err(|problem| nothing_changed(drains, problem))?;
     } else {
         if let Err(problem) = settled {
-            warn!(%problem, "what has become of the drain's VMs is not all told");
+            warn!(%problem, "it is not all known what has become of the drain's VMs");
         }
         drains.journal.lift_cordon()?;
     }
@@ -360,14 +360,14 @@ fn nothing_changed(drains: &Drains, problem: Problem) -> Problem {
 /// for ever; what is on the links goes on by itself.
 async fn crashed(drains: Arc<Drains>) {
     error!(
-        "a drain or way back has crashed, which is an error in Drainpipe; the same command again carries on"
+        "a drain or failback has crashed, which is an error in Drainpipe; give the same command again to continue"
     );
     let flights = drains.outgoing.migrations.all();
     flights.iter().filter(|flight| flight.is_held()).for_each(|flight| flight.cancel());
     for _ in 0..CRASH_RECORD_ATTEMPTS {
         match drains.journal.interrupt_drains(Timestamp::now()) {
             Ok(()) => break,
-            Err(error) => warn!(%error, "that it has crashed is not written down yet"),
+            Err(error) => warn!(%error, "the crash is not recorded yet"),
         }
         sleep(RECORD_AGAIN_AFTER).await;
     }
@@ -383,7 +383,7 @@ pub(crate) fn recover(drains: &Drains) -> Result<(), Problem> {
 pub(crate) async fn shut_down(drains: &Drains) {
     let beginning = timeout(SHUTDOWN_DEADLINE, drains.under_way.beginning.lock()).await;
     if beginning.is_err() {
-        warn!("a drain is being planned still; the agent stops without it");
+        warn!("a drain is still being planned; the agent stops without it");
     }
     if let Some(current) = drains.under_way.lock().take() {
         current.task.abort();

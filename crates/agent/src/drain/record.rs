@@ -129,7 +129,7 @@ fn settle(drains: &Drains, one: &mut MoveStatus) -> Result<(), Problem> {
 
 /// What it was doing is lost, and somebody has booted it anew: it runs here, and is still to move.
 fn note_boot(one: &mut MoveStatus) {
-    let again = "it was booted anew since and runs here: another drain moves it";
+    let again = "it was booted again and runs here: drain again to move it";
     one.state = MoveState::Failed;
     one.error = Some(match one.error.take() {
         Some(problem) => Problem { message: format!("{}; {again}", problem.message), ..problem },
@@ -205,8 +205,8 @@ fn settle_return(drains: &Drains, one: &mut MoveStatus) {
         (one.state, one.error) = (MoveState::Failed, Some(does_not_run(&definition)));
     } else {
         let error = format!(
-            "it has not come to {host}, and is not on its way as far as {host} knows: {} had it last, and the same command \
-             again fetches it",
+            "it has not come to {host}, and {host} does not know that it is on its way: {} had it last; \
+            give the same command again to fetch it",
             one.target,
             host = drains.host.name()
         );

@@ -231,7 +231,7 @@ fn was_reclaimed(life: &Life, vm: &str) {
     let result = result_of(vm, "failed");
     let result = MigrationResult {
         source_vm: Some(SourceVm::Ended),
-        error: Some("its target was lost after the hand-over, by the operator's word".into()),
+        error: Some("its target was lost after the hand-over, on the operator's word".into()),
         ..result
     };
     life.parts.journal.end_migration(&result, false, Timestamp::now()).unwrap();
@@ -251,8 +251,8 @@ fn a_vm_that_was_reclaimed_is_lost_until_it_is_booted_anew_and_is_then_still_to_
     let [db, web] = <[MoveStatus; 2]>::try_from(shown(&life).status.unwrap().moves).unwrap();
     let says = |one: &MoveStatus| one.error.as_ref().unwrap().message.clone();
     assert_eq!((db.state, web.state), (MoveState::Lost, MoveState::Failed));
-    assert!(says(&db).ends_with("by the operator's word"), "{db:?}");
-    assert!(says(&web).contains("was booted anew since and runs here: another drain moves it"), "{web:?}");
+    assert!(says(&db).ends_with("on the operator's word"), "{db:?}");
+    assert!(says(&web).contains("was booted again and runs here: drain again to move it"), "{web:?}");
 }
 
 fn course() -> Arc<Course> {

@@ -124,7 +124,7 @@ impl Swap {
     async fn look(drains: &Drains, request: &DrainRequest) -> Self {
         let Some(partner) = &request.swap_with else { return Self::default() };
         let swapped_in = drains.journal.swapped_in().unwrap_or_else(|error| {
-            warn!(%error, "which VMs came by the swap is known from the other host alone");
+            warn!(%error, "only the other host knows which VMs came by the swap");
             vec![]
         });
         let mut vms: BTreeSet<String> = swapped_in.into_iter().collect();
@@ -202,7 +202,7 @@ async fn why_immovable(vmm: &dyn Machine) -> Option<String> {
 async fn why_kept(vmm: &dyn Machine) -> Option<String> {
     let obstacles = match vmm.demands(QMP_DEADLINE).await {
         Ok(demands) => demands.obstacles,
-        Err(error) => return Some(format!("its manager does not answer: {error}")),
+        Err(error) => return Some(format!("its owner's daemon does not answer: {error}")),
     };
     let refusal = |notice: &Notice| format!("cannot move: {}; {}", notice.what, notice.remedy);
     let all: Vec<String> = obstacles.iter().map(refusal).collect();
@@ -259,7 +259,7 @@ async fn look_at(
     let (journal, free_cores) = (&drains.journal, drains.host.idle_cores.known());
     let learnt = path_history::of_target(journal, free_cores, name, asked_for.option);
     let learnt = learnt.unwrap_or_else(|problem| {
-        warn!(%problem, "what migrations to {name} were like is not known");
+        warn!(%problem, "earlier migrations to {name} cannot be read");
         Learnt::default()
     });
     let Learnt { saved_mbps, compressed_slower, .. } = learnt;
@@ -330,8 +330,7 @@ async fn ask(
     let swaps = swap.is_with(name) && target.swap_with.as_deref() == Some(drains.host.name());
     let cordoned = (target.cordoned && !swaps).then(|| {
         format!(
-            "it is cordoned: `drainpipe resume {name}` ends that, and with `--swap` on both hosts their VMs change \
-             places"
+            "it is cordoned: `drainpipe resume {name}` ends that; `--swap` on both hosts lets them exchange their VMs"
         )
     });
     let no_post_copy = NoPostCopy::between(&source, &target.facts, plan.encryption.is_encrypted);

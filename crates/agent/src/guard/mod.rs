@@ -206,7 +206,7 @@ async fn keep_alive(mut child: Child, mut signs: UnixStream, mut left: oneshot::
     drop(signs);
     let waited = tokio::task::spawn_blocking(move || child.wait()).await;
     if let Ok(Err(error)) = waited {
-        tracing::warn!(%error, "a guard cannot be waited for");
+        tracing::warn!(%error, "cannot wait for a guard");
     }
 }
 
@@ -214,8 +214,8 @@ fn wait_until_at_post(mut word: PipeReader) -> io::Result<()> {
     if poll(&mut [PollFd::new(&word, PollFlags::IN)], Some(&POST_DEADLINE))? == 0 {
         return Err(io::Error::new(
             io::ErrorKind::TimedOut,
-            "it is not at its post after 5 s: the guard of an earlier migration of this VM is still at work, or this host is \
-             too busy to start one; try again",
+            "it was not ready within 5 s: the guard of an earlier migration of this VM is still running, or \
+            this host is too busy to start one; try again",
         ));
     }
     match word.read(&mut [0])? {
@@ -254,7 +254,7 @@ pub async fn stand(orders: &Orders, hypervisor: Arc<dyn Hypervisor>) -> Result<(
     let name: VmName = vm.parse().map_err(Problem::bad_input)?;
     let directory = hypervisor.directory(&name).map_err(Problem::refused)?;
     let _post = take_post(&directory)
-        .map_err(|error| Problem::failed(format!("guard of VM {vm}: cannot take its post: {error}")))?;
+        .map_err(|error| Problem::failed(format!("guard of VM {vm}: cannot begin: {error}")))?;
     let journal = Journal::open_beside_agent(&orders.state_directory, &orders.runtime_directory)?;
     // An agent that is gone already shows as silence.
     let _heard = io::stdout().write_all(&[AT_POST]).and_then(|()| io::stdout().flush());
@@ -280,7 +280,7 @@ impl Executor<'_> {
             let event = match next {
                 GuardAction::Leave => return Ok(()),
                 GuardAction::GiveUp => {
-                    let problem = self.problem.unwrap_or_else(|| Problem::failed("it was tried in vain"));
+                    let problem = self.problem.unwrap_or_else(|| Problem::failed("the attempts failed"));
                     return Err(problem.context(format!("guard of VM {vm}: it does not run")));
                 }
                 action => self.perform(action, signs).await.unwrap_or_else(|problem| {

@@ -95,7 +95,7 @@ impl Source {
     /// Nobody sees any more whether it still serves its purpose. An agent that wakes up throttles the VM again.
     pub(super) fn lift_throttle(&self) {
         if let Err(error) = self.hypervisor.lift_throttle(&self.name) {
-            eprintln!("guard: the VM's CPUs stay throttled until its agent is started anew: {error}");
+            eprintln!("guard: the VM's CPUs stay throttled until its agent restarts: {error}");
         }
     }
 
@@ -122,7 +122,7 @@ impl Source {
     fn cut_disk_copy(&self, agent: SocketAddr) {
         match self.hypervisor.cut_connections(&self.name, agent) {
             Ok(0) => {}
-            Ok(_) => eprintln!("guard: a copy of the VM's disk is cut, for which its writes wait"),
+            Ok(_) => eprintln!("guard: cut a copy of the VM's disk for which its writes wait"),
             Err(error) => eprintln!("guard: the VM may wait for a copy of its disk: {error}"),
         }
     }
@@ -151,7 +151,7 @@ impl Source {
         if let Some(Err(error)) =
             self.peer.zip(vmm.connections()).map(|(peer, of_vm)| of_vm.discard_unsent(peer))
         {
-            eprintln!("guard: the kernel goes on trying to send what QEMU has left: {error}");
+            eprintln!("guard: the kernel keeps trying to send what QEMU has left: {error}");
         }
         let cancelled = self.cancel(&*vmm).await;
         self.cut(true);
@@ -171,7 +171,8 @@ impl Source {
     }
 
     pub(super) async fn run(&mut self) -> Result<GuardEvent, Problem> {
-        let vmm = self.attached.take().ok_or_else(|| Problem::failed("its QEMU was not taken hold of"))?;
+        let vmm =
+            self.attached.take().ok_or_else(|| Problem::failed("it could not connect to the VM's QEMU"))?;
         vmm.run(QMP_DEADLINE).await.map_err(Problem::failed)?;
         // Only now: the VM waits for nothing that is less urgent. And nobody looks after it any more.
         for _ in 0..LET_GO_ATTEMPTS {
@@ -214,7 +215,7 @@ impl Source {
     /// off meanwhile may never run again.
     fn cut(&self, with_relay: bool) -> bool {
         if self.hypervisor.is_stopped(&self.name) {
-            eprintln!("guard: somebody has stopped QEMU, as by SIGSTOP: it is waited for");
+            eprintln!("guard: somebody has stopped QEMU, for example by SIGSTOP: waiting for it");
             return false;
         }
         if let Some(Err(error)) = self.peer.map(|peer| self.hypervisor.cut_connections(&self.name, peer)) {
@@ -234,7 +235,7 @@ async fn let_writes_go(vmm: &dyn Machine) -> bool {
         None => Ok(()),
     };
     if let Err(error) = &let_go {
-        eprintln!("guard: the VM's writes may stay held back until its agent is started anew: {error}");
+        eprintln!("guard: the VM's writes may stay held back until its agent restarts: {error}");
     }
     let_go.is_ok()
 }

@@ -157,7 +157,7 @@ impl HostNetwork {
     pub(crate) async fn change_recorded(&self, change: &Change) -> Result<(), Problem> {
         let _changing = self.changing.lock().await;
         if !self.journal.changes()?.iter().any(|recorded| same_object(&recorded.change, change)) {
-            return Err(Problem::failed(format!("no migration is recorded that needs the {change}")));
+            return Err(Problem::failed(format!("no recorded migration needs the {change}")));
         }
         self.network.apply(change).await.map_err(Problem::failed)
     }

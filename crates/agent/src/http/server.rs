@@ -195,7 +195,7 @@ impl Door {
         let (unauthenticated, mut closing) = slot;
         let greeted = tokio::select! {
             greeted = timeout(HANDSHAKE_DEADLINE, self.greet(stream)) => greeted,
-            _ = &mut closing => return debug!("closed the oldest connection of the address that has most"),
+            _ = &mut closing => return debug!("closed the oldest connection of the address that has the most"),
         };
         match greeted {
             Ok(Some(Guest::Known(stream, peer))) => {
@@ -207,10 +207,10 @@ impl Door {
                 tokio::select! {
                     served = timeout(JOIN_DEADLINE, served) => {
                         if served.is_err() {
-                            debug!(%from, "closed a connection that was to join and did not");
+                            debug!(%from, "closed a connection that offered to join and did not");
                         }
                     }
-                    _ = closing => debug!(%from, "closed a connection that was to join: its address has most"),
+                    _ = closing => debug!(%from, "closed a connection that offered to join: its address has the most"),
                 }
                 drop(unauthenticated);
             }
@@ -320,7 +320,7 @@ impl Activity {
     fn check_not_revoked(&self) -> Result<(), Problem> {
         let revoked = |holder: &Holder| holder.identity.revocations().has(&holder.certificate);
         if self.holder.as_ref().is_some_and(revoked) {
-            return Err(Problem::new(ProblemKind::Forbidden, "the certificate of who asks is revoked"));
+            return Err(Problem::new(ProblemKind::Forbidden, "the caller's certificate is revoked"));
         }
         Ok(())
     }
@@ -386,7 +386,7 @@ async fn answer(activity: Activity, request: Request, next: Next) -> Response {
 /// when a source is killed just as the target lets the VM run.
 async fn to_the_end(request: Request, next: Next) -> Response {
     tokio::spawn(next.run(request)).await.unwrap_or_else(|error| {
-        warn!(%error, "a request was not carried through");
+        warn!(%error, "a request was not completed");
         StatusCode::INTERNAL_SERVER_ERROR.into_response()
     })
 }

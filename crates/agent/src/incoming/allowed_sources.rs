@@ -55,7 +55,7 @@ pub(super) async fn keep_out(
 ) {
     let change = only_from(listen_at, sources);
     if let Err(problem) = incoming.host.network.change_for(&entry.id, &[change]).await {
-        warn!(%problem, vm = entry.definition.name.as_str(), "unauthenticated peers are not kept from the VM's port");
+        warn!(%problem, vm = entry.definition.name.as_str(), "unauthenticated peers can reach the VM's port");
         let_in(incoming, entry, listen_at).await;
     }
 }
@@ -65,7 +65,7 @@ pub(super) async fn let_in(incoming: &Incoming, entry: &IncomingVm, listen_at: S
     let change = only_from(listen_at, &[]);
     if let Err(problem) = incoming.host.network.put_back_one(&entry.id, &change).await {
         // It stands in the journal, and is tried again at the end of the migration.
-        warn!(%problem, "cannot let others come to {listen_at} again");
+        warn!(%problem, "cannot open {listen_at} to others again");
     }
 }
 

@@ -66,7 +66,7 @@ async fn perform(
 }
 
 fn not_settled(unfinished: &UnfinishedIncoming, problem: &Problem) {
-    debug!(vm = unfinished.vm, %problem, "whether it runs here, and still is this host's, is not settled yet");
+    debug!(vm = unfinished.vm, %problem, "it is not settled yet whether it runs here and still belongs to this host");
 }
 
 async fn try_perform(
@@ -115,12 +115,13 @@ async fn let_run(
 ) -> ResumptionEvent {
     let Some(vmm) = incoming.vms.running(vm) else { return ResumptionEvent::Failed };
     if let Err(problem) = disks::close_left_open(incoming, id, &*vmm).await {
-        warn!(vm, %problem, "was handed over to this host, but others may write to its disks yet: it does not run");
+        warn!(vm, %problem, "was handed over to this host, but does not run, because others may still write \
+            to its disks");
         return ResumptionEvent::Failed;
     }
     match vmm.run(QMP_DEADLINE).await {
         Ok(()) => {
-            info!(vm, "runs here, as its source had handed it over");
+            info!(vm, "runs here, because its source has handed it over");
             ResumptionEvent::Done
         }
         Err(error) => {
@@ -142,11 +143,11 @@ fn forget(incoming: &Incoming, unfinished: &UnfinishedIncoming) -> Result<(), Pr
     if is_here || !incoming.journal.take_back_run(id)? {
         warn!(
             vm,
-            source, "was given back to its source, and was started here since: it may run on both hosts"
+            source, "was given back to its source, and has been started here since: it may run on both hosts"
         );
         return Ok(());
     }
     incoming.vms.forget(vm);
-    warn!(vm, source, "is this host's no more: it was given back to its source");
+    warn!(vm, source, "no longer belongs to this host: it was given back to its source");
     incoming.vms.hypervisor().clear(&claimed.definition.name).map_err(Problem::failed)
 }

@@ -278,7 +278,7 @@ fn limit_unread_of_relay(listener: &TcpListener, request: &ConnectionRequest) {
 fn new_tls_key() -> Result<TlsKey, Problem> {
     let mut bytes = [0; 32];
     let filled = SystemRandom::new().fill(&mut bytes);
-    filled.map_err(|_| Problem::failed("the kernel gives no random bytes for a key"))?;
+    filled.map_err(|_| Problem::failed("the kernel provides no random bytes for a key"))?;
     Ok(TlsKey::new(bytes))
 }
 

@@ -60,7 +60,7 @@ pub(super) async fn check(
         check_described(request, disk)?;
     }
     if !request.disks.is_empty() && !takes_copies(incoming, request) {
-        return Err(refused_here(incoming, &"its hypervisor takes no copies of disks"));
+        return Err(refused_here(incoming, &"its hypervisor cannot receive copies of disks"));
     }
     let vm = request.definition.name.as_str();
     check_room(incoming, &request.id, (vm, source), &request.disks).await
@@ -86,7 +86,7 @@ fn check_described(request: &IncomingRequest, disk: &DiskCopy) -> Result<(), Pro
     if is_same && count == 1 {
         return Ok(());
     }
-    Err(Problem::bad_input(format!("the disk {} that is to be copied is not the specification's", disk.disk)))
+    Err(Problem::bad_input(format!("the disk {} to copy is not in the specification", disk.disk)))
 }
 
 async fn check_room(
@@ -187,12 +187,12 @@ pub(super) async fn open(
     address: IpAddr,
 ) -> Result<Option<DiskEndpoint>, Problem> {
     if request.plan.disks != entry.disks {
-        return Err(Problem::bad_input("the plan names other disks to be copied than step 2 did"));
+        return Err(Problem::bad_input("the plan names other disks to copy than step 2 did"));
     }
     if entry.disks.is_empty() {
         return Ok(None);
     }
-    let takes_none = || refused_here(incoming, &"its hypervisor takes no copies of disks");
+    let takes_none = || refused_here(incoming, &"its hypervisor cannot receive copies of disks");
     let (exports, program) = vmm.disk_exports().zip(vmm.incoming_disks()).ok_or_else(takes_none)?;
     let disks: Vec<usize> = entry.disks.iter().map(|disk| disk.disk.index()).collect();
     // Should the source ask again.
@@ -263,7 +263,7 @@ pub(super) fn keep_given_back(incoming: &Incoming, unfinished: &UnfinishedIncomi
             vm,
             source,
             path,
-            "a copy of a disk stays here of a VM that was given back: see `drainpipe disk left`"
+            "a disk's copy stays here although its VM was given back: see `drainpipe disk left`"
         );
         let left_at = Timestamp::now().to_string();
         let (was, vm, target) = (path.clone(), vm.clone(), source.clone());
@@ -283,7 +283,8 @@ pub(super) async fn remove(incoming: &Incoming, id: &str) -> Result<(), Problem>
         }
         let disk = made.disk;
         incoming.files.remove(&disk, id, named).await.inspect_err(|problem| {
-            warn!(%problem, path = disk.path, "a disk that was made for a VM is left; tried again at the next start");
+            warn!(%problem, path = disk.path, "a disk that was made for a VM is not removed yet; tried \
+                again when the agent restarts");
         })?;
     }
     Ok(incoming.journal.forget_made_disks(id)?)
@@ -294,7 +295,7 @@ pub(super) fn leave(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     for made in incoming.journal.made_disks(id)? {
         warn!(
             path = made.disk.path,
-            "a disk that was made for a VM which came again since stays; it may be of no use"
+            "a disk stays that was made for a VM which has come again since; it may be useless"
         );
     }
     Ok(incoming.journal.forget_made_disks(id)?)
@@ -337,7 +338,7 @@ async fn remove_one_left(incoming: &Incoming, left: &LeftFile) -> Result<bool, P
         None => false,
     };
     if !was_there {
-        warn!(path, "a disk that stayed behind is not there any more, or is another file: it is left alone");
+        warn!(path, "a disk that stayed behind is gone, or is another file now: left as it is");
     }
     incoming.journal.forget_left_disk(path)?;
     Ok(was_there)

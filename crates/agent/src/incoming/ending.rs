@@ -28,7 +28,9 @@ pub(super) async fn clear_discarded(incoming: &Incoming) -> Result<(), Problem> 
         match cleared {
             Ok(()) => incoming.journal.forget_incoming_vm(&record.id)?,
             // A QEMU that nobody needs and that hangs must not keep the agent from all others.
-            Err(problem) => warn!(vm = record.vm, %problem, "its remains are removed at the next start"),
+            Err(problem) => {
+                warn!(vm = record.vm, %problem, "its remains are removed when the agent restarts")
+            }
         }
     }
     Ok(())
@@ -79,12 +81,13 @@ pub(crate) async fn close_unfinished(incoming: &Incoming, vm: &str) {
             Ok(Some((_, IncomingState::Finished))) => {}
             Ok(_) => continue,
             Err(error) => {
-                warn!(vm, migration = id, %error, "whether it still holds anything here is not known; looked at again soon");
+                warn!(vm, migration = id, %error, "it is not known whether it still holds anything here; \
+                    checked again soon");
                 continue;
             }
         }
         if let Err(problem) = incoming.transfer.watches.leave(&id).await {
-            warn!(vm, migration = id, %problem, "the network is put back at the next start");
+            warn!(vm, migration = id, %problem, "the network is put back when the agent restarts");
         }
         incoming.entries.remove(&id);
     }
@@ -117,7 +120,7 @@ pub(crate) async fn stop_told(incoming: &Arc<Incoming>, vm: &str, force: bool) -
             source = entry.source,
         )));
     }
-    warn!(vm, migration = entry.id, "its QEMU, which does not answer, is ended as somebody wants it");
+    warn!(vm, migration = entry.id, "its QEMU, which does not answer, is ended on request");
     vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?;
     let _stepping = entry.stepping.lock().await;
     // As any VM that has ended where it ran, unless it was given back meanwhile.

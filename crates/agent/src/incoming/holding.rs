@@ -59,7 +59,7 @@ pub(crate) async fn check_nowhere_else(
     for host in &unasked {
         warn!(
             vm,
-            host, "is started although this host cannot be asked whether it has it: an operator says so"
+            host, "is started, on an operator's word, although this host cannot be asked whether it has it"
         );
     }
     if unasked.is_empty() && answers.values().all(|answer| *answer == Answer::HasNot) && !asked.is_proven {
@@ -76,7 +76,7 @@ fn add_those_who_are_gone(
     revoked: impl IntoIterator<Item = String>,
 ) {
     for host in tied_to.iter().cloned().chain(revoked).filter(|host| host != here) {
-        let gone = "it has left the fleet or was revoked, or is no [[peer]] any more";
+        let gone = "it has left the fleet, was revoked, or is no longer a [[peer]]";
         answers.entry(host).or_insert_with(|| Answer::Unknown(gone.into()));
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn tell_it_runs(incoming: &Incoming, id: &str) {
         }
         Ok(None) => {}
         Err(error) => {
-            warn!(%error, migration = id, "the hook `after` does not run before the agent's next start");
+            warn!(%error, migration = id, "the hook `after` does not run until the agent restarts");
         }
     }
 }
@@ -59,7 +59,7 @@ async fn tell(
 ) {
     hooks::run(&hooks, Moment::Moved, &due).await;
     if let Err(error) = journal.hook_is_done(&due.migration) {
-        warn!(%error, vm = due.vm, "the hook `after` has run, and runs again at the agent's next start");
+        warn!(%error, vm = due.vm, "the hook `after` has run, and runs again when the agent restarts");
     }
 }
 

@@ -290,5 +290,5 @@ fn refusal(incoming: &Incoming, entry: &IncomingVm, why: Refusal) -> Problem {
 
 fn started_anew(incoming: &Incoming, id: &str) -> Problem {
     let own = incoming.host.name();
-    Problem::conflict(format!("the agent of {own} was started anew since migration {id} began"))
+    Problem::conflict(format!("the agent of {own} has restarted since migration {id} began"))
 }

@@ -73,7 +73,7 @@ pub(crate) async fn connect_again(
     let mut carrier = Carrier::of(incoming, id);
     carrier.request = Some(request);
     carrier.carry_out(Order::Reconnect).await?;
-    carrier.endpoint.ok_or_else(|| Problem::failed("its QEMU does not say where it listens"))
+    carrier.endpoint.ok_or_else(|| Problem::failed("its QEMU does not report where it listens"))
 }
 
 /// Ends a VM that waits for memory which will never come.
@@ -204,7 +204,7 @@ impl<'a> Carrier<'a> {
             OrderAction::LookAtVm => return self.look_at_vm().await,
             // Before anything is cut for it.
             OrderAction::TakeUpPart if !self.is_for_post_copy() => {
-                return Err(Problem::bad_input("a connection anew is for post-copy"));
+                return Err(Problem::bad_input("only post-copy can connect again"));
             }
             OrderAction::TakeUpPart => self.take_up_part().await?,
             // A connection over which nothing comes any more may look whole from here.
@@ -237,14 +237,14 @@ impl<'a> Carrier<'a> {
             Why::NotOnItsWay => return not_on_its_way(id),
             Why::NotBuilt => return not_built(id),
             Why::RunsNotYet => return runs_not_yet(own),
-            Why::NothingToCome => format!("nothing more is to come to {own} of migration {id}"),
+            Why::NothingToCome => format!("nothing more of migration {id} is to come to {own}"),
             Why::Discarded => format!("{own} discarded the VM of migration {id}"),
             Why::RunsHere => format!("the VM of migration {id} runs on {own}"),
             Why::Incomplete | Why::TransferFailed | Why::DoesNotRun | Why::Mute | Why::Failed => {
                 if let Some(problem) = self.problem.take() {
                     return problem;
                 }
-                format!("migration {id} cannot go on, on {own}")
+                format!("migration {id} cannot continue on {own}")
             }
         };
         Problem::new(why.kind(), text)
@@ -302,7 +302,7 @@ impl<'a> Carrier<'a> {
         Ok(match entry.look(&*vmm).await {
             Ok((received @ (Received::Whole | Received::InPart), _)) => OrderEvent::Received(received),
             Ok((received, status)) => {
-                let why = format!("not all state of the VM is on {own}: {}", status.status);
+                let why = format!("{own} lacks part of the VM's state: {}", status.status);
                 self.note(OrderEvent::Received(received), Problem::failed(why))
             }
             Err(error) if !vmm.alive() => self.note(OrderEvent::Gone, Problem::failed(error)),
@@ -337,7 +337,7 @@ impl<'a> Carrier<'a> {
                 }
                 Ok((Received::Failed, status)) => {
                     let why = relay_error(&entry).or(status.error_desc);
-                    let why = why.unwrap_or_else(|| "its QEMU does not say why".into());
+                    let why = why.unwrap_or_else(|| "its QEMU gives no reason".into());
                     let problem = could_not_take_the_state(self.incoming, &why);
                     return Ok(self.note(OrderEvent::Received(Received::Failed), problem));
                 }
@@ -414,7 +414,7 @@ impl<'a> Carrier<'a> {
     async fn listen_again(&mut self) -> Result<(), Problem> {
         let (entry, vmm) = (Arc::clone(self.entry()?), self.ordered()?);
         let Some(request) = &self.request else { return Ok(()) };
-        info!(vm = %entry.definition.name, source = entry.source, "listens for the rest of its memory");
+        info!(vm = %entry.definition.name, source = entry.source, "waits for the rest of its memory");
         let address = request.plan.paths.first().address;
         let listening = listen(self.incoming, &entry, &*vmm, request, address, Listening::Again);
         self.endpoint = Some(listening.await?);
@@ -442,7 +442,7 @@ impl<'a> Carrier<'a> {
 
     async fn end_vm(&mut self) -> Result<(), Problem> {
         let IncomingRecord { vm, source, .. } = self.record()?;
-        warn!(vm, source, "ended: a part of its memory was lost with its source");
+        warn!(vm, source, "ended: part of its memory was lost with its source");
         self.ordered()?.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)
     }
 

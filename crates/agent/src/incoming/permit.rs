@@ -60,7 +60,7 @@ fn enter(
         }
     }
     if !incoming.journal.begin_incoming(&request.id, source, &request.definition)? {
-        return Err(Problem::conflict(format!("migration {} was here before", request.id)));
+        return Err(Problem::conflict(format!("migration {} has been here before", request.id)));
     }
     let entry = IncomingVm::permitted(source, request, protocol);
     insert_locked(incoming, &mut entries, entry);
@@ -78,7 +78,8 @@ pub(crate) fn check_described(request: &IncomingRequest) -> Result<(), Problem> 
     match spec.difference(definition) {
         None => Ok(()),
         Some(key) => Err(Problem::bad_input(format!(
-            "the specification and the definition of VM {} differ in `{key}`: its host would take one VM for the other",
+            "the specification and the definition of VM {} differ in `{key}`: its host would mistake one VM \
+            for the other",
             definition.name
         ))),
     }
@@ -121,6 +122,8 @@ fn busy(incoming: &Incoming, entries: &BTreeMap<String, Arc<IncomingVm>>, source
     let of_each: Vec<String> =
         on_way.iter().map(|(source, count)| format!("{count} from {source}")).collect();
     let host = incoming.host.name();
-    let of_each = if of_each.is_empty() { "others wait for longer".into() } else { of_each.join(", ") };
-    Some(format!("{host} takes {limit} VMs at a time from hosts that are drained; on their way: {of_each}"))
+    let of_each = if of_each.is_empty() { "others have waited longer".into() } else { of_each.join(", ") };
+    Some(format!(
+        "{host} accepts {limit} VMs at a time from hosts that are being drained; on their way: {of_each}"
+    ))
 }

@@ -87,7 +87,7 @@ async fn carry(incoming: &Arc<Incoming>, entry: &IncomingVm, order: Order) -> Wa
 pub(super) async fn ask_source(incoming: &Incoming, source: &str, id: &str) -> (HandOver, Option<Problem>) {
     let said = match incoming.peers.get(source) {
         Some(peer) => peer.get::<HandOverView>(&format!("/v1/handovers/{id}")).await,
-        None => Err(Problem::not_found(format!("{source} is no peer any more"))),
+        None => Err(Problem::not_found(format!("{source} is no longer a peer"))),
     };
     match said {
         Ok(HandOverView::Pending) => (HandOver::Pending, None),

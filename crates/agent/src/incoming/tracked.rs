@@ -64,10 +64,10 @@ async fn take(
     may_go_on(incoming, entry, Step::Prepare)?;
     let own = incoming.host.name();
     if !incoming.host.config.vms.conntrack {
-        return Ok(none_taken(request, format!("{own} takes none (`conntrack` in its [vms])")));
+        return Ok(none_taken(request, format!("{own} accepts none (`conntrack` in its [vms])")));
     }
     let Some(room) = tracked_room().map_err(Problem::failed)? else {
-        return Ok(none_taken(request, format!("the kernel of {own} tracks no connections")));
+        return Ok(none_taken(request, format!("the kernel of {own} does not track connections")));
     };
     forget_ended(&mut loaded_before, &request.ended).await?;
     let mut admitted = known_addresses(incoming, entry).await?.admit(request);
@@ -114,7 +114,8 @@ pub(super) async fn forget_loaded(entry: &IncomingVm) {
         return;
     }
     if let Err(error) = forget_tracked(loaded, Instant::now() + FORGET_WITHIN).await {
-        warn!(vm = %entry.definition.name, %error, "the firewall tracks its connections here until they time out");
+        warn!(vm = %entry.definition.name, %error, "the firewall here keeps tracking its connections until \
+            they time out");
     }
 }
 
@@ -130,9 +131,8 @@ fn none_taken(request: &TrackedRequest, why: String) -> TrackedTaken {
 }
 
 fn why_left(own: &str, refused: usize, failed: usize) -> Option<String> {
-    let refused =
-        (refused > 0).then(|| format!("{own} refused {refused} of addresses that are not the VM's there"));
-    let failed = (failed > 0).then(|| format!("the kernel of {own} did not take {failed}"));
+    let refused = (refused > 0).then(|| format!("{own} refused {refused}, whose addresses are not the VM's"));
+    let failed = (failed > 0).then(|| format!("the kernel of {own} did not accept {failed}"));
     let both: Vec<String> = refused.into_iter().chain(failed).collect();
     (!both.is_empty()).then(|| both.join("; "))
 }
@@ -239,7 +239,7 @@ mod tests {
     fn what_is_left_is_told_with_the_reason() {
         assert_eq!(why_left("b", 0, 0), None);
         let said = why_left("b", 2, 3).unwrap();
-        assert!(said.contains("refused 2") && said.contains("did not take 3"), "{said}");
+        assert!(said.contains("refused 2") && said.contains("did not accept 3"), "{said}");
         let nothing = TrackedRequest { addresses: vec![], ended: vec![], connections: vec![] };
         assert_eq!(none_taken(&nothing, "of no use".into()).why, None);
     }

@@ -99,7 +99,8 @@ impl Joining {
         if !(1..=TOKEN_LIFE_S_MAX).contains(&life_s) {
             return Err(Problem::bad_input(format!("life_s may be 1 to {TOKEN_LIFE_S_MAX}")));
         }
-        let secret = JoinSecret::random().ok_or_else(|| Problem::failed("the system has no random bytes"))?;
+        let secret =
+            JoinSecret::random().ok_or_else(|| Problem::failed("the system provides no random bytes"))?;
         let (now, end) = (now_s(), now_s() + i64::from(life_s));
         self.journal.add_token(&secret.hash(), now, end)?;
         self.open_until_s.fetch_max(end, Ordering::Relaxed);
@@ -165,9 +166,9 @@ impl Joining {
     /// The same for whatever is wrong with a token.
     fn refuse(&self, from: IpAddr) -> Problem {
         let refused = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
-        warn!(%from, refused, "refused a host that wants to join: its token is not good");
+        warn!(%from, refused, "refused a host that wants to join: its token is not valid");
         Problem::refused(
-            "this token is not good: it was used, or has ended, or never was one; `drainpipe init` prints another",
+            "this token is not valid: it was used, has expired, or never was a token; `drainpipe init` prints another",
         )
     }
 
@@ -186,7 +187,7 @@ impl Joining {
         if by_hand.exists() {
             return Err(Problem::conflict(format!(
                 "host {name} has a certificate of this authority that was made by hand: choose another name for this one, \
-                 or, if that host is no more, run `drainpipe revoke {name}` on {} and remove {}",
+                 or, if that host no longer exists, run `drainpipe revoke {name}` on {} and remove {}",
                 self.host.name(),
                 by_hand.display()
             )));
@@ -240,7 +241,8 @@ impl Joining {
         self.check_authority()?;
         if *holder == Peer::Host(self.host.name().into()) {
             return Err(Problem::refused(format!(
-                "{0} has the authority's key: without it nobody could be let in or revoked. Have all others leave, then \
+                "{0} has the authority's key: without it, no host could join or be revoked. Have all others \
+                leave, then \
                  run `drainpipe leave` on {0}",
                 self.host.name()
             )));
@@ -250,7 +252,7 @@ impl Joining {
                 && let Err(error) = self.journal.forget_tokens_of(name)
             {
                 // It is revoked all the same.
-                warn!(%error, name, "a token that it has used just now may still let it in, within a minute");
+                warn!(%error, name, "a token that it used within the last minute may still let it in");
             }
             Ok(list.without(holder, Timestamp::now()))
         })?;
@@ -278,7 +280,7 @@ impl Joining {
         };
         if list.authority != own {
             match self.tell_authority(&list.authority).await {
-                Err(problem) if is_forced => warn!(%problem, "leaves without telling the others"),
+                Err(problem) if is_forced => warn!(%problem, "leaves without informing the others"),
                 answered => answered?,
             }
         } else if list.members.len() > 1 {
@@ -314,8 +316,8 @@ impl Joining {
             return Ok(());
         }
         Err(Problem::refused(format!(
-            "{0} has VMs: {1}. Move them away (`drainpipe drain {0}`) or remove them; with --force it leaves with them, and \
-             they run on",
+            "{0} has VMs: {1}. Move them away (`drainpipe drain {0}`) or remove them; with --force it \
+            leaves with them, and they keep running",
             self.host.name(),
             vms.join(", ")
         )))
@@ -369,7 +371,7 @@ fn check_joined(list: &FleetList, host: &str) -> Result<(), Problem> {
     if list.members.contains_key(host) {
         return Ok(());
     }
-    Err(Problem::refused(format!("{host} has not joined this fleet: its certificate is made by hand")))
+    Err(Problem::refused(format!("{host} has not joined this fleet: its certificate was made by hand")))
 }
 
 fn validity(list: &FleetList, host: &str) -> Validity {
@@ -399,7 +401,8 @@ fn reachable(listens: SocketAddr, from: IpAddr) -> Result<SocketAddr, Problem> {
     let is_for_one_host = ip.is_unspecified() || ip.is_loopback() && !from.is_loopback();
     if is_for_one_link || is_for_one_host || ip.is_multicast() || listens.port() == 0 {
         return Err(Problem::bad_input(format!(
-            "{listens} is no address by which other hosts reach this one: give one by --listen, or in agent.toml"
+            "{listens} is not an address at which other hosts can reach this one: give one with --listen, \
+            or in agent.toml"
         )));
     }
     Ok(SocketAddr::new(ip, listens.port()))

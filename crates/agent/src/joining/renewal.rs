@@ -38,7 +38,7 @@ pub(crate) async fn keep_renewing(joining: Arc<Joining>, host: Arc<Host>, peers:
             continue;
         }
         match renew(&joining, &host, &peers, &files).await {
-            Ok(()) => info!(until = %peers.identity.not_after(), "this host's certificate is a new one"),
+            Ok(()) => info!(until = %peers.identity.not_after(), "this host's certificate was renewed"),
             Err(problem) => {
                 warn!(%problem, until = %peers.identity.not_after(), "this host's certificate cannot be renewed yet");
                 sleep(again_after(life_s)).await;
@@ -72,7 +72,7 @@ async fn renew(joining: &Joining, host: &Host, peers: &Peers, files: &JoinedFile
         let asked = RenewalRequest { certificate_request: request.request_pem.clone() };
         let client = peers
             .get(&authority)
-            .ok_or_else(|| Problem::refused(format!("{} is no host of the fleet any more", host.name())))?;
+            .ok_or_else(|| Problem::refused(format!("{} is no longer a host of the fleet", host.name())))?;
         client.post::<RenewalAnswer>("/v1/fleet/certificate", &asked).await?.certificate
     };
     block_in_place(|| change_over(&peers.identity, files, &request, &certificate))

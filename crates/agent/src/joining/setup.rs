@@ -61,7 +61,8 @@ pub fn is_whole(config: &Config) -> bool {
 /// already stays, with its hosts, and this one gets a new certificate.
 pub fn found(config: &Config, certificate_s: u32) -> Result<(), Problem> {
     if config.listen.ip().is_unspecified() {
-        let message = "listen: all addresses are none that others could be told: name the one by which they reach this host";
+        let message = "listen: the address of all interfaces cannot be given to other hosts: name the one \
+            at which they reach this host";
         return Err(Problem::bad_input(message));
     }
     make_directory(&config.state_directory)?;
@@ -114,7 +115,7 @@ fn kept_list(
             list.authority, config.name
         ))),
         None => Err(Problem::refused(format!(
-            "{} is no list that the key in {} has signed: put back what was there, or remove it if it is lost",
+            "{} is not a list signed by the key in {}: put back what was there, or remove it if it is lost",
             files.list.display(),
             authority.display()
         ))),
@@ -137,7 +138,7 @@ pub async fn join(config: &Config, at: SocketAddr, token: &JoinToken) -> Result<
     let answer = ask(config, at, token, &request).await?;
     if Fingerprint::of_pem(&answer.authority) != Some(token.authority) {
         return Err(Problem::failed(format!(
-            "{} sends another authority than the token has: nothing was kept",
+            "{} sends another authority than the token names: nothing was kept",
             token.host
         )));
     }
@@ -190,7 +191,7 @@ fn keep(
     request.keep(&staged, &answer.certificate).map_err(Problem::failed)?;
     let loaded = Identity::load(&staged.host, &staged.host, &files.authority);
     let identity =
-        loaded.map_err(|error| Problem::failed(format!("the new certificate is not good: {error}")))?;
+        loaded.map_err(|error| Problem::failed(format!("the new certificate is not valid: {error}")))?;
     if *identity.holder() != Peer::Host(config.name.clone()) {
         return Err(Problem::failed(format!(
             "the new certificate is of {}, not of this host",
@@ -198,7 +199,7 @@ fn keep(
         )));
     }
     let list = answer.list.verified(identity.authority_key());
-    list.map_err(|error| Problem::failed(format!("the list of hosts is not good: {error}")))?;
+    list.map_err(|error| Problem::failed(format!("the list of hosts is not valid: {error}")))?;
     write(files, &answer.list)?;
     files.take_staged().map_err(Problem::failed)
 }

@@ -57,7 +57,7 @@ impl Setting {
             Ok(found) if found >= connections => State::Set,
             Ok(_) if since.elapsed() < FOUND_WITHIN => State::TriedSince(since),
             Ok(found) => {
-                warn!("of {connections} connections of QEMU {found} were found: {}", self.otherwise);
+                warn!("found {found} of QEMU's {connections} connections: {}", self.otherwise);
                 State::GivenUp
             }
             Err(error) => {

@@ -33,7 +33,7 @@ pub(super) async fn to_copy(
     }
     if request.post_copy {
         return Err(Problem::refused(
-            "disks are not copied together with post-copy yet: ask for one of the two",
+            "disks cannot be copied together with post-copy yet: use one of the two",
         ));
     }
     let target = &request.target;
@@ -90,16 +90,13 @@ pub(crate) async fn keep_left(outgoing: &Outgoing, of: &Unrenamed, named: &[Path
         let was = disk.path.clone();
         let path = if is_device { was.clone() } else { VmFiles::left_path(&was, migration) };
         if files.rename_left(&disk, &path, named.to_vec()).await? {
-            info!(was, path, "a disk of a VM that has left is kept");
+            info!(was, path, "kept a disk of a VM that has left");
             let left_at = Timestamp::now().to_string();
             let (vm, target) = (vm.clone(), target.clone());
             let left = LeftDisk { path, was, vm, target, left_at, kept_until: None, is_device };
             journal.disk_left(&LeftFile { disk: left, file: disk.file, part, until_s: None })?;
         } else {
-            warn!(
-                vm,
-                was, "a disk of a VM that has left is not there, or is another file now: it is left as it is"
-            );
+            warn!(vm, was, "a disk of a VM that has left is gone, or is another file now: left as it is");
         }
         journal.forget_leaving_disk(migration, &disk.path)?;
     }
@@ -109,7 +106,7 @@ pub(crate) async fn keep_left(outgoing: &Outgoing, of: &Unrenamed, named: &[Path
 /// Does so for VMs that left when it could not be done.
 pub(crate) async fn keep_all_left(outgoing: Arc<Outgoing>) {
     if let Err(problem) = try_keep_all_left(&outgoing).await {
-        warn!(%problem, "disks of VMs that have left are not renamed; tried again at the next start");
+        warn!(%problem, "disks of VMs that have left are not renamed yet; tried again when the agent restarts");
     }
 }
 
@@ -117,7 +114,8 @@ async fn try_keep_all_left(outgoing: &Outgoing) -> Result<(), Problem> {
     for of in outgoing.journal.unrenamed_disks()? {
         let named = named_disks(&outgoing.incoming)?;
         if let Err(problem) = keep_left(outgoing, &of, &named).await {
-            warn!(vm = of.vm, %problem, "a disk that it has left is not renamed; tried again at the next start");
+            warn!(vm = of.vm, %problem, "a disk that it has left is not renamed yet; tried again when the \
+                agent restarts");
         }
     }
     Ok(())
@@ -128,7 +126,7 @@ fn describe(index: usize, disk: &Disk, open: &OpenDisk) -> Result<VmDisk, Proble
         DiskName::at(index).ok_or_else(|| Problem::refused("a VM with more disks than there are names"))?;
     let path = disk.path.to_str().ok_or_else(|| {
         Problem::refused(format!(
-            "the path {} is no text, and such disks are not copied",
+            "the path {} is not valid text, so its disk cannot be copied",
             disk.path.display()
         ))
     })?;

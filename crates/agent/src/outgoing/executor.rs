@@ -131,8 +131,7 @@ impl Settings {
             downtime_limit: DowntimeLimit::default(),
             unsent_limit: UnsentLimit::new(),
             no_resets: Setting::new(
-                "should the target's QEMU end meanwhile, this VM may have to be shut down before it can be \
-                 migrated again",
+                "if the target's QEMU ends meanwhile, this VM may have to be shut down before it can be migrated again",
             ),
             cpu_throttle: CpuThrottle::default(),
         }
@@ -202,7 +201,7 @@ impl Executor {
             let exit = vmm.and_then(|vmm| vmm.exit());
             let ended = qemu_has_ended(self.outgoing.host.name(), exit.as_ref());
             let start = self.claimed.definition.start_command();
-            Problem::hypervisor_gone(format!("{ended}; `{start}` boots it anew"))
+            Problem::hypervisor_gone(format!("{ended}; `{start}` boots it again"))
         })
     }
 
@@ -399,7 +398,7 @@ impl Executor {
         result.free_cores = self.agreed.facts.as_ref().and_then(|(source, _)| source.idle_cores);
         if outcome == Outcome::Cancelled && self.outgoing.host.check_not_stopping().is_err() {
             let why =
-                format!("cancelled, since the agent of {} was being stopped", self.outgoing.host.name());
+                format!("cancelled, because the agent of {} was being stopped", self.outgoing.host.name());
             result.error.get_or_insert(why);
             // As it would have been a moment later: who wanted it may try again.
             result.error_kind.get_or_insert(ProblemKind::Unreachable);
@@ -431,7 +430,7 @@ impl Executor {
         super::hooks::settle(&self.outgoing, &result);
         // Once more: what could not be recorded to be put back would stay until the next start.
         if let Err(problem) = self.put_back().await {
-            warn!(%problem, migration = result.id, "the network is put back at the next start");
+            warn!(%problem, migration = result.id, "the network is put back when the agent restarts");
         }
         if left {
             incoming::close_unfinished(&self.outgoing.incoming, &result.vm).await;

@@ -12,7 +12,7 @@ use crate::vms::hooks::{self, Moment};
 /// A migration from here is over: has the hook told that the VM stays, if that is due.
 pub(super) fn settle(outgoing: &Arc<Outgoing>, result: &MigrationResult) {
     if let Err(error) = try_settle(outgoing, result) {
-        warn!(%error, migration = result.id, "the hook `after` does not run before the agent's next start");
+        warn!(%error, migration = result.id, "the hook `after` does not run until the agent restarts");
     }
 }
 
@@ -28,7 +28,7 @@ fn try_settle(outgoing: &Arc<Outgoing>, result: &MigrationResult) -> Result<(), 
 async fn tell(outgoing: Arc<Outgoing>, due: HookDue) {
     hooks::run(&outgoing.host.config.hooks, Moment::Stayed, &due).await;
     if let Err(error) = outgoing.journal.hook_is_done(&due.migration) {
-        warn!(%error, vm = due.vm, "the hook `after` has run, and runs again at the agent's next start");
+        warn!(%error, vm = due.vm, "the hook `after` has run, and runs again when the agent restarts");
     }
 }
 

@@ -59,12 +59,13 @@ fn goes_as_changes(dirty_bytes_per_s: u64, dirty_share_of_pages: f64) -> bool {
 
 async fn compressible_in(contents: Contents) -> Option<Compressible> {
     let packed = tokio::task::spawn_blocking(move || estimate(contents.bytes())).await;
-    let failed = |error: &dyn std::fmt::Display| warn!(%error, "what of a VM's memory shrinks is not known");
+    let failed =
+        |error: &dyn std::fmt::Display| warn!(%error, "it is not known how much of a VM's memory shrinks");
     packed.inspect_err(|error| failed(error)).ok()?.inspect_err(|error| failed(error)).ok()
 }
 
 fn not_looked_at(vmm: &dyn Machine, error: &VmError) {
-    warn!(vm = %vmm.spec().spec().name, %error, "its memory could not be looked at");
+    warn!(vm = %vmm.spec().spec().name, %error, "its memory could not be sampled");
 }
 
 #[cfg(test)]

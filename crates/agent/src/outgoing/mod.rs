@@ -166,7 +166,7 @@ fn run(
 /// as at the agent's next start.
 async fn crashed(outgoing: Arc<Outgoing>, running: Arc<Running>) {
     let Running { id, vm, .. } = &*running;
-    error!(migration = id, vm, "has crashed, which is an error in Drainpipe; it is undone or finished now");
+    error!(migration = id, vm, "has crashed, which is an error in Drainpipe; it is now undone or finished");
     if running.is_taken_up {
         // It may crash again and again.
         sleep(TAKE_UP_AGAIN_AFTER).await;
@@ -174,7 +174,7 @@ async fn crashed(outgoing: Arc<Outgoing>, running: Arc<Running>) {
     let open = loop {
         match outgoing.journal.open_migration(id) {
             Ok(open) => break open,
-            Err(error) => warn!(%error, migration = id, "how far it is cannot be read; tried again soon"),
+            Err(error) => warn!(%error, migration = id, "cannot read how far it has got; tried again soon"),
         }
         sleep(TAKE_UP_AGAIN_AFTER).await;
     };
@@ -202,7 +202,7 @@ pub(crate) fn recover(outgoing: &Arc<Outgoing>) -> Result<(), Problem> {
         match outgoing.vms.claim(&open.vm, Claim::Migrating(open.id.clone())) {
             Ok(claimed) => take_up(outgoing, open, claimed),
             Err(problem) => {
-                warn!(migration = open.id, vm = open.vm, %problem, "cannot be taken up yet; left open");
+                warn!(migration = open.id, vm = open.vm, %problem, "cannot be recovered yet; left open");
             }
         }
     }
@@ -240,7 +240,9 @@ pub(crate) async fn shut_down(outgoing: &Outgoing) {
         }
     };
     if timeout(SHUTDOWN_DEADLINE, over).await.is_err() {
-        warn!("migrations are under way still; their guards and the next start see to them");
+        warn!(
+            "migrations are still running; their guards, or the agent when it restarts, finish or undo them"
+        );
     }
     sleep(TELL_RESULTS_FOR).await;
 }

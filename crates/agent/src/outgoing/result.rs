@@ -145,8 +145,8 @@ fn of_no_use(paths: &[PathUse], ms: f64) -> impl Iterator<Item = LogLine> {
 fn said_of_counts(paths: &[PathUse], elsewhere: &[LinkUse], ms: f64) -> impl Iterator<Item = LogLine> {
     let counts_others = paths.iter().any(|path| path.includes_other_traffic);
     let others = counts_others.then(|| {
-        "the bytes of each path include other traffic on its link: the kernel did not tell what QEMU's \
-         connections sent"
+        "the bytes of each path include other traffic on its link: the kernel did not report what QEMU's \
+        connections sent"
             .to_owned()
     });
     let said: Vec<String> = others.into_iter().chain(elsewhere.iter().map(ToString::to_string)).collect();

@@ -29,7 +29,7 @@ impl StandstillWatch {
             Err(error) => Err(error.to_string()),
         });
         let vcpus = vcpus
-            .inspect_err(|error| warn!(error, "whether the VM stands still in flight is not known"))
+            .inspect_err(|error| warn!(error, "it is not known whether the VM stands still in flight"))
             .ok()?;
         let meter = Arc::new(Mutex::new(StandstillMeter::default()));
         let task = tokio::spawn(watch(Arc::clone(vmm), vcpus, Arc::clone(&meter)));

@@ -126,7 +126,7 @@ impl OnWay {
         let used = known.tracked_use(is_late, waited);
         if let Some(used) = used.as_ref().filter(|used| used.along + used.left > 0 || used.why.is_some()) {
             let TrackedUse { along, left, why, waited_ms, .. } = used;
-            info!(vm, along, left, why, waited_ms, "connections that are tracked of it");
+            info!(vm, along, left, why, waited_ms, "its tracked connections");
         }
         Gone { listed: known.listed.map(|listed| listed.connections), tracked_use: used }
     }
@@ -163,7 +163,7 @@ impl Known {
         if is_late {
             let limit_ms = PAUSE_LONGER_MAX.as_millis();
             why.push(format!(
-                "there was no time for more: the pause is not made longer than by {limit_ms} ms"
+                "there was no time for more: they may lengthen the pause by {limit_ms} ms at most"
             ));
         }
         (listed.is_some() || !why.is_empty()).then(|| TrackedUse {
@@ -181,7 +181,7 @@ fn of_listed(listed: &Tracked) -> Vec<String> {
     let Tracked { translated, others, is_whole, .. } = listed;
     let mut why = vec![];
     if *translated > 0 {
-        why.push(format!("of {translated} this host translates an address"));
+        why.push(format!("this host translates an address of {translated}"));
     }
     if *others > 0 {
         why.push(format!("{others} are neither TCP nor UDP"));
@@ -198,7 +198,7 @@ impl Sender {
         loop {
             if let Err(problem) = self.send(Moment::Ahead, Instant::now() + WITHIN).await {
                 // The rest is sent in the pause, where that is told.
-                debug!(%problem, "connections that stand do not go ahead");
+                debug!(%problem, "established connections cannot be copied ahead");
             }
             sleep(AHEAD_EVERY).await;
         }
@@ -218,7 +218,7 @@ impl Sender {
         let host = &self.outgoing.host;
         let (addresses, tracked) = match tracking::look(&host.network, &self.macs, until).await? {
             TrackingState::NoTracking => {
-                let say = || info!("this kernel tracks no connections, so none go along with VMs");
+                let say = || info!("this kernel does not track connections, so none move with VMs");
                 self.outgoing.untracked_said.call_once(say);
                 return Ok(());
             }
@@ -250,7 +250,7 @@ impl Sender {
         let left = until.saturating_duration_since(Instant::now());
         let given = self.taker.client.post_within(&self.taker.path, request, left).await;
         given.map_err(|problem: Problem| match problem.kind {
-            ProblemKind::NotFound => Problem::failed(format!("{} takes none: upgrade it", self.taker.host)),
+            ProblemKind::NotFound => Problem::failed(format!("{} accepts none: upgrade it", self.taker.host)),
             _ => problem,
         })
     }
@@ -266,7 +266,7 @@ fn in_order(mut changes: Changes) -> Changes {
 /// it.
 pub(super) async fn forget(outgoing: &Outgoing, macs: &[MacAddress], listed: Option<Vec<TrackedConnection>>) {
     if let Err(problem) = try_forget(outgoing, macs, listed).await {
-        warn!(%problem, "the firewall here tracks connections of a VM that has left until they time out");
+        warn!(%problem, "the firewall here keeps tracking connections of a VM that has left until they time out");
     }
 }
 

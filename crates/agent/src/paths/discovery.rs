@@ -92,11 +92,11 @@ pub(crate) async fn open(
     request: &DiscoveryRequest,
 ) -> Result<DiscoveryPorts, Problem> {
     if request.links.len() > LINKS_MAX {
-        return Err(Problem::bad_input(format!("more than {LINKS_MAX} links to try")));
+        return Err(Problem::bad_input(format!("more than {LINKS_MAX} links to test")));
     }
     let different: BTreeSet<&String> = request.links.iter().collect();
     if different.len() != request.links.len() {
-        return Err(Problem::bad_input("each link can be tried once"));
+        return Err(Problem::bad_input("each link can be tested once"));
     }
     let slot = slots.take(source)?;
     let token = Uuid::new_v4();
@@ -117,7 +117,10 @@ pub(crate) async fn open(
 async fn bind(host: &Host, own: &[MigrationLink], name: &str) -> Result<UdpSocket, Problem> {
     let link = own.iter().find(|link| link.name == name && link.usable);
     let address = link.and_then(MigrationLink::link_local).ok_or_else(|| {
-        Problem::bad_input(format!("no migration link {} with a link-local address", name.escape_default()))
+        Problem::bad_input(format!(
+            "there is no migration link {} with a link-local address",
+            name.escape_default()
+        ))
     })?;
     bind_udp(host, name, IpAddr::V6(address)).await
 }
@@ -168,7 +171,7 @@ pub(crate) async fn discover(
         let request = DiscoveryRequest { links: peer_links.clone() };
         let opened = open_there(peer, &request).await?;
         if opened.ports.len() != peer_links.len() {
-            return Err(Problem::refused(format!("{} opens other ports than it was asked for", target.name)));
+            return Err(Problem::refused(format!("{} has opened other ports than requested", target.name)));
         }
         let near = join_all(links.iter().map(|name| near_end(host, source, name))).await;
         let far = peer_links.iter().zip(&opened.ports).enumerate();
@@ -183,7 +186,7 @@ pub(crate) async fn discover(
         .await)
     };
     trial.await.unwrap_or_else(|problem: Problem| {
-        warn!(target = target.name, %problem, "links cannot be tried by their link-local addresses");
+        warn!(target = target.name, %problem, "links cannot be tested by their link-local addresses");
         vec![]
     })
 }
@@ -219,7 +222,7 @@ struct FarEnd {
 async fn near_end(host: &Host, source: &HostFacts, name: &str) -> Option<NearEnd> {
     let address = source.link(name)?.link_local()?;
     let bound = bind_udp(host, name, IpAddr::V6(address)).await;
-    let socket = bound.inspect_err(|problem| warn!(%problem, "a link cannot be tried")).ok()?;
+    let socket = bound.inspect_err(|problem| warn!(%problem, "a link cannot be tested")).ok()?;
     Some(NearEnd { name: name.into(), socket })
 }
 
@@ -230,7 +233,7 @@ fn far_end(target: &HostFacts, number: usize, name: &str, port: &ProbePort) -> O
             Some(FarEnd { number: u8::try_from(number).ok()?, name: name.into(), address, port: *port })
         }
         ProbePort::Refused(why) => {
-            warn!(link = name, why, "a link of the other host cannot be tried");
+            warn!(link = name, why, "a link of the other host cannot be tested");
             None
         }
     }
@@ -267,7 +270,7 @@ impl PathProbing {
             peer_link: self.far[far].name.clone(),
         };
         let reaches: Vec<Reach> = self.answered.iter().map(reach).collect();
-        debug!(?reaches, took = ?began.elapsed(), "links tried by their link-local addresses");
+        debug!(?reaches, took = ?began.elapsed(), "tested links by their link-local addresses");
         reaches
     }
 

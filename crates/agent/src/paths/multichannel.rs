@@ -54,7 +54,7 @@ async fn check_peer_address(host: &Host, address: IpAddr) -> Result<(), Problem>
     let an_agents = host.peers().iter().any(|peer| peer.address.ip() == address);
     if on_a_link || an_agents {
         return Err(Problem::bad_input(format!(
-            "migration_address {address} is within a subnet of {}, or an agent's: take a free private one",
+            "migration_address {address} is within a subnet of {}, or is an agent's: choose a free private one",
             host.name()
         )));
     }
@@ -78,7 +78,7 @@ pub(crate) async fn restore(host: &Host, peer: IpAddr, weighted: &WeightedPaths)
         changes(host, peer, weighted)?.into_iter().filter(|change| !matches!(change, Change::Sysctl { .. }));
     for change in ours {
         if host.network.restore(&change).await? {
-            info!(%change, "made again: somebody has removed or changed it");
+            info!(%change, "restored, because somebody had removed or changed it");
         }
     }
     Ok(())

@@ -150,14 +150,14 @@ impl PathCounters {
     pub(crate) fn expect_end(&mut self) {
         match EndedFlows::listen() {
             Ok(ended) => self.ended = Some(ended),
-            Err(error) => warn!(%error, "the last bytes of each connection are not counted"),
+            Err(error) => warn!(%error, "the last bytes of each connection cannot be counted"),
         }
     }
 
     async fn look(&mut self, network: &HostNetwork) {
         let flows = match network.flows_to(self.destination.ip()).await {
             Ok(flows) => flows,
-            Err(problem) => return debug!(%problem, "what arrives is not known"),
+            Err(problem) => return debug!(%problem, "it is not known what arrives"),
         };
         for flow in flows.into_iter().filter(|flow| flow.destination.port() == self.destination.port()) {
             if !self.connections.iter().any(|connection| connection.flow == flow) {

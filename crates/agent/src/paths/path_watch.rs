@@ -102,8 +102,8 @@ impl PathWatches {
             let address = watch.lock().await.address();
             if (name == joining.peer) != (address == joining.address) {
                 return Err(Problem::refused(format!(
-                    "{} is {name}'s migration address in a migration under way, and {} is to be {}'s: correct \
-                     `migration_address` of one of them, or try again when no migration with {name} is under way",
+                    "{} is {name}'s migration address in a running migration, and {} would become {}'s: correct \
+                     `migration_address` of one of them, or try again when no migration with {name} is running",
                     address, joining.address, joining.peer
                 )));
             }
@@ -127,8 +127,7 @@ impl PathWatches {
     /// What the other agent has said of its end of these paths.
     pub(crate) async fn meet(&self, peer: &str, paths: &[Path], other: &WatchEnd) -> Result<(), Problem> {
         let watch = self.peers.lock().await.get(peer).cloned();
-        let watch =
-            watch.ok_or_else(|| Problem::conflict(format!("no migration with {peer} is under way")))?;
+        let watch = watch.ok_or_else(|| Problem::conflict(format!("no migration with {peer} is running")))?;
         watch.lock().await.meet(paths, other)
     }
 

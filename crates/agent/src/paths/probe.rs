@@ -180,8 +180,7 @@ async fn try_path(
             .await
             .map_err(|_| {
                 format!(
-                    "{target} is reached by small packets and not by large ones; drainpipe check says how large \
-                     they may be"
+                    "small packets reach {target} and large ones do not; `drainpipe check` says how large they may be"
                 )
             })?
             .map_err(failed)?;

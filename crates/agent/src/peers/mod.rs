@@ -85,7 +85,7 @@ impl Peers {
 
     fn usable(&self, peer: &Peer) -> Option<ApiClient> {
         let made = self.client(peer);
-        made.inspect_err(|problem| warn!(peer = peer.name, %problem, "there is no way to it")).ok()
+        made.inspect_err(|problem| warn!(peer = peer.name, %problem, "there is no way to reach it")).ok()
     }
 
     fn client(&self, peer: &Peer) -> Result<ApiClient, Problem> {

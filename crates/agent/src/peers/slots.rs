@@ -47,7 +47,7 @@ impl Slots {
         let refused = |whom: &str, max: usize| {
             let what = self.what;
             Problem::conflict(format!(
-                "this host takes part in {max} {what} {whom} already: try again in a few seconds"
+                "this host already takes part in {max} {what} {whom}: try again in a few seconds"
             ))
         };
         if taken.get(host).is_some_and(|count| *count >= self.each_max) {

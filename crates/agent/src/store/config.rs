@@ -351,7 +351,7 @@ impl TryFrom<String> for PortRange {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        let wrong = || format!("`{text}` is no range of ports: write it as \"49152-49215\"");
+        let wrong = || format!("`{text}` is not a range of ports: write it like \"49152-49215\"");
         let (first, last) = text.split_once('-').ok_or_else(wrong)?;
         let first: u16 = first.trim().parse().map_err(|_| wrong())?;
         let last: u16 = last.trim().parse().map_err(|_| wrong())?;
@@ -369,7 +369,7 @@ fn with_port<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D
             Ok(address) => SocketAddr::new(address, DEFAULT_PORT).to_string(),
             Err(_) => format!("192.0.2.11:{DEFAULT_PORT}"),
         };
-        D::Error::custom(format!("`{text}` is no address with a port: write it as in \"{example}\""))
+        D::Error::custom(format!("`{text}` is not an address with a port: write it like \"{example}\""))
     })
 }
 

@@ -44,7 +44,7 @@ impl TryFrom<String> for CpuList {
     fn try_from(text: String) -> Result<Self, Self::Error> {
         let wrong = || {
             format!(
-                "`{text}` is no list of CPUs: write it as \"0-3,8\", with numbers below {}",
+                "`{text}` is not a list of CPUs: write it like \"0-3,8\", with numbers below {}",
                 CpuSet::MAX_CPU
             )
         };

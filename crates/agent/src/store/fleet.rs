@@ -92,7 +92,7 @@ impl Fleet {
 
     /// Takes a list that is newer than what is held: whether it was.
     pub(crate) fn take(&self, signed: SignedList) -> Result<bool, Problem> {
-        let refused = |error| Problem::refused(format!("this list of hosts is not taken: {error}"));
+        let refused = |error| Problem::refused(format!("this list of hosts is not accepted: {error}"));
         let list = signed.verified(self.identity.authority_key()).map_err(refused)?;
         let _taking = lock(&self.taking);
         if self.held().is_some_and(|held| held.list.version >= list.version) {
@@ -103,7 +103,7 @@ impl Fleet {
         write(&self.files, &signed)?;
         let (version, hosts) = (list.version, list.members.len());
         self.set(Some(Arc::new(AcceptedList { list, signed })));
-        info!(version, hosts, "the list of the fleet's hosts is a newer one");
+        info!(version, hosts, "the list of the fleet's hosts is updated");
         self.version.send_replace(version);
         Ok(true)
     }
@@ -148,7 +148,8 @@ fn read(files: &JoinedFiles, identity: &Identity) -> Result<Option<AcceptedList>
     let path = files.list.display();
     let unusable = |why: &dyn std::fmt::Display| {
         Problem::refused(format!(
-            "{path} is no list of the fleet's hosts: {why}; copy it from another host of the fleet, or put back what was there"
+            "{path} is not a list of the fleet's hosts: {why}; copy it from another host of the fleet, or \
+            put back what was there"
         ))
     };
     let Some(text) = files.list().map_err(Problem::refused)? else { return Ok(None) };

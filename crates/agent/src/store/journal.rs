@@ -72,11 +72,11 @@ pub(crate) struct JournalError {
 enum JournalCause {
     #[error("{0}; is its disk full or read-only?")]
     Database(rusqlite::Error),
-    #[error("it is no journal, or damaged ({0})")]
+    #[error("it is not a journal, or is damaged ({0})")]
     Malformed(rusqlite::Error),
     #[error("it is not believed: {0}; `drainpipe journal show` says what was found")]
     Doubted(String),
-    #[error("there is none in this place any more")]
+    #[error("it is no longer there")]
     Gone,
     #[error("a record does not make sense: {0}")]
     Record(#[from] serde_json::Error),
@@ -86,7 +86,7 @@ enum JournalCause {
     Directory(std::io::Error),
     #[error("its disk is full: {} are left; make room there", bytes(*.0 as f64))]
     NoRoom(u64),
-    #[error("its disk cannot be looked at: {0}")]
+    #[error("its disk cannot be examined: {0}")]
     Disk(rustix::io::Errno),
     #[error("it was written by a newer Drainpipe (schema {0}); install that version again")]
     Newer(usize),
@@ -280,7 +280,7 @@ mod tests {
         let path = directory.path();
         std::fs::write(file_of(path), [b'x'; 8192]).unwrap();
         let message = Journal::open(path, path).unwrap_err().to_string();
-        assert!(message.contains("it is no journal, or damaged"), "{message}");
+        assert!(message.contains("it is not a journal, or is damaged"), "{message}");
         assert!(!message.contains("full"), "{message}");
     }
 

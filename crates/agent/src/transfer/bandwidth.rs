@@ -136,7 +136,7 @@ impl Bandwidth {
     pub(crate) fn set(&self, limited: Limited, setting: BandwidthSetting) -> Result<BandwidthView, Problem> {
         if setting == BandwidthSetting::Mbps(0) {
             return Err(Problem::bad_input(
-                "a limit of 0 Mb/s would keep migrations from ever ending: 1 is the least",
+                "a limit of 0 Mb/s would keep migrations from ever ending: give at least 1",
             ));
         }
         let mut held = lock(&self.settings);
@@ -304,7 +304,7 @@ pub(crate) struct Throttle {
 }
 
 impl Throttle {
-    /// Lets the rest go as fast as the links are.
+    /// Lets the rest go without a limit.
     pub(crate) fn lift(mut self) {
         self.following.abort();
         self.leaving = None;
@@ -493,7 +493,7 @@ impl Flight {
             Valve::Nobody if self.limit_mbps.is_none() => {}
             Valve::Nobody => {
                 let migration = self.sent.migration.as_str();
-                warn!(migration, "nobody can keep its hypervisor to the bandwidth limit that holds now");
+                warn!(migration, "nobody can make its hypervisor keep the present bandwidth limit");
             }
         }
         self.set_mbps = limit_mbps;

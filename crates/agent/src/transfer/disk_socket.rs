@@ -77,7 +77,7 @@ impl DiskSocket {
             return;
         }
         if let Err(error) = SockRef::from(&self.socket).set_tcp_notsent_lowat(bytes) {
-            debug!(%error, "a connection for a disk may hold more unsent");
+            debug!(%error, "a connection for a disk may hold more unsent data");
         }
     }
 }

@@ -132,7 +132,7 @@ impl NamingClient {
         let has = self.vmm.connections().map(|connections| connections.has(from, to));
         has.is_some_and(|has| {
             has.unwrap_or_else(|error| {
-                warn!(%error, "whose connection it is that comes for a disk is not known: it is turned away");
+                warn!(%error, "refused a connection for a disk, because it is not known whose it is");
                 false
             })
         })
@@ -178,9 +178,9 @@ pub(crate) struct SentDisk {
 fn cure(there: There) -> Option<&'static str> {
     match there {
         There::Zeroes => None,
-        There::Part => Some(
-            "a part of an earlier copy there: give it up (`drainpipe disk left --remove`), and migrate again",
-        ),
+        There::Part => {
+            Some("part of an earlier copy: remove it (`drainpipe disk left --remove`), and migrate again")
+        }
         There::Other => Some(
             "something else on that device: fill it with zeroes there (`drainpipe disk create --force`), and migrate \
                  again",
@@ -263,7 +263,7 @@ impl DiskSender {
     pub(crate) async fn finish(mut self) {
         let over = async { while self.serving.join_next().await.is_some() {} };
         if timeout(FINISHED_WITHIN, over).await.is_err() {
-            debug!("connections for disks are cut at their end");
+            debug!("connections for disks are cut at the end");
         }
     }
 
@@ -430,7 +430,7 @@ impl Entrance {
     ) -> io::Result<()> {
         let (source, splitter) = timeout(CONNECTED_WITHIN, self.welcome(socket)).await??;
         drop(admission);
-        let _place = places.try_acquire().map_err(|_| io::Error::other("there are too many of them"))?;
+        let _place = places.try_acquire().map_err(|_| io::Error::other("there are too many"))?;
         splitter.serve(source).await.map_err(io::Error::other)
     }
 

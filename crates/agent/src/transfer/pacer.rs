@@ -98,7 +98,7 @@ impl Pacer {
 }
 
 impl Pacing {
-    /// Lets QEMU send as fast as the links are.
+    /// Lets QEMU send without a limit.
     pub(crate) fn lift(self) {
         self.task.abort();
         if let Some(connections) = &self.connections {
@@ -117,7 +117,7 @@ impl Connections {
     fn unpace(&self) {
         let Some(connections) = self.vmm.connections() else { return };
         if let Err(error) = connections.pace(self.peer, &mut |in_use| vec![Pace::NONE; in_use.len()]) {
-            warn!(%error, "QEMU's connections stay within a bandwidth limit that holds no more");
+            warn!(%error, "QEMU's connections still keep a bandwidth limit that no longer applies");
         }
     }
 }
@@ -160,7 +160,7 @@ impl Keeping {
 
     fn pace(&mut self, limit_bytes_per_s: u64) {
         let Some(connections) = self.connections.vmm.connections() else {
-            return self.is_left_to_qemu("its connections are not this agent's");
+            return self.is_left_to_qemu("its connections do not belong to this agent");
         };
         let (at, pacing) = (self.began.elapsed(), &mut self.pacing);
         let paced = connections.pace(self.connections.peer, &mut |in_use| {
@@ -175,7 +175,7 @@ impl Keeping {
             Ok(_) if Instant::now() < self.found_until => {}
             Ok(found) => {
                 let count = self.connections.count;
-                self.is_left_to_qemu(&format!("of {count} connections of QEMU {found} were found"));
+                self.is_left_to_qemu(&format!("found {found} of QEMU's {count} connections"));
             }
             Err(error) => self.is_left_to_qemu(&error.to_string()),
         }
@@ -198,7 +198,7 @@ impl Keeping {
         }
         match self.connections.vmm.set_bandwidth(own_mbps, QMP_DEADLINE).await {
             Ok(()) => self.qemu_mbps = own_mbps,
-            Err(error) => warn!(%error, "QEMU's own bandwidth limit is not changed"),
+            Err(error) => warn!(%error, "QEMU's own bandwidth limit cannot be changed"),
         }
     }
 }

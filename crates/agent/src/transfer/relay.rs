@@ -239,7 +239,7 @@ impl Packing {
         };
         let started = (self.cores > 0).then(|| Packers::start(settings)).transpose();
         started.unwrap_or_else(|error| {
-            warn!(%error, "disks are not packed: no threads for that");
+            warn!(%error, "disks are not compressed: cannot start threads for that");
             None
         })
     }
@@ -269,7 +269,7 @@ impl LostCpus {
     fn tell(&self, compression: &Compression, own: &CpuList) {
         if let Some(lost) = self.news(compression, own) {
             warn!(
-                "nothing packs on CPU {lost} any more, as [compression] cpus has it: the agent may run on {own}"
+                "CPU {lost} no longer compresses, although it is in [compression] cpus: the agent may run only on {own}"
             );
         }
     }
@@ -314,7 +314,7 @@ fn priority_counts_to(vms: &Vms) -> bool {
 /// The CPUs on which the agent may run. Its relay passes streams on, and unpacks them, on any of these.
 pub(crate) fn own_cpus() -> Result<CpuList, Problem> {
     CpuList::of_this_process()
-        .map_err(|error| Problem::failed(format!("cannot see on which CPUs the agent may run: {error}")))
+        .map_err(|error| Problem::failed(format!("cannot read on which CPUs the agent may run: {error}")))
 }
 
 fn bytes(mib: u32) -> usize {

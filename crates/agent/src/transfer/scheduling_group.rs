@@ -21,7 +21,7 @@ pub(crate) fn is_one(pids: impl Iterator<Item = u32>) -> bool {
     match groups.collect::<io::Result<BTreeSet<_>>>() {
         Ok(groups) => groups.len() == 1,
         Err(error) => {
-            debug!(%error, "not known whether priorities count between processes");
+            debug!(%error, "it is not known whether priorities count between processes");
             false
         }
     }

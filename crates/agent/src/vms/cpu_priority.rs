@@ -48,10 +48,10 @@ impl FirstSessions {
     pub(crate) fn begin(&self, vmm: &dyn Machine) {
         let vm = &vmm.spec().spec().name;
         if let Err(error) = vmm.go_first() {
-            debug!(%vm, %error, "does not go first");
+            debug!(%vm, %error, "cannot get priority");
         }
         if let Err(error) = self.raise(vmm.pid()) {
-            debug!(%vm, %error, "its session does not go first");
+            debug!(%vm, %error, "its session cannot get priority");
         }
     }
 
@@ -107,7 +107,7 @@ fn others_in_session(vms: &Vms) -> Vec<u32> {
 
 fn lower_session(pid: u32) {
     if let Err(error) = session_weight::lower(pid) {
-        warn!(pid, %error, "its session still goes before others: `echo 0 > /proc/{pid}/autogroup` ends that");
+        warn!(pid, %error, "its session still has priority over others: `echo 0 > /proc/{pid}/autogroup` ends that");
     }
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn end_all(vms: &Vms) {
 /// Ends that.
 pub(crate) fn end(vmm: &dyn Machine) {
     if let Err(error) = vmm.take_turns() {
-        debug!(vm = %vmm.spec().spec().name, %error, "may still go first");
+        debug!(vm = %vmm.spec().spec().name, %error, "may still have priority");
     }
 }
 

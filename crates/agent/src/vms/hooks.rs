@@ -64,7 +64,7 @@ impl fmt::Display for Ended {
         match self {
             Self::Well => f.write_str("done"),
             Self::Badly(status) => write!(f, "failed: {status}"),
-            Self::TooLate(after) => write!(f, "ended by force, as it took longer than {} s", after.as_secs()),
+            Self::TooLate(after) => write!(f, "killed, because it took longer than {} s", after.as_secs()),
             Self::NotRun(why) => write!(f, "not run: {why}"),
         }
     }
@@ -103,7 +103,7 @@ pub(crate) async fn run(hooks: &Hooks, moment: Moment, of: &HookDue) {
     if ended == Ended::Well {
         info!(vm, hook, %program, output, "done");
     } else {
-        warn!(vm, hook, %program, output, "{ended}; the migration does not hang on it");
+        warn!(vm, hook, %program, output, "{ended}; the migration goes on without it");
     }
 }
 
@@ -207,7 +207,7 @@ struct Group(Option<Pid>);
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.0.map(|pid| kill_process_group(pid, Signal::KILL)) {
-            warn!(%error, "a hook cannot be ended");
+            warn!(%error, "cannot kill a hook");
         }
     }
 }

@@ -82,7 +82,7 @@ impl Vms {
         };
         let vmm = match vmm {
             Ok(vmm) => vmm,
-            Err(problem) => return debug!(vm = name, %problem, "not taken hold of yet"),
+            Err(problem) => return debug!(vm = name, %problem, "not connected yet"),
         };
         let mut entries = self.lock();
         if entries.get(name).is_none_or(|entry| is_free(entry, vmm.as_ref())) {

@@ -126,7 +126,7 @@ impl Claim {
         match self {
             Self::Changing => format!("VM {name} is being started, stopped or removed; try again"),
             Self::Migrating(id) => {
-                format!("VM {name} is being moved already (migration {id}): wait, or `drainpipe cancel {id}`")
+                format!("VM {name} is already being moved (migration {id}): wait, or `drainpipe cancel {id}`")
             }
             Self::MovingDisk(disk, _) => {
                 format!(
@@ -136,8 +136,8 @@ impl Claim {
             }
             Self::Unresponsive(why) => {
                 format!(
-                    "{why}; it is tried again all the time: `drainpipe vm stop {name} --force` ends that process if it \
-                     stays so"
+                    "{why}; the agent keeps trying; if it does not answer again, `drainpipe vm stop {name} \
+                    --force` ends that process"
                 )
             }
         }
@@ -205,7 +205,7 @@ impl Vms {
             let (vmm, claim) = match found {
                 Ok(vmm) => (vmm, None),
                 Err(problem) => {
-                    warn!(vm = name, %problem, "out of reach; tried again");
+                    warn!(vm = name, %problem, "unresponsive; tried again");
                     (None, Some(Claim::Unresponsive(problem.message)))
                 }
             };
@@ -251,7 +251,8 @@ impl Vms {
             return Ok(Some(vmm));
         }
         if let Err(error) = vmm.destroy(QEMU_DEADLINE).await {
-            warn!(vm = name, %error, "was never told to run, and does not end: `drainpipe vm stop --force {name}`");
+            warn!(vm = name, %error, "never got the order to run, and does not end: `drainpipe vm stop \
+                --force {name}`");
             return Ok(Some(vmm));
         }
         warn!(
@@ -309,7 +310,7 @@ impl Vms {
             (entry.vmm, entry.claim) = (vmm, None);
             return self.claim_locked(entry, name, claim);
         }
-        Err(Problem::conflict(format!("VM {name} is within reach")))
+        Err(Problem::conflict(format!("VM {name} answers again")))
     }
 
     /// What this host's hypervisor can do.
@@ -348,8 +349,8 @@ impl Vms {
         // A VM that somebody forgot, and that runs.
         if let Some(pid) = self.hypervisor.living(&definition.name).map_err(Problem::failed)? {
             return Err(Problem::conflict(format!(
-                "a QEMU of a VM {name} lives on {} (process {pid}), and its journal knows of none: choose another \
-                 name, or end that process if you are sure that it is not needed",
+                "a QEMU of a VM {name} runs on {} (process {pid}), and the journal does not know it: choose \
+                another name, or end that process if you are sure that nobody needs it",
                 self.host
             )));
         }
@@ -524,7 +525,7 @@ impl Vms {
         let claimed = self.claim(name, Claim::Changing)?;
         check_own(&claimed.definition, OwnersAct::Start)?;
         if claimed.vmm.is_some() {
-            return Err(Problem::conflict(format!("VM {name} runs already")));
+            return Err(Problem::conflict(format!("VM {name} is already running")));
         }
         check(claimed.definition.clone()).await?;
         let spec = claimed.definition.resolve(&self.facts).map_err(Problem::refused)?;
@@ -565,20 +566,20 @@ impl Vms {
     async fn kill_unresponsive(&self, name: &str) -> Result<(), Problem> {
         if let Some(open) = self.journal.open_migrations()?.into_iter().find(|open| open.vm == name) {
             return Err(Problem::conflict(format!(
-                "VM {name} does not answer, and it is not known yet whether it is here or on {} (migration {}): wait, or \
-                 end its QEMU by hand if you are sure that it is not needed",
+                "VM {name} does not answer, and it is not known yet whether it is here or on {} (migration \
+                {}): wait, or end its QEMU by hand if you are sure that nobody needs it",
                 open.target, open.id
             )));
         }
         if self.journal.disk_moves()?.iter().any(|open| open.vm == name) {
             return Err(Problem::conflict(format!(
-                "VM {name} does not answer, and it is not known yet which of two disks it has: wait, or end its QEMU by hand \
-                 if you are sure that it is not needed"
+                "VM {name} does not answer, and it is not known yet which of two disks it has: wait, or end \
+                its QEMU by hand if you are sure that nobody needs it"
             )));
         }
         let definition = self.lock().get(name).map(|entry| entry.definition.clone());
         let definition = definition.ok_or_else(|| self.unknown(name))?;
-        warn!(vm = name, "its QEMU, which does not answer, is killed as somebody wants it");
+        warn!(vm = name, "its QEMU, which does not answer, is killed on request");
         self.hypervisor.kill_found(&definition.name, QEMU_DEADLINE).await.map_err(Problem::failed)?;
         if let Some(entry) = self.lock().get_mut(name).filter(|entry| entry.is_unresponsive()) {
             (entry.vmm, entry.claim, entry.cores_taken) = (None, None, None);

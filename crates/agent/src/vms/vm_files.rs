@@ -234,7 +234,7 @@ impl VmFiles {
         if self.is_device_place(&disk.path) {
             warn!(
                 path = disk.path,
-                "a VM that was to be on this block device did not come: what is there of it stays, and is of no use"
+                "the VM for this block device did not come: what was copied stays there, and is useless"
             );
             return Ok(());
         }
@@ -248,7 +248,8 @@ impl VmFiles {
             Ok(_) => Ok(()),
             Err(CannotMake::InUse(by)) => {
                 let by = by.display();
-                warn!(path = disk.path, %by, "a disk that was made for a VM which did not come is another one's now: it stays");
+                warn!(path = disk.path, %by, "a disk that was made for a VM which did not come belongs to \
+                    another one now: it stays");
                 Ok(())
             }
             Err(error) => Err(self.cannot("remove", &disk.path, error)),
@@ -351,8 +352,8 @@ impl VmFiles {
                 Problem::refused(format!("{path} {}: {}", why.what(host), why.cure(host)))
             }
             CannotMake::Taken => Problem::refused(format!(
-                "{host} cannot {what} {path}: there is something under that name already; remove it if nobody needs it, or \
-                 choose another place by --disk"
+                "{host} cannot {what} {path}: it exists already; remove it if nobody needs it, or choose \
+                another path with --disk"
             )),
             error => Problem::refused(format!("{host} cannot {what} {path}: {error}")),
         }

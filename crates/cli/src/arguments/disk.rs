@@ -10,24 +10,23 @@ use crate::completion;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DiskCommand {
-    /// Make a disk of zeroes: a raw image, or all or part of a block device
+    /// Create a disk of zeroes: a raw image, or all or part of a block device
     #[command(after_help = DISK_CREATE_EXAMPLES)]
     Create {
         /// The image's file, or the block device
         #[arg(value_hint = ValueHint::FilePath)]
         path: PathBuf,
-        /// Size of the disk, as 500M, 100G or 1T; all of a block device if absent
+        /// Size of the disk, such as 500M, 100G or 1T; by default, all of a block device
         #[arg(long, value_name = "SIZE", value_parser = drainpipe_storage::size::parse)]
         size: Option<u64>,
-        /// Set all of its blocks aside now, so that writes cannot lack space later
+        /// Reserve all blocks now, so that writes cannot run out of space later
         #[arg(long)]
         preallocate: bool,
         /// Replace the file, or overwrite the block device, that is there
         #[arg(long)]
         force: bool,
     },
-    /// List the disks that stayed on a host when their VMs left or went on with copies of them, and interrupted copies; or remove
-    /// them
+    /// List or remove the disks that stayed behind on a host, and the interrupted copies to it
     #[command(after_help = DISK_LEFT_EXAMPLES)]
     Left {
         /// The host
@@ -43,13 +42,13 @@ pub(crate) enum DiskCommand {
         /// The disk
         #[arg(value_hint = ValueHint::FilePath)]
         source: PathBuf,
-        /// The copy: a file that is made, or a block device
+        /// The copy: a new file, or a block device
         #[arg(value_hint = ValueHint::FilePath)]
         target: PathBuf,
         /// Replace the file, or overwrite the block device, that is there
         #[arg(long)]
         force: bool,
-        /// Copy by this method or not at all, in place of the best that there is
+        /// Copy by this method or fail, instead of choosing the best one
         #[arg(long, value_parser = disk_method())]
         method: Option<Method>,
     },
@@ -62,8 +61,8 @@ fn disk_method() -> impl TypedValueParser<Value = Method> {
 
 const DISK_LEFT_EXAMPLES: &str = "\
 Examples:
-  drainpipe disk left a               what `migrate --copy-storage` and `vm move-disk` have left on a, and parts of copies to a
-  drainpipe disk left a --remove      the VMs run elsewhere: these are not needed any more";
+  drainpipe disk left a               what `migrate --copy-storage` and `vm move-disk` left on a, and interrupted copies to a
+  drainpipe disk left a --remove      remove them, once you no longer need them";
 
 const DISK_CREATE_EXAMPLES: &str = "\
 Without --preallocate, a file takes space only as it is written to. Nothing is overwritten without --force.
@@ -71,14 +70,14 @@ Without --preallocate, a file takes space only as it is written to. Nothing is o
 Examples:
   drainpipe disk create /srv/vms/web1.img --size 1T
   drainpipe disk create /srv/vms/db1.img --size 100G --preallocate
-  drainpipe disk create /dev/vg0/web1 --force                        all of the device reads as zeroes then";
+  drainpipe disk create /dev/vg0/web1 --force                        then all of the device reads as zeroes";
 
 const DISK_COPY_EXAMPLES: &str = "\
-The storage copies where it can: blocks are shared (XFS, Btrfs), the NFS server or the SCSI target does it. Elsewhere this
-program reads and writes, and keeps holes. The end tells which it was, and what went through this host.
+If it can, the storage does the work: files share blocks (XFS, Btrfs), or the NFS server or SCSI target copies. Otherwise
+this program reads and writes, and keeps holes. At the end it says which it was, and how much went through this host.
 
 Examples:
   drainpipe disk copy /srv/vms/template.img /srv/vms/web2.img
   drainpipe disk copy /dev/vg0/web1 /srv/vms/web1.img
   drainpipe disk copy /srv/vms/web1.img /dev/vg0/web2 --force        what the device holds is lost
-  drainpipe disk copy a.img b.img --method reflink                   at once and without space, or not at all";
+  drainpipe disk copy a.img b.img --method reflink                   at once and without using space, or not at all";

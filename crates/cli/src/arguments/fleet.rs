@@ -16,10 +16,10 @@ pub(crate) struct PlaceArguments {
     /// This host's configuration; written if it is not there
     #[arg(long, default_value = config::DEFAULT_PATH, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: PathBuf,
-    /// This host's name among the others; as the system calls it if absent
+    /// This host's name in the fleet; by default, the system's host name
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Where this host's agent listens; the address that leads to the others if absent
+    /// Where this host's agent listens; by default, on the address through which it reaches the other hosts
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) listen: Option<SocketAddr>,
 }
@@ -29,10 +29,10 @@ pub(crate) struct PlaceArguments {
 pub(crate) struct InitArguments {
     #[command(flatten)]
     pub(crate) place: PlaceArguments,
-    /// How long the token is good
+    /// How long the token is valid
     #[arg(long, default_value_t = 30, value_name = "MINUTES", value_parser = clap::value_parser!(u32).range(1..=1440))]
     pub(crate) minutes: u32,
-    /// How long hosts' certificates are good, of a new fleet. They are renewed when a third of it is left
+    /// How long hosts' certificates are valid, in a new fleet; agents renew them when a third of that time is left
     #[arg(long, default_value_t = 120, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=825))]
     pub(crate) certificate_days: u32,
     /// The same in seconds, for tests
@@ -48,22 +48,22 @@ impl InitArguments {
 
 const INIT_HELP: &str = "\
 On the first host, this makes a certificate authority and the host's own certificate, writes agent.toml if there is none,
-starts the agent, and prints the line to run on the next host. The line has a token in it, which lets one host join, once.
-Run it again for each further host. The authority's key stays on this host, in the agent's state directory: back it up.
+starts the agent, and prints the command to run on the next host. It contains a token, which lets one host join, once. Run
+`init` again for each further host. The authority's key stays on this host, in the agent's state directory: back it up.
 
 Examples:
   drainpipe init
-  drainpipe init --name a --listen 192.0.2.11:7420   where the host's name or address is not the right one
-  drainpipe init --minutes 5                         a token that is good for five minutes";
+  drainpipe init --name a --listen 192.0.2.11:7420   if the system's name or address is not the right one
+  drainpipe init --minutes 5                         a token that is valid for five minutes";
 
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example, as `drainpipe init` printed it:\n  drainpipe join 192.0.2.11 --token a:4f6b…:9c01…"
 )]
 pub(crate) struct JoinArguments {
-    /// The host that has printed the token: address or name, with its port if that is another than 7420
+    /// The host that printed the token: address or name, with the port unless it is 7420
     pub(crate) host: String,
-    /// What `drainpipe init` has printed there; - reads it from standard input, so that no list of processes shows it
+    /// The token that `drainpipe init` printed there; - reads it from standard input, so that no process list shows it
     #[arg(long, value_name = "TOKEN")]
     pub(crate) token: TokenArgument,
     #[command(flatten)]
@@ -91,14 +91,14 @@ pub(crate) struct LeaveArguments {
     /// This host's configuration
     #[arg(long, default_value = config::DEFAULT_PATH, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: PathBuf,
-    /// Leave although this host has VMs, which run on, or cannot tell the others: revoke it there then
+    /// Leave even if this host has VMs, which keep running, or cannot reach the others; then revoke it there
     #[arg(long)]
     pub(crate) force: bool,
 }
 
 const LEAVE_HELP: &str = "\
-Run it on the host that is to leave, when it has no VMs any more. Its certificate is revoked, its key removed, and its agent
-stopped. The host that has the authority's key leaves last.
+Run this on the host that is to leave, once it has no VMs. It revokes the host's certificate, removes its key, and stops its
+agent. The host with the authority's key leaves last.
 
 Example:
   drainpipe drain c && drainpipe leave";
@@ -118,9 +118,8 @@ pub(crate) struct RevokeArguments {
 }
 
 const REVOKE_HELP: &str = "\
-For a host that was stolen or is lost; run it on the host that has the authority's key. Certificates of that name which were
-made until now are refused, by each host as soon as it hears of it; nothing changes for the others. The host may join again,
-by a new token.
+For a host that was stolen or lost; run this on the host with the authority's key. Each host refuses all certificates made
+for that name so far, as soon as it hears of the revocation; nothing else changes. The host may join again, with a new token.
 
 Examples:
   drainpipe revoke c

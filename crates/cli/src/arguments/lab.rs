@@ -7,10 +7,10 @@ use drainpipe_lab::LinkAddresses;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum LabCommand {
-    /// Make hosts, links and a client, and start the agents
+    /// Create hosts, links and a client, and start the agents
     #[command(after_help = LAB_EXAMPLES)]
     Up(LabUpArguments),
-    /// End everything in a lab and remove it
+    /// Stop everything in a lab, and remove the lab
     Down {
         /// The lab
         #[arg(default_value = "lab")]
@@ -21,7 +21,7 @@ pub(crate) enum LabCommand {
         /// The lab
         name: Option<String>,
     },
-    /// Run a program on a lab's host or on its client
+    /// Run a program on one of a lab's hosts, or on its client
     #[command(after_help = "Examples:\n  drainpipe lab exec lab a -- ip address\n  \
         drainpipe lab exec real a -- modprobe rdma_rxe     in an emulated lab")]
     Exec {
@@ -33,7 +33,7 @@ pub(crate) enum LabCommand {
         #[arg(required = true, trailing_var_arg = true)]
         program: Vec<String>,
     },
-    /// Break something, or mend it
+    /// Break something, or repair it
     #[command(after_help = FAULT_EXAMPLES)]
     Fault {
         /// The lab
@@ -42,7 +42,7 @@ pub(crate) enum LabCommand {
         #[arg(required = true)]
         words: Vec<String>,
     },
-    /// Print shell commands that make a lab's first host the one that is asked
+    /// Print shell commands after which `drainpipe` asks a lab's first host
     #[command(after_help = "Example:\n  eval \"$(drainpipe lab env lab)\"")]
     Env {
         /// The lab
@@ -78,36 +78,35 @@ Examples:
   drainpipe lab up big --hosts a,b,c --link 5000 --link 1000:9000
   drainpipe lab up virt --libvirt --no-agents       hosts with a libvirt each, for virsh
   drainpipe lab up real --emulated --no-agents      hosts with a kernel each: RDMA, bonding, netem
-  eval \"$(drainpipe lab env lab)\"                   then `drainpipe hosts` asks the lab";
+  eval \"$(drainpipe lab env lab)\"                   then `drainpipe hosts` shows the lab's hosts";
 
 const FAULT_EXAMPLES: &str = "\
 Faults:
   link-down HOST LINK         pull the cable at that end      link-up HOST LINK puts it back
   blackhole HOST LINK [receive|send|both]                     link up, nothing passes
-  blackhole-above HOST LINK BYTES [receive|send|both]         link up, only frames of up to so many bytes pass
-  loss HOST LINK PERCENT      so many packets of a hundred are lost, in both directions
-  rate LINK MBPS|unlimited    another rate
-  mtu HOST LINK BYTES         another MTU at that end
-  libvirt-stop HOST           ask its daemon to end; libvirt-kill kills it, libvirt-start starts it
-  heal HOST LINK              as it was
+  blackhole-above HOST LINK BYTES [receive|send|both]         link up, only frames of up to BYTES pass
+  loss HOST LINK PERCENT      this percentage of packets is lost, in both directions
+  rate LINK MBPS|unlimited    change the rate
+  mtu HOST LINK BYTES         change the MTU at that end
+  libvirt-stop HOST           ask libvirt's daemon to end; libvirt-kill kills it, libvirt-start starts it
+  heal HOST LINK              undo all faults of the link at that end
 
 Example:
   drainpipe lab fault lab blackhole a e0 receive";
 
-/// What joins the hosts of a lab, and keeps them apart.
+/// How the hosts of a lab are connected.
 #[derive(Debug, Args)]
 pub(crate) struct LinkArguments {
-    /// A link between all hosts: MBPS or `unlimited`, optionally :MTU; once for each
+    /// A link between all hosts: MBPS or `unlimited`, optionally with :MTU; repeat it for each link
     #[arg(long = "link", value_name = "MBPS[:MTU]", default_values = ["1000", "1000"])]
     pub(crate) links: Vec<String>,
-    /// Which addresses hosts have on these links; with `link-local` agents choose their migration
-    /// addresses
+    /// Which addresses the hosts have on these links; with `link-local`, agents choose their migration addresses
     #[arg(long, value_enum, default_value = "both")]
     pub(crate) link_addresses: LinkAddressesArgument,
-    /// Run the programs of each host on a CPU of its own
+    /// Give the programs of each host a CPU of their own
     #[arg(long)]
     pub(crate) own_cpus: bool,
-    /// Have hosts not trust these links: migrations are encrypted
+    /// Do not let hosts trust these links, so that migrations are encrypted
     #[arg(long)]
     pub(crate) untrusted: bool,
 }
@@ -117,7 +116,7 @@ pub(crate) struct LabUpArguments {
     /// The lab's name
     #[arg(default_value = "lab")]
     pub(crate) name: String,
-    /// Its hosts
+    /// The names of its hosts
     #[arg(long, value_delimiter = ',', default_value = "a,b")]
     pub(crate) hosts: Vec<String>,
     #[command(flatten)]
@@ -125,29 +124,29 @@ pub(crate) struct LabUpArguments {
     /// Do not start agents
     #[arg(long)]
     pub(crate) no_agents: bool,
-    /// Give each host a libvirt of its own, with `libvirtd`, or with this daemon: `virtqemud`, or one of the two in a directory
-    /// of its own; `lab status` says where it is reached
+    /// Give each host a libvirt of its own: `libvirtd`, or this daemon, which is `virtqemud` or the path of either; `lab status`
+    /// shows its address
     #[arg(long, value_name = "DAEMON", num_args = 0..=1, require_equals = true, default_missing_value = "libvirtd")]
     pub(crate) libvirt: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) machines: MachineArguments,
-    /// The hypervisor, also of the libvirts, and of the machines and in them
+    /// The QEMU to run, also by the hosts' libvirts, for emulated machines and inside them
     #[arg(long, default_value = "qemu-system-x86_64", value_name = "FILE")]
     pub(crate) qemu: PathBuf,
 }
 
-/// What hosts are, if they are emulated.
+/// The machines of an emulated lab.
 #[derive(Debug, Args)]
 pub(crate) struct MachineArguments {
-    /// Make each host a machine with a kernel of its own, emulated by QEMU, of what `scripts/emulated` has put into this
+    /// Make each host an emulated QEMU machine with its own kernel, from the files that `scripts/emulated` put into this
     /// directory [default: target/emulated]
     #[arg(long, value_name = "DIRECTORY", num_args = 0..=1, require_equals = true,
         default_missing_value = "target/emulated", conflicts_with = "libvirt")]
     pub(crate) emulated: Option<PathBuf>,
-    /// The memory of each machine; what is written to its disk is in it too
+    /// The memory of each machine; its disk writes stay there too
     #[arg(long, value_name = "MIB", default_value_t = 1024, requires = "emulated")]
     pub(crate) machine_memory_mib: u32,
-    /// The CPUs of each machine
+    /// The number of CPUs of each machine
     #[arg(long, value_name = "COUNT", default_value_t = 2, requires = "emulated")]
     pub(crate) machine_cpus: u8,
 }

@@ -11,13 +11,13 @@ pub(crate) struct MoveDiskArguments {
     /// The VM
     #[arg(add = completion::vms())]
     pub(crate) name: String,
-    /// Which of its disks: the first is vda
+    /// The disk; a VM's first disk is vda
     #[arg(required_unless_present = "cancel", value_parser = disk_name, add = completion::disks())]
     pub(crate) disk: Option<DiskName>,
-    /// A path on its host where nothing is yet, in a directory that VMs may use
+    /// A new file on its host, in a directory that VMs may use
     #[arg(required_unless_present = "cancel", value_hint = ValueHint::FilePath)]
     pub(crate) path: Option<String>,
-    /// Cancel the move that is under way: the VM keeps the disk that it has
+    /// Cancel the running move: the VM keeps the disk that it has
     #[arg(long, conflicts_with_all = ["disk", "path"])]
     pub(crate) cancel: bool,
 }
@@ -27,8 +27,8 @@ fn disk_name(text: &str) -> Result<DiskName, String> {
 }
 
 const EXAMPLES: &str = "\
-The disk is copied while the VM runs, and the VM goes on with the copy. The old file is kept under another name: `disk left`
-lists it. Ctrl-C cancels. The VM needs QEMU 8.2 or newer.
+The disk is copied while the VM runs, and the VM then uses the copy. The old file is kept under another name: `disk left`
+lists it. Ctrl-C cancels. The VM must run in QEMU 8.2 or newer.
 
 Examples:
   drainpipe vm move-disk web1 vda /srv/fast/web1.raw

@@ -34,7 +34,7 @@ pub(crate) async fn run(arguments: &AgentArguments) -> Result<Exit, Problem> {
 fn start_anew() -> Problem {
     let mut arguments = std::env::args_os().skip(1);
     let error = Command::new("/proc/self/exe").args(&mut arguments).exec();
-    Problem::failed(format!("the journal is not believed any more, and the agent cannot start anew: {error}"))
+    Problem::failed(format!("the journal is no longer believed, and the agent cannot start anew: {error}"))
 }
 
 pub(crate) async fn guard(arguments: GuardArguments) -> Result<Exit, Problem> {

@@ -50,7 +50,7 @@ pub(crate) async fn run(arguments: &DemoArguments, json: bool) -> Result<Exit, P
     let measured = tokio::select! {
         measured = measure(&lab, arguments) => measured,
         interrupted = tokio::signal::ctrl_c() => Err(match interrupted {
-            Ok(()) => Problem::failed("stopped by Ctrl-C; the lab is removed"),
+            Ok(()) => Problem::failed("stopped by Ctrl-C; the lab was removed"),
             Err(error) => Problem::failed(format!("cannot watch for Ctrl-C: {error}")),
         }),
     };
@@ -96,7 +96,7 @@ async fn measure(lab: &Lab, arguments: &DemoArguments) -> Result<BenchReport, Pr
     wait_until_ready(&spec, client_namespace.clone()).await?;
     if arguments.options.iter().any(|option| option.may_compress()) {
         let seconds = COUNTED_AFTER.as_secs();
-        output::remark(&format!("the agents count for {seconds} s what the guest takes of the cores"));
+        output::remark(&format!("for {seconds} s, the agents count how much CPU the guest uses"));
         sleep(COUNTED_AFTER).await;
     }
     let bench = Bench {

@@ -39,7 +39,9 @@ pub(crate) async fn run(
         Ok(result) => tell(&result, json),
         Err(DiskError::Problem(problem)) => Err(problem),
         Err(DiskError::Cancelled) => {
-            output::remark("cancelled; a file that was being made is gone, a device holds a part");
+            output::remark(
+                "cancelled; a file that was being written is gone, a device holds part of the disk",
+            );
             Ok(Exit::Cancelled)
         }
     }
@@ -65,11 +67,11 @@ async fn left(
         let LeftDisk { path, vm, target, left_at, kept_until, is_device, .. } = disk;
         let what = match kept_until {
             None if *target == name => {
-                format!("of {vm}, which went on with another disk on {target} at {left_at}")
+                format!("of {vm}, which has used another disk on {target} since {left_at}")
             }
             None => format!("of {vm}, which went to {target} at {left_at}"),
             Some(until) => format!(
-                "a part of {vm}, whose copy from {target} was interrupted at {left_at}; the next one goes on from it \
+                "part of {vm}, whose copy from {target} was interrupted at {left_at}; the next copy continues from it \
                  until {until}"
             ),
         };
@@ -120,7 +122,7 @@ fn describe_traffic(result: &DiskResult) -> String {
         None => format!("{written} written"),
     };
     let who = match result.moved_by {
-        _ if result.method == Method::Sparse => "there was nothing to move",
+        _ if result.method == Method::Sparse => "there were no bytes to move",
         MovedBy::Storage => "the storage did it",
         MovedBy::Host => "the bytes went through this host",
     };

@@ -126,7 +126,7 @@ fn describe_plan(plan: &DrainPlan) -> String {
     let whole = match moves {
         0 => format!("no VM would leave {}", plan.host),
         _ => format!(
-            "{} would leave {} in {}, {} at a time to begin with",
+            "{} would leave {} in {}, {} at a time at first",
             format::vms(moves),
             plan.host,
             format::estimate_up_to(plan.predicted_ms, plan.predicted_most_ms),
@@ -152,7 +152,7 @@ fn to_send(one: &Move) -> String {
 fn disks(plan: &DrainPlan) -> impl Iterator<Item = String> {
     let of_moves = plan.moves.iter().flat_map(|one| one.disks.iter().map(move |disk| (one, &disk.copy)));
     of_moves.map(|(one, copy)| {
-        let flattened = if copy.is_flattened { "; with the images below it, as one" } else { "" };
+        let flattened = if copy.is_flattened { "; with its backing images, as one image" } else { "" };
         format!(
             "{} takes {} {} along, {} of {}: {} does not see it{flattened}",
             one.vm,
@@ -211,7 +211,7 @@ pub(crate) async fn resume(
     if json {
         output::json(&view)?;
     } else {
-        output::remark(&format!("VMs may come to {} again, and be started on it", view.host));
+        output::remark(&format!("VMs may move to {} and start on it again", view.host));
     }
     Ok(Exit::Done)
 }
@@ -249,7 +249,7 @@ fn describe(view: &DrainView) -> String {
         }
     }
     let cordon = if *cordoned {
-        format!("{host} is cordoned: `drainpipe resume {host}` lets VMs come to it again")
+        format!("{host} is cordoned: `drainpipe resume {host}` lets VMs move to it again")
     } else {
         format!("{host} takes VMs")
     };
@@ -259,7 +259,7 @@ fn describe(view: &DrainView) -> String {
 
 fn waits(status: &DrainStatus) -> Option<String> {
     let obstacle = status.obstacle.as_ref()?;
-    Some(format!("it waits, and goes on by itself once this is mended: {obstacle}"))
+    Some(format!("it waits, and continues by itself once this is fixed: {obstacle}"))
 }
 
 /// What went wrong or is waited for, once for all VMs with which it is the same.
@@ -301,7 +301,7 @@ fn describe_whole(view: &DrainView, status: &DrainStatus) -> String {
         DrainState::Incomplete => format!("over after {time}: {gone}"),
         DrainState::Cancelled => format!("cancelled after {time}: {gone}"),
         DrainState::Interrupted => {
-            format!("{host}'s agent was stopped in the middle: {gone}; {} carries on", again(view))
+            format!("{host}'s agent was stopped in the middle: {gone}; {} continues", again(view))
         }
     }
 }
@@ -480,7 +480,7 @@ mod tests {
             "db1 stays: licence",
             "warning: web1: changes its memory fast",
             "warning: no room for the failure of b",
-            "1 VM would leave a in 4.8 s to 9.6 s, 1 at a time to begin with",
+            "1 VM would leave a in 4.8 s to 9.6 s, 1 at a time at first",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
@@ -493,7 +493,7 @@ mod tests {
         let text = describe(&a_view(DrainState::Moving, vec![a_move(MoveState::Transferring)]));
         for part in [
             "on the links",
-            "goes on by itself once this is mended: the disk is full",
+            "continues by itself once this is fixed: the disk is full",
             "warning: no room for the failure of b",
             "under way for 10.0 s: 0 of 1 VM moved away from a, 1 stays; 512 MiB of about 512 MiB, 1.90 Gb/s, 1 at a time, 5.0 s left",
         ] {

@@ -27,7 +27,7 @@ pub(crate) async fn mend(
 ) -> Result<bool, Problem> {
     let fixes = by_host(findings, [&arguments.source, &arguments.target]);
     if fixes.is_empty() {
-        output::remark("nothing of this can be mended by --fix");
+        output::remark("--fix can fix none of this");
         return Ok(false);
     }
     for (host, fixes) in &fixes {
@@ -43,7 +43,8 @@ pub(crate) async fn mend(
     for (host, fixes) in fixes {
         if let Err(problem) = make(fleet, host, fixes).await {
             refused.get_or_insert(problem.context(format!(
-                "not all could be changed on {host}, or it is not known (`--undo` puts back what was)"
+                "not everything could be changed on {host}, or it is not known whether it was (`--undo` \
+                puts back the old values)"
             )));
         }
     }
@@ -92,7 +93,8 @@ pub(crate) async fn undo(fleet: &Fleet, arguments: &CheckArguments, json: bool) 
             Ok(fixes) => undone.extend(fixes.into_iter().map(|fix| Undone { host: host.clone(), fix })),
             Err(problem) => {
                 refused.get_or_insert(problem.context(format!(
-                    "not all could be put back on {host}, or it is not known (`--undo` may be repeated)"
+                    "not everything could be put back on {host}, or it is not known whether it was \
+                    (`--undo` may be repeated)"
                 )));
             }
         }
@@ -106,7 +108,7 @@ pub(crate) async fn undo(fleet: &Fleet, arguments: &CheckArguments, json: bool) 
     match refused {
         Some(problem) => Err(problem),
         None if undone.is_empty() => {
-            output::remark("nothing was changed by --fix");
+            output::remark("--fix has changed nothing");
             Ok(Exit::Done)
         }
         None => Ok(Exit::Done),
@@ -126,11 +128,11 @@ fn put_back(fix: &StandingFix) -> String {
     match now {
         Some(now) if now == before => format!("{setting} is {} again", spaced(before)),
         Some(now) => format!(
-            "{setting} was changed by somebody else since and is left as it is: {}; before --fix it was {}",
+            "somebody else has changed {setting} since; it is left as it is: {}; before --fix it was {}",
             spaced(now),
             spaced(before)
         ),
-        None => format!("{setting} is gone, with its link"),
+        None => format!("{setting} is gone together with its link"),
     }
 }
 

@@ -48,8 +48,8 @@ pub(crate) async fn init(arguments: &InitArguments, json: bool) -> Result<Exit, 
         Standing::Authority => {
             setup::found(&config, arguments.certificate_s())?;
             output::remark(&format!(
-                "{} has a new certificate, by the authority's key that is in {}; if hosts are missing in `drainpipe hosts`, \
-                 let nobody join before they are there again, some 20 s after its agent has started",
+                "{} has a new certificate, signed with the authority's key in {}; if hosts are missing in \
+                `drainpipe hosts`, let nobody join until they are back, some 20 s after its agent has started",
                 config.name,
                 config.state_directory.join("authority").display()
             ));
@@ -159,8 +159,7 @@ pub(crate) async fn revoke(
     let whom = if *operator { "operator" } else { "host" };
     if !yes {
         ask::is_possible("drainpipe revoke")?;
-        let question =
-            format!("No host will listen to {whom} {name} any more, until it joins again. Revoke?");
+        let question = format!("No host will accept {whom} {name} until it joins again. Revoke?");
         if !ask::confirmed(&question)? {
             return Ok(Exit::Done);
         }
@@ -172,7 +171,7 @@ pub(crate) async fn revoke(
         output::json(&view)?;
     } else {
         output::remark(&format!(
-            "the certificates of {whom} {name} are revoked; hosts that are up know it in seconds"
+            "the certificates of {whom} {name} are revoked; hosts that are up learn of it within seconds"
         ));
     }
     Ok(Exit::Done)
@@ -180,7 +179,7 @@ pub(crate) async fn revoke(
 
 fn made_by_hand(config: &Config) -> Problem {
     Problem::refused(format!(
-        "{} has a certificate that was made by hand, {}: move it and its key away first; hosts with [[peer]] go on with theirs",
+        "{} has a certificate made by hand, {}: move it and its key away first; hosts with [[peer]] keep theirs",
         config.name,
         config.tls.certificate.display()
     ))
@@ -203,7 +202,7 @@ fn configuration(place: &PlaceArguments, towards: SocketAddr) -> Result<Configur
     }
     if place.name.is_some() || place.listen.is_some() {
         return Err(Problem::bad_input(format!(
-            "{} is there, and says this host's name and address: change it there, and leave --name and --listen out",
+            "{} exists, and has this host's name and address: change them there, and leave --name and --listen out",
             path.display()
         )));
     }
@@ -262,7 +261,7 @@ fn own_address(place: &PlaceArguments, towards: SocketAddr) -> Result<SocketAddr
     }
     source_towards(towards).map(|address| SocketAddr::new(address, DEFAULT_PORT)).ok_or_else(|| {
         let example = format!("--listen 192.0.2.11:{DEFAULT_PORT}");
-        Problem::bad_input(format!("this host's own address is not found: give it, as in {example}"))
+        Problem::bad_input(format!("cannot find this host's own address: give it, as in {example}"))
     })
 }
 
@@ -284,14 +283,16 @@ async fn resolve(host: &str) -> Result<SocketAddr, Problem> {
     let found = lookup_host(&with_port).await.map(|mut addresses| addresses.next());
     found.ok().flatten().ok_or_else(|| {
         Problem::bad_input(format!(
-            "{host} is no address, and no name that is known here: write it as in 192.0.2.11"
+            "{host} is not an address, nor a name that this host can resolve: write an address such as 192.0.2.11"
         ))
     })
 }
 
 fn not_running(place: &PlaceArguments) -> String {
     let config = place.config.display();
-    format!("all is prepared, and the agent does not run: start it (`drainpipe agent --config {config}`)")
+    format!(
+        "everything is prepared, but the agent does not run: start it (`drainpipe agent --config {config}`)"
+    )
 }
 
 /// The agent of this host, which is started if the system has a service for it.

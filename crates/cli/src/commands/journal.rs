@@ -41,7 +41,7 @@ async fn adopt(host: &Host, is_agreed: bool, json: bool) -> Result<Exit, Problem
         let view = look(host).await?;
         tell(&view)?;
         let question = format!(
-            "{} goes on with what is there. VMs that it does not find may run on other hosts. Is that what you want?",
+            "{} will continue with what is there. VMs that it does not find may run on other hosts. Continue?",
             view.host
         );
         if !view.doubts.is_empty() && !ask::confirmed(&question)? {
@@ -55,7 +55,7 @@ async fn adopt(host: &Host, is_agreed: bool, json: bool) -> Result<Exit, Problem
         output::json(&view)?;
     } else {
         output::table(&["vm", "guest", "is from now on"], view.live.iter().map(row).collect())?;
-        output::remark(&format!("{} goes on with what is there", view.host));
+        output::remark(&format!("{} continues with what is there", view.host));
     }
     Ok(Exit::Done)
 }

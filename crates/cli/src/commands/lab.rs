@@ -310,9 +310,9 @@ fn down(name: &str) -> Result<Exit, Problem> {
     let removed = Lab::down(name).map_err(problem)?;
     let Removal { namespaces, processes } = removed;
     output::print(&if namespaces == 0 {
-        format!("there was no lab {name}; `drainpipe lab status` shows those that there are\n")
+        format!("there is no lab {name}; `drainpipe lab status` lists the labs\n")
     } else {
-        format!("lab {name} is gone: {processes} processes ended, {namespaces} namespaces removed\n")
+        format!("lab {name} is removed: {processes} processes ended, {namespaces} namespaces removed\n")
     })?;
     Ok(Exit::Done)
 }
@@ -400,10 +400,11 @@ fn fault(name: &str, words: &[String]) -> Result<Exit, Problem> {
 
 fn env(name: &str) -> Result<Exit, Problem> {
     let lab = Lab::open(name).map_err(problem)?;
-    let first = lab.spec().hosts.first().expect("a lab has two hosts or more");
+    let first = lab.spec().hosts.first().expect("a lab needs at least two hosts");
     if lab.spec().is_machine(first) {
         return Err(Problem::refused(format!(
-            "the agents of lab {name} are reached in its machines: drainpipe lab exec {name} {first} -- drainpipe hosts"
+            "the agents of lab {name} can be reached only from its machines: drainpipe lab exec {name} \
+            {first} -- drainpipe hosts"
         )));
     }
     let client = client_namespace(&lab)?;

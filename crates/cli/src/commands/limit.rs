@@ -32,24 +32,24 @@ pub(crate) async fn run(
 }
 
 fn describe(view: &BandwidthView) -> String {
-    let limit = limit_or(view.limit_mbps, "as fast as the links are");
+    let limit = limit_or(view.limit_mbps, "no limit");
     let of_storage = limit_or(view.storage.limit_mbps, "no limit of their own");
     let (why, why_storage) = (why(view.setting), why(view.storage.setting));
     format!(
-        "migrations from and to {}: {limit} ({why})\ndisks among that: {of_storage} ({why_storage})",
+        "migrations from and to {}: {limit} ({why})\ndisks within that: {of_storage} ({why_storage})",
         view.host
     )
 }
 
 fn limit_or(limit_mbps: Option<u64>, none: &str) -> String {
-    limit_mbps.map_or(none.into(), |mbps| format!("not above {mbps} Mb/s in each direction"))
+    limit_mbps.map_or(none.into(), |mbps| format!("at most {mbps} Mb/s in each direction"))
 }
 
 fn why(setting: BandwidthSetting) -> &'static str {
     match setting {
         BandwidthSetting::Configured => "by its agent.toml",
         BandwidthSetting::Unlimited | BandwidthSetting::Mbps(_) => {
-            "set with `drainpipe limit`, until it is set anew"
+            "set with `drainpipe limit`, until you set another"
         }
     }
 }

@@ -62,7 +62,7 @@ fn disk_places(given: &[DiskPlace]) -> Result<BTreeMap<DiskName, String>, Proble
     let mut places = BTreeMap::new();
     for DiskPlace { disk, path } in given {
         if places.insert(*disk, path.clone()).is_some() {
-            return Err(Problem::bad_input(format!("--disk gives {disk} more than one place")));
+            return Err(Problem::bad_input(format!("--disk names more than one path for {disk}")));
         }
     }
     Ok(places)
@@ -109,8 +109,8 @@ fn describe_plan(view: &PlanView) -> String {
         }))
         .chain(plan.transfer.parallel().map(|parallel| format!("with     {} connections", parallel.channels)))
         .chain(plan.post_copy().then(|| {
-            "post-copy where its memory gets dirty as fast as it is sent: until the rest has followed, the VM needs \
-             both hosts"
+            "post-copy if its memory gets dirty as fast as it is sent: until the rest has followed, the VM \
+            needs both hosts"
                 .into()
         }))
         .chain(plan.is_compressed().then(|| "packed   as far as that is faster".into()))
@@ -137,8 +137,8 @@ fn limited(view: &PlanView) -> Option<String> {
 fn copied(disk: &DiskCopy) -> String {
     let DiskCopy { disk: name, from, to, size_bytes, allocated_bytes, why, is_flattened, .. } = disk;
     let place = if from == to { from.clone() } else { format!("{from} to {to}") };
-    let flattened = if *is_flattened { ", with the images that it stands on" } else { "" };
-    let lost = if is_device_path(to) { "; what that device holds is lost" } else { "" };
+    let flattened = if *is_flattened { ", with its backing images" } else { "" };
+    let lost = if is_device_path(to) { "; everything on that device is overwritten" } else { "" };
     format!(
         "disk     {name} {place}, {} of {}{flattened}: {why}{lost}",
         format::bytes(*allocated_bytes as f64),
@@ -157,7 +157,7 @@ fn disk_line(disk: &DiskUse, source: &str) -> String {
     let took = ready_ms.map(|ms| format!(" in {}", format::duration(ms))).unwrap_or_default();
     let same = match same_bytes {
         0 => String::new(),
-        same_bytes => format!(", {} of it there already", format::bytes(*same_bytes as f64)),
+        same_bytes => format!(", {} of it were there already", format::bytes(*same_bytes as f64)),
     };
     let wire = wire_bytes.map(|bytes| format!(", {} over the network", format::bytes(bytes as f64)));
     let left = match copy.from_device {
@@ -205,7 +205,7 @@ fn encrypted_by(encryption: &EncryptionUse) -> String {
             format!("encrypted by {protocol}, {cipher_suite}: {why}")
         }
         (true, Some(protocol), None) => format!("encrypted by QEMU's {protocol}: {why}"),
-        (true, ..) => format!("was to be encrypted; no connection came about: {why}"),
+        (true, ..) => format!("was to be encrypted; no connection was made: {why}"),
         (false, ..) => format!("sent in the clear: {why}"),
     }
 }
@@ -213,8 +213,8 @@ fn encrypted_by(encryption: &EncryptionUse) -> String {
 fn packed_by(compression: &CompressionUse) -> String {
     let share = |bytes: u64| bytes as f64 * 100.0 / compression.stream_bytes.max(1) as f64;
     format!(
-        "compressed {:.1} : 1 in {} of CPU; {:.0} % by zstd, {:.0} % by lz4, {:.0} % by what had changed \
-         alone, {:.0} % as it was ({:.0} % since no core had the time)",
+        "compressed {:.1} : 1 in {} of CPU; {:.0} % by zstd, {:.0} % by lz4, {:.0} % as changes only, {:.0} \
+        % uncompressed ({:.0} % because no core had the time)",
         compression.stream_bytes as f64 / compression.compressed_bytes.max(1) as f64,
         format::cpu_seconds(compression.cpu_seconds),
         share(compression.zstd_bytes),
@@ -238,7 +238,7 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
                 format!("it is paused on {} until {} answers", result.source, result.target)
             }
             Outcome::Lost => format!(
-                "it has ended on {}, and what it was doing is lost; `drainpipe vm start {}` boots it anew",
+                "it has ended on {}, and what it was doing is lost; `drainpipe vm start {}` boots it again",
                 result.ended_on(),
                 result.vm
             ),
@@ -246,11 +246,14 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
                 Some(SourceVm::Runs) => format!("it runs on {}", result.source),
                 Some(SourceVm::Paused) => format!("it stands still on {}", result.source),
                 Some(SourceVm::Ended) => format!(
-                    "it is stopped on {}; `drainpipe vm start {}` boots it anew",
+                    "it is stopped on {}; `drainpipe vm start {}` boots it again",
                     result.source, result.vm
                 ),
                 Some(SourceVm::Unknown) | None => {
-                    format!("whether it runs on {} is not known; `drainpipe vms` asks again", result.source)
+                    format!(
+                        "it is not known whether it runs on {}; `drainpipe vms` asks again",
+                        result.source
+                    )
                 }
             },
         };
@@ -328,7 +331,7 @@ pub(super) fn standstill(result: &MigrationResult) -> Option<String> {
         return paused;
     }
     let still_for = format::duration(still_ms);
-    let of_what = "in flight, while its QEMU answered nothing";
+    let of_what = "in flight, while its QEMU did not answer";
     Some(match paused {
         Some(paused) => format!("{paused}; it stood still for up to {still_for} {of_what}"),
         None => format!("{vm} stood still for up to {still_for} {of_what}"),
@@ -417,7 +420,7 @@ mod tests {
             "encrypted by TLS 1.3, TLS_X: asked for"
         );
         assert_eq!(described(true, Some(("TLS 1.3", None))), "encrypted by QEMU's TLS 1.3: asked for");
-        assert_eq!(described(true, None), "was to be encrypted; no connection came about: asked for");
+        assert_eq!(described(true, None), "was to be encrypted; no connection was made: asked for");
         assert_eq!(described(false, None), "sent in the clear: asked for");
     }
 }

@@ -62,8 +62,8 @@ fn describe(view: &DiskMoveView, result: &DiskMoveResult) -> String {
         }
         DiskMoveOutcome::Failed => {
             let why = result.error.as_ref().map_or(String::new(), |error| format!(": {error}"));
-            format!("not moved, {disk} of VM {vm} is {from} as before{why}")
+            format!("not moved, {disk} of VM {vm} is still {from}{why}")
         }
-        DiskMoveOutcome::Cancelled => format!("cancelled; {disk} of VM {vm} is {from} as before"),
+        DiskMoveOutcome::Cancelled => format!("cancelled; {disk} of VM {vm} is still {from}"),
     }
 }

@@ -148,7 +148,7 @@ fn describe_state(vm: &VmView) -> String {
 /// Why a VM has died, and what to do.
 fn how_it_ended(vm: &VmView) -> Option<String> {
     let (name, host, how) = (&vm.name, &vm.host, vm.ended.as_ref()?);
-    Some(format!("{name} on {host}: {how}; `drainpipe vm start {name}` boots it anew"))
+    Some(format!("{name} on {host}: {how}; `drainpipe vm start {name}` boots it again"))
 }
 
 fn state_word(state: VmState) -> &'static str {
@@ -238,7 +238,7 @@ async fn reclaim(fleet: &Fleet, name: &str, lost: &str, is_agreed: bool) -> Resu
     }
     let host = fleet.host(&fleet.find_vm(name).await?.host).await?;
     let question = format!(
-        "{name} is to be booted anew, and what it has in memory is lost. If it still ran on {lost}, it would run \
+        "{name} will be booted again, and what it has in memory is lost. If it still ran on {lost}, it would run \
          twice on the same disks. Is {lost} powered off for good?"
     );
     if !is_agreed && !ask::confirmed(&question)? {

@@ -23,7 +23,7 @@ const SHOWN_AFTER: Duration = Duration::from_secs(2);
 /// Where nobody sees a bar.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Does it, and shows how far it is. Ctrl-C cancels it, which is followed to the end.
+/// Does it, and shows how far it has got. Ctrl-C cancels it, which is followed to the end.
 pub(crate) async fn disk(
     is_watched: bool,
     work: impl FnOnce(&Task) -> Result<DiskResult, DiskError> + Send + 'static,
@@ -102,7 +102,7 @@ impl Display {
 fn describe(stage: Stage, pace: &Pace, (done, total): (u64, u64)) -> String {
     let method = match stage {
         Stage::Looking => return "looking at the disk".into(),
-        Stage::Flushing => return "waiting until the storage has all of it for good".into(),
+        Stage::Flushing => return "waiting until everything is safely on the storage".into(),
         Stage::Doing(method) => method.name(),
     };
     let bytes = |bytes: u64| format::bytes(bytes as f64);

@@ -45,7 +45,7 @@ pub(crate) async fn disk_move(
     let result = tokio::select! {
         result = over => result.map_err(|problem| problem.context(where_to_look(vm))),
         _ = until_left(&host, &cancel_path, &display, &mut interrupts) => {
-            Err(Problem::failed(format!("{what} is not watched any more; {}", where_to_look(vm))))
+            Err(Problem::failed(format!("no longer watching {what}; {}", where_to_look(vm))))
         }
     };
     display.end();
@@ -84,7 +84,7 @@ fn describe(progress: &DiskProgress) -> String {
     let DiskProgress { disk, copied_bytes, total_bytes, is_ready, rate_gbps, eta_ms, .. } = progress;
     let bytes = |bytes: u64| format::bytes(bytes as f64);
     if *is_ready {
-        return format!("{disk}: all is there, the VM is given the new disk");
+        return format!("{disk}: all is there, the VM is switching to the new disk");
     }
     let left = eta_ms.map_or(String::new(), |ms| format!(", {} left", format::estimate(ms)));
     let rate = format::bytes(rate_gbps * 1e9 / 8.0);

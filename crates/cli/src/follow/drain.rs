@@ -34,7 +34,7 @@ async fn begin_and_follow(
     host.client().get::<DrainView>(&host.path("/v1/drain")).await?;
     let begun: DrainView = match host.client().post_within(&host.path(path), request, PLAN_DEADLINE).await {
         Err(problem) if problem.kind == ProblemKind::Unreachable => {
-            let may_go_on = "if it has begun all the same, `drainpipe drain status HOST` shows it";
+            let may_go_on = "if it has begun nevertheless, `drainpipe drain status HOST` shows it";
             return Ok(Followed::LostSight(problem.context(may_go_on)));
         }
         begun => begun?,
@@ -69,16 +69,17 @@ async fn begin_and_follow(
 }
 
 fn not_watched(host: &str, cancelling: &Cancelling) -> Problem {
-    let how_far = format!("`drainpipe drain status {host}` shows how far it is");
+    let how_far = format!("`drainpipe drain status {host}` shows how far it has got");
     let cancels = format!("`drainpipe drain cancel {host}` cancels it");
     Problem::failed(match cancelling {
-        Cancelling::Heard => format!("not watched any more; {host} goes on cancelling, and {how_far}"),
+        Cancelling::Heard => format!("no longer watching; {host} is still cancelling, and {how_far}"),
         Cancelling::Unknown => format!(
-            "not watched any more; {host} has not said that it cancels, so it may go on: {how_far}, and {cancels}"
+            "no longer watching; {host} has not confirmed the cancellation, so the drain may go on: \
+            {how_far}, and {cancels}"
         ),
         Cancelling::Refused(problem) => {
             format!(
-                "not watched any more; it is not cancelled ({problem}) and goes on: {how_far}, and {cancels}"
+                "no longer watching; it was not cancelled ({problem}) and goes on: {how_far}, and {cancels}"
             )
         }
     })
@@ -96,7 +97,7 @@ mod tests {
     fn that_it_goes_on_cancelling_is_said_only_if_it_was_heard() {
         let message = |cancelling| not_watched("a", &cancelling).message;
         let heard = message(Cancelling::Heard);
-        assert!(heard.contains("a goes on cancelling") && !heard.contains("drain cancel"), "{heard}");
+        assert!(heard.contains("a is still cancelling") && !heard.contains("drain cancel"), "{heard}");
         let refused = Cancelling::Refused(Problem::failed("you may not"));
         for (cancelling, words) in
             [(Cancelling::Unknown, "may go on"), (refused, "(you may not) and goes on")]

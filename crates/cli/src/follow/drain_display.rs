@@ -54,7 +54,7 @@ impl Words {
             MoveState::Lost => format!("{vm} has ended, and is lost{why}"),
             MoveState::InDoubt => format!("it is not known yet where {vm} runs{why}"),
             MoveState::Left => format!("{vm} was moved to {target} by somebody else"),
-            MoveState::Waiting => format!("{vm} waits to be tried again{why}"),
+            MoveState::Waiting => format!("{vm} is waiting for another attempt{why}"),
             _ => format!("{vm} {way} {target}: {}", state_word(one)),
         }
     }

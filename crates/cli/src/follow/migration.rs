@@ -28,7 +28,7 @@ pub(crate) async fn migrate(
     let host = fleet.host(&source).await?;
     let begun: MigrationView = match host.client().post(&host.path("/v1/migrations"), request).await {
         Err(problem) if problem.kind == ProblemKind::Unreachable => {
-            let may_go_on = "if it has begun all the same, `drainpipe history` shows it";
+            let may_go_on = "if it has begun nevertheless, `drainpipe history` shows it";
             return Ok(Followed::LostSight(problem.context(may_go_on)));
         }
         begun => begun?,
@@ -51,7 +51,7 @@ pub(crate) async fn migrate(
         result = over => result,
         _ = until_left(&host, &cancel_path, &display, &mut interrupts) => {
             Err(Problem::failed(format!(
-                "migration {id} is not watched any more; `drainpipe history` shows how it ends, \
+                "no longer watching migration {id}; `drainpipe history` shows how it ends, \
                  `drainpipe cancel {id}` cancels it"
             )))
         }
@@ -119,9 +119,9 @@ fn describe(progress: &Progress) -> String {
         let on = if stalled.is_empty() { stalled } else { format!(" on {stalled}") };
         return format!("stalled for {}{on}{out}", format::duration(stalled_ms));
     }
-    let out = if stalled.is_empty() { out } else { format!("; nothing arrives by {stalled}{out}") };
+    let out = if stalled.is_empty() { out } else { format!("; nothing arrives over {stalled}{out}") };
     let title = if progress.rest_follows {
-        "runs there, the rest of its memory follows"
+        "runs there, and the rest of its memory follows"
     } else {
         progress.step.title()
     };

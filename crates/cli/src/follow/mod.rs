@@ -120,7 +120,7 @@ async fn until_left(
             }
             // It may have heard, and the answer was lost.
             Err(problem) if problem.kind == ProblemKind::Unreachable => {
-                display.say(&format!("whether it cancels is not known: {problem}"));
+                display.say(&format!("it is not known whether it cancels: {problem}"));
             }
             Err(problem) => {
                 display.say(&format!("not cancelled: {problem}"));

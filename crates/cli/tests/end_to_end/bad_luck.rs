@@ -88,7 +88,7 @@ pub(crate) fn runs_on_without_its_agent(scene: &Scene, migrating: Running) {
     scene.guest.assert_intact();
     assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
     scene.lab.start_agent("a");
-    assert_failed(&migrating.wait(), "in the midst of the migration; it was undone");
+    assert_failed(&migrating.wait(), "in the middle of the migration; the migration was undone");
 }
 
 fn the_source_agent_is_killed_in_flight(scene: &Scene) {
@@ -146,7 +146,7 @@ fn a_hand_over_is_found_to_be_recorded_and_the_vm_ran_on(scene: &Scene) {
     scene.guest.assert_answers();
     find_hand_over(&scene.lab);
     scene.lab.start_agent("a");
-    assert_failed(&migrating.wait(), "had run on at the source");
+    assert_failed(&migrating.wait(), "the VM ran on at the source");
     scene.assert_settled("a");
 }
 
@@ -181,7 +181,7 @@ fn the_target_host_is_lost_after_the_hand_over() {
     scene.lab.drainpipe(&["vm", "reclaim", "web", "--lost", "b"]).refused(2, &["add --yes"]);
     let reclaimed = reclaim("b");
     assert_eq!(reclaimed.code, 0, "{reclaimed:#?}");
-    assert!(reclaimed.stderr.contains("`drainpipe vm start web` boots it anew"), "{reclaimed:#?}");
+    assert!(reclaimed.stderr.contains("`drainpipe vm start web` boots it again"), "{reclaimed:#?}");
     assert_eq!(scene.last_result().outcome, Outcome::Failed);
     assert!(scene.lab.qemu_pid("a", "web").is_none(), "its disks may be newer than its memory");
     scene.lab.start_again("a", "web");
@@ -341,7 +341,7 @@ fn a_second_ctrl_c_stops_watching(scene: &Scene) {
     migrating.signal(Signal::INT);
     thread::sleep(Duration::from_secs(1));
     migrating.signal(Signal::INT);
-    migrating.wait().refused(4, &["is not watched any more", "drainpipe history"]);
+    migrating.wait().refused(4, &["no longer watching", "drainpipe history"]);
     kill_process(agent, Signal::CONT).unwrap();
     // Whether the frozen agent still heard the request does not matter.
     let moved = scene.last_result().outcome == Outcome::Completed;

@@ -116,7 +116,7 @@ fn a_host_mends_itself_alone(lab: &TestLab) {
     lab.drainpipe(&["check", "a", "b", "--fix", "--yes"]).refused(
         REFUSED,
         &[
-            "not all could be changed on b",
+            "not everything could be changed on b",
             "--undo",
             "the agent of host a may not change settings",
             "operator",
@@ -127,7 +127,8 @@ fn a_host_mends_itself_alone(lab: &TestLab) {
     let own = lab.drainpipe(&["check", "b", "a", "--fix", "--yes", "--agent", &lab.agent_socket("b")]);
     assert!(is_no_error(&own), "{own:#?}");
     assert_silent(lab);
-    lab.drainpipe(&["check", "a", "b", "--undo"]).refused(REFUSED, &["not all could be put back on b"]);
+    lab.drainpipe(&["check", "a", "b", "--undo"])
+        .refused(REFUSED, &["not everything could be put back on b"]);
     assert_eq!((get(lab, "a", FILTER), get(lab, "b", FILTER)), ("1".into(), "2".into()));
 }
 
@@ -143,5 +144,5 @@ fn what_another_changed_since_is_left_alone(lab: &TestLab) {
 
     // With nothing to mend, nothing is asked and nothing is written.
     let idle = lab.drainpipe(&["check", "a", "b", "--fix", "--yes"]);
-    assert!(is_no_error(&idle) && idle.stderr.contains("nothing of this can be mended"), "{idle:#?}");
+    assert!(is_no_error(&idle) && idle.stderr.contains("--fix can fix none of this"), "{idle:#?}");
 }

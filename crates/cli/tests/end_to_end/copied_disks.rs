@@ -465,7 +465,7 @@ fn what_has_no_place_is_refused() {
     let taken = apart.path("b", "taken.raw");
     fs::write(&taken, "somebody's").unwrap();
     let place = format!("vda={taken}");
-    migrate(&["--disk", &place]).refused(REFUSED, &["something under that name already"]);
+    migrate(&["--disk", &place]).refused(REFUSED, &["it exists already"]);
     assert_eq!(fs::read(&taken).unwrap(), b"somebody's");
     fs::remove_file(&taken).unwrap();
     let (one, other) = (format!("vda={taken}"), format!("vdb={taken}"));

@@ -158,7 +158,7 @@ fn disks_go_to_block_devices_and_back_to_files() {
     let [vda, vdb] = places(&raw.0, &image.0);
     let plan = lab.drainpipe(&["migrate", "web", "b", &vda, &vdb, "--dry-run"]).done();
     assert!(plan.contains(&format!("{} to {}", on.raw.0, raw.0)), "{plan}");
-    assert!(plan.contains("what that device holds is lost"), "{plan}");
+    assert!(plan.contains("everything on that device is overwritten"), "{plan}");
     assert!(raw.content() == vec![0xff; DISK_MIB * MIB], "a dry run writes nothing");
 
     lab.migrate("web", "b", &[&vda, &vdb]);
@@ -191,7 +191,7 @@ fn disks_go_to_block_devices_and_back_to_files() {
 fn a_block_device_that_is_not_free_is_refused() {
     let on = OnDevices::up();
     let lab = &on.lab;
-    on.refused(&on.raw.0, &["may be the very disk"]);
+    on.refused(&on.raw.0, &["may already be on this very disk"]);
     on.refused("/dev/no-such-device", &["there is no such device"]);
     let larger = Loop::used(lab, "larger", DISK_MIB + 1);
     on.refused(&larger.0, &["a guest must see the same size", &((DISK_MIB + 1) * MIB).to_string()]);
@@ -206,7 +206,7 @@ fn a_block_device_that_is_not_free_is_refused() {
     let file = lab.write("other.toml", &specification);
     let agent = lab.agent_socket("b");
     lab.drainpipe(&["vm", "create", &file, "--agent", &agent]).done();
-    on.refused(&used.0, &["a VM here names it as its disk"]);
+    on.refused(&used.0, &["a VM here uses it as its disk"]);
     lab.drainpipe(&["vm", "rm", "other", "--agent", &agent]).done();
     let alone = OFlags::EXCL.bits().cast_signed();
     let held = File::options().read(true).custom_flags(alone).open(&used.0).unwrap();

@@ -78,7 +78,7 @@ fn a_link_local_path_that_is_not_found_any_more_is_told() {
     try_often(&lab);
     eventually_e1(&lab, "both work", |e1| e1.fault.is_none());
     lab.fault("blackhole b e1");
-    eventually_e1(&lab, "e1 is silent", |e1| says(e1, "do not reach each other any more"));
+    eventually_e1(&lab, "e1 is silent", |e1| says(e1, "no longer reach each other"));
 }
 
 fn nothing_is_tried_while_a_vm_moves() {

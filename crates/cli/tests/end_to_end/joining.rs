@@ -171,7 +171,7 @@ fn a_token_is_good_once_for_who_has_it() {
     let (address, good) = token(&lab);
     refused("b", &address, &good[..good.len() - 1], BAD_INPUT, &["no token"]);
     let wrong = JoinToken { secret: JoinSecret::random().unwrap(), ..of(&good) };
-    refused("b", &address, &wrong.to_string(), REFUSED, &["this token is not good"]);
+    refused("b", &address, &wrong.to_string(), REFUSED, &["this token is not valid"]);
     // Somebody else at the address hears nothing of it.
     let elsewhere = JoinToken { authority: other_authority(&lab), ..of(&good) };
     refused("b", &address, &elsewhere.to_string(), FAILED, &["the token was not sent"]);
@@ -180,9 +180,9 @@ fn a_token_is_good_once_for_who_has_it() {
 
     on(&lab, "b", &["join", &address, "--token", &good]).done();
     lab.start_agent("b");
-    refused("c", &address, &good, REFUSED, &["this token is not good"]);
+    refused("c", &address, &good, REFUSED, &["this token is not valid"]);
     let (address, another) = token(&lab);
-    refused("c", &address, &good, REFUSED, &["this token is not good"]);
+    refused("c", &address, &good, REFUSED, &["this token is not valid"]);
     // A name has one host.
     lab.configure("c", "name = \"c\"", "name = \"b\"");
     refused("c", &address, &another, REFUSED, &["there is a host b in this fleet"]);

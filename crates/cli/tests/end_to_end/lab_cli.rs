@@ -141,7 +141,7 @@ impl Drop for Demo {
 
 fn a_demo_stopped_by_ctrl_c_leaves_nothing() {
     let mut demo = Demo::start_with_guest();
-    demo.end(Some(Signal::INT)).refused(1, &["Ctrl-C", "the lab is removed"]);
+    demo.end(Some(Signal::INT)).refused(1, &["Ctrl-C", "the lab was removed"]);
     assert_nothing_is_left(&demo.lab);
 }
 

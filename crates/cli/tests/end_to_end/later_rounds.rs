@@ -96,7 +96,7 @@ fn cancel(scene: &Scene) {
     scene.lab.drainpipe(&["cancel", &scene.id()]).done();
     let result = scene.last_result();
     assert!(result.memory.throttle_percent >= Some(30), "{result:#?}");
-    for what in ["throttled by 30 %", "are not throttled any more"] {
+    for what in ["throttled by 30 %", "are no longer throttled"] {
         assert!(result.events.iter().any(|event| event.what.contains(what)), "{what}: {result:#?}");
     }
 }

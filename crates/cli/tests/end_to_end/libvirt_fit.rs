@@ -91,7 +91,7 @@ fn domains_are_drained_beside_own_vms_and_come_back() {
 pub(crate) fn a_domain_of_which_qemu_loses_writes_stays() {
     let lab = TestLab::up(&["--libvirt", "--link", "unlimited", "--qemu", DISTRIBUTIONS_QEMU]);
     lab.start_small_domain("web", 160, "");
-    let why = "loses writes of such a guest";
+    let why = "loses writes of such guests";
     lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["VM web", why, "KVM"]);
     assert_eq!(lab.domain_state("a", "web").as_deref(), Some("running"));
 }

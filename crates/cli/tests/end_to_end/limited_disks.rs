@@ -63,7 +63,7 @@ fn a_copy_keeps_the_limits_of_both_hosts_while_they_change() {
     lab.drainpipe(&["limit", "a", "off", "--storage"]).done();
     let result: MigrationResult = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
-    assert!(says(&result, "no bandwidth limit any more"), "{result:#?}");
+    assert!(says(&result, "no bandwidth limit any longer"), "{result:#?}");
     lab.drainpipe(&["vm", "stop", "web", "--force", "--agent", &agent_of_b]).done();
     apart.assert_whole("b", ["web.raw", "web.qcow2"]);
 }

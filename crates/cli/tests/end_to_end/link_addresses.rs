@@ -277,7 +277,7 @@ fn what_is_removed_in_flight_is_made_again() {
     let [one, all] = ["via $(ip -6 route show proto 215 | grep -o 'fe80[^ ]*' | head -1) dev e0", ""];
     eventually("the route has both next hops", both);
     let log = scene.lab.agent_log("a");
-    assert!(!log.contains("made again"), "nothing is made again that is there: {log}");
+    assert!(!log.contains("restored, because"), "nothing is restored that is there: {log}");
     for which in [one, all] {
         on_a(&format!("ip -6 route del $(ip -6 route show proto 215 | head -1 | cut -d' ' -f1) {which}"));
         // By the look after it, or because connections are placed just then.

@@ -151,7 +151,7 @@ fn a_journal_that_proves_nothing_is_not_believed_and_its_vm_runs_on() {
         }),
         (OLDER, &|| put_journal(&lab, "a", &older)),
         ("it is not the journal", &|| put_journal(&lab, "a", &of_b)),
-        ("knows nothing of: of VM web", &|| {
+        ("it does not know: of VM web", &|| {
             let forget = "DELETE FROM vms WHERE name = 'web'";
             assert_eq!(Connection::open(journal(&lab, "a")).unwrap().execute(forget, []).unwrap(), 1);
         }),
@@ -374,7 +374,7 @@ fn an_older_journal_on_the_source_starts_no_second_copy() {
     at(&lab, "a", &["vm", "start", "web"]).refused(REFUSED, &["b may have it", "--although-unreachable b"]);
     at(&lab, "a", &["vm", "start", "web", "--although-unreachable", "b"]).done();
     guest.wait_until_ready();
-    assert!(lab.agent_log("a").contains("an operator says so"));
+    assert!(lab.agent_log("a").contains("on an operator's word"));
     lab.start_agent("b");
     let refused = ask::<()>(&lab, "b", "/v1/vms/web/start", Some(Value::Null)).unwrap_err();
     assert!(refused.message.contains("a has it"), "{refused}");

@@ -228,8 +228,8 @@ fn what_is_refused_cancelled_or_fails_leaves_nothing() {
     };
     refused("vdc", &path("x.raw"), &["no disk vdc"]);
     refused("vda", &path("web.raw"), &["is already at"]);
-    refused("vda", &path("web.qcow2"), &["something under that name already"]);
-    refused("vda", &path("../x.raw"), &["is in no directory"]);
+    refused("vda", &path("web.qcow2"), &["it exists already"]);
+    refused("vda", &path("../x.raw"), &["is not in a directory"]);
     refused("vda", "/dev/x", &["block devices"]);
 
     // It is not recorded: then it is not done.
@@ -271,7 +271,7 @@ fn a_qemu_that_is_too_old_moves_no_disks() {
     let moved = lab.drainpipe(&["vm", "move-disk", "web", "vda", &format!("{disk}.moved")]);
     // The machine's own QEMU may be a newer one.
     if moved.code != 0 {
-        moved.refused(REFUSED, &["QEMU 8.2 or newer only", "start the VM anew"]);
+        moved.refused(REFUSED, &["needs QEMU 8.2 or newer", "start the VM again"]);
         assert!(!fs::exists(format!("{disk}.moved")).unwrap());
     }
 }

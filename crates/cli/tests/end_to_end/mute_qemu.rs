@@ -40,9 +40,9 @@ fn as_its_agent_starts_with_nothing_open(scene: &Scene) {
     scene.lab.start_agent("a");
     let list: VmList = scene.lab.json(&["vms"]);
     assert_eq!(list.vms.first().unwrap().state, VmState::Unknown, "{list:#?}");
-    scene.lab.drainpipe(&["vm", "stop", "web"]).refused(3, &["it is tried again"]);
+    scene.lab.drainpipe(&["vm", "stop", "web"]).refused(3, &["the agent keeps trying"]);
     drop(qemu);
-    eventually("it is within reach", || scene.lab.vms().vms.first().unwrap().state == VmState::Running);
+    eventually("it answers", || scene.lab.vms().vms.first().unwrap().state == VmState::Running);
 }
 
 fn as_its_agent_starts_with_a_migration_left_open(scene: &Scene) {
@@ -55,7 +55,7 @@ fn as_its_agent_starts_with_a_migration_left_open(scene: &Scene) {
     scene.lab.stop_agent("a", Signal::KILL);
     let qemu = Still::of(scene.lab.qemu_pid("a", "web").unwrap());
     scene.lab.start_agent("a");
-    scene.lab.drainpipe(&["migrate", "web", "b"]).refused(3, &["it is tried again"]);
+    scene.lab.drainpipe(&["migrate", "web", "b"]).refused(3, &["the agent keeps trying"]);
     drop(qemu);
     assert_eq!(migrating.wait().code, 1);
     assert_eq!(scene.last_result().outcome, Outcome::Failed);

@@ -301,7 +301,7 @@ fn a_vm_that_stands_still_there_is_ended_by_hand() {
 }
 
 fn a_qemu_that_ends_meanwhile_is_the_end_of_the_vm_and_is_told() {
-    let in_part = "a part of its memory was still on the source";
+    let in_part = "part of its memory was still on the source";
     let scene = scene(BUSY);
     for (host, words) in [("a", in_part), ("b", "it has ended on the target")] {
         if scene.lab.qemu_pid("a", "web").is_none() {

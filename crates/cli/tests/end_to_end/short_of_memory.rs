@@ -98,7 +98,7 @@ pub(crate) fn the_kernel_kills_the_targets_qemu() {
     let scene = Scene::in_lab(TestLab::slow());
     let migrating = scene.migrate(&[]);
     memory.take(scene.lab.qemu_pid("b", "web").unwrap());
-    let said = "its QEMU on b has ended by signal 9; if the kernel sent it for want of memory";
+    let said = "its QEMU on b has ended by signal 9; if the kernel sent it for lack of memory";
     assert_failed(&migrating.wait(), said);
     assert!(memory.has_killed(), "it was not for want of memory");
     scene.assert_settled("a");

@@ -18,7 +18,7 @@ const IN_EVERY_RUN: [&str; 2] = [
     "writing_guests::their_disks_move_whole",
 ];
 
-const WRITES_NEVER_WAIT: &str = "no write of a domain waits for its target";
+const WRITES_NEVER_WAIT: &str = "a domain's writes cannot wait for its target";
 
 const AT_ITS_USUAL_SOCKET: &str =
     "agents that `init` and `join` start look for libvirt at its usual socket, where a lab's is not";
@@ -28,7 +28,7 @@ const ENDS_WITH_ITS_AGENT: &str =
 
 const ENDS_WITH_ITS_HOST: &str = "a lab's libvirt does not come back with its host";
 
-const NOT_FORESEEN: &str = "the memory of domains is not looked at, so that it is not foreseen";
+const NOT_FORESEEN: &str = "the memory of domains is not sampled, so that it is not foreseen";
 
 const NOT_TOLD_HOW_IT_ENDED: &str = "how a QEMU of libvirt's has ended, its host does not learn";
 
@@ -71,7 +71,7 @@ const NOT_THE_SAME: &[(&str, &str)] = &[
     ("mute_qemu", "libvirt is mute with it, and has its control sockets"),
     ("options::auto_and_bench", "a domain does not say where its guest is asked"),
     ("outpaced", NOT_FORESEEN),
-    ("post_copy", "a domain does not move by post-copy"),
+    ("post_copy", "domains cannot move by post-copy"),
     ("shared_paths::an_agent_is_started_anew_while_one_vm_comes_and_one_goes", ENDS_WITH_ITS_AGENT),
     ("shared_paths::an_agent_is_started_anew_while_two_vms_come", ENDS_WITH_ITS_AGENT),
     ("shared_paths::the_target_agent_is_started_anew_in_flight", ENDS_WITH_ITS_AGENT),

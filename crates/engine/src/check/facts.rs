@@ -79,7 +79,7 @@ pub enum ImplausibleFacts {
         answered: String,
     },
     /// A word that is none.
-    #[error("{host} says {word:?} of itself, which no interface, version or setting is called")]
+    #[error("{host} reports {word:?}, which is not the name of any interface, version or setting")]
     Word {
         /// Who said it.
         host: String,

@@ -82,7 +82,7 @@ fn old_qemu(facts: &CheckFacts) -> Option<Finding> {
     old.then(|| {
         Finding::new(FindingCode::QemuOld, here(facts))
             .what(format!("QEMU {version} of {} is older than {}", facts.name(), dotted(QEMU_OLDEST)))
-            .effect("it lacks what migrations rely on, and they fail")
+            .effect("it lacks features that migrations rely on, so they fail")
             .remedy(on(facts.name(), "apt install qemu-system-x86 (Debian 12 has 7.2)"))
     })
 }
@@ -91,12 +91,14 @@ fn replaced_qemu(facts: &CheckFacts) -> Option<Finding> {
     facts.qemu_replaced.then(|| {
         Finding::new(FindingCode::QemuReplaced, here(facts))
             .what(format!(
-                "QEMU of {} was replaced since its agent was started, which knows of {}",
+                "QEMU of {} was replaced since its agent started, which still knows {}",
                 facts.name(),
                 facts.host.hypervisor.version
             ))
-            .effect("the agent judges by what the old one could do: a VM may be refused, or refused late")
-            .remedy(on(facts.name(), "systemctl restart drainpipe (VMs run on)"))
+            .effect(
+                "the agent judges by what the old QEMU could do: a VM may be refused wrongly, or too late",
+            )
+            .remedy(on(facts.name(), "systemctl restart drainpipe (VMs keep running)"))
     })
 }
 
@@ -121,7 +123,7 @@ fn old_libvirt(facts: &CheckFacts) -> Option<Finding> {
     old.then(|| {
         Finding::new(FindingCode::LibvirtOld, here(facts))
             .what(format!("libvirt {version} of {} is older than {}", facts.name(), dotted(LIBVIRT_OLDEST)))
-            .effect("none for the VMs that Drainpipe runs; beside so old a libvirt it is not tested")
+            .effect("none for Drainpipe's own VMs; with so old a libvirt, Drainpipe is not tested")
             .remedy(on(facts.name(), "apt install libvirt-daemon-system (Debian 12 has 9.0)"))
     })
 }
@@ -176,8 +178,13 @@ fn agent_versions(pair: Pair<'_>) -> Option<Finding> {
                 pair.target.name(),
                 target.version
             ))
-            .effect(format!("VMs move both ways, by what both releases know (protocol {protocol})"))
-            .remedy("when all VMs are where they should be: the newer one on both, and systemctl restart drainpipe")
+            .effect(format!(
+                "VMs move in both directions, using what both releases know (protocol {protocol})"
+            ))
+            .remedy(
+                "when all VMs are where they should be, install the newer one on both, and systemctl \
+                restart drainpipe",
+            )
     })
 }
 
@@ -192,7 +199,8 @@ fn clock(pair: Pair<'_>) -> Option<Finding> {
                 duration(difference.ahead_ms.abs()),
                 pair.source.name()
             ))
-            .effect("logs of the two hosts do not fit together; far apart, certificates count as not valid yet")
+            .effect("the logs of the two hosts do not match in time; if the clocks are far apart, \
+                certificates count as not valid yet")
             .remedy("on both: timedatectl set-ntp true; chronyc tracking, or timedatectl timesync-status, shows it")
     })
 }
@@ -222,7 +230,7 @@ fn certificate(facts: &CheckFacts) -> Option<Finding> {
     Some(if authority_ends_s.is_some() {
         finding(FindingCode::AuthorityEnds)
             .what(format!("the certificate of the authority that {host} trusts {ends}"))
-            .effect("from then on no host's certificate, and no operator's, counts for its agent")
+            .effect("from then on, its agent accepts no certificate of a host or an operator")
             .remedy(
                 "make a new authority: drainpipe pki init --force; then drainpipe pki host HOST --force for each host \
                  and drainpipe pki operator NAME --force for each operator; copy the files; on each host: systemctl \
@@ -231,7 +239,7 @@ fn certificate(facts: &CheckFacts) -> Option<Finding> {
     } else {
         finding(FindingCode::CertificateEnds)
             .what(format!("the certificate of {host} {ends}"))
-            .effect("from then on no other host, and no operator, can talk to its agent")
+            .effect("from then on, no other host and no operator can talk to its agent")
             .remedy(format!(
                 "where the authority is: drainpipe pki host {host} --force; copy the files to {host}; systemctl \
                  restart drainpipe"
@@ -277,7 +285,7 @@ fn rdma_alone(own: &CheckFacts, other: &CheckFacts) -> Option<Finding> {
                 own.host.rdma_devices.join(", "),
                 other.name()
             ))
-            .effect("the option direct falls back to multichannel")
+            .effect("the option direct becomes multichannel")
             .remedy(on(other.name(), "rdma link, to see what the kernel knows; load the NIC's RDMA driver"))
     })
 }
@@ -288,7 +296,7 @@ fn rdma_unused(pair: Pair<'_>) -> Option<Finding> {
     let memory_bytes = pair.vms.iter().map(|vm| vm.vm.memory_bytes).max().unwrap_or(0);
     let why = NoRdma::for_direct(&pair.source.host, &pair.target.host, memory_bytes)?;
     let finding = Finding::new(FindingCode::RdmaUnused, both(pair)).what(why.to_string());
-    Some(finding.effect("the option direct falls back to multichannel").remedy(why.remedy()))
+    Some(finding.effect("the option direct becomes multichannel").remedy(why.remedy()))
 }
 
 /// One connection needs none, nor does one path.
@@ -309,7 +317,7 @@ fn no_migration_address(pair: Pair<'_>, own: &CheckFacts) -> Option<Finding> {
     (own.host.migration_address.is_none() && paths > 1).then(|| {
         Finding::new(FindingCode::NoMigrationAddress, here(own))
             .what(format!("{} has no address for multichannel: {why}", own.name()))
-            .effect(format!("migrations use one of the {paths} paths"))
+            .effect(format!("migrations use only one of the {paths} paths"))
             .remedy(on(
                 own.name(),
                 "set migration_address to a free private address, another on each host; systemctl restart drainpipe",
@@ -344,8 +352,8 @@ pub fn route_taken(host: &str, peer: &str, route: ForeignRoute) -> Finding {
             "the route of {host} to {address}, the migration address of {peer}, is another program's (route protocol \
              {protocol})"
         ))
-        .effect(format!("what {host} sends to {peer} goes where that route leads, not over all paths"))
-        .remedy(format!("{}; and end what makes it", on(host, format!("ip route del {address} proto {protocol}"))))
+        .effect(format!("what {host} sends to {peer} follows that route, instead of using all paths"))
+        .remedy(format!("{}; and stop whatever makes it", on(host, format!("ip route del {address} proto {protocol}"))))
 }
 
 /// One path needs no migration address, and what is said above needs no second word.
@@ -361,7 +369,7 @@ fn unroutable_migration_addresses(pair: Pair<'_>) -> Option<Finding> {
     Some(
         Finding::new(FindingCode::MigrationAddressesUnroutable, both(pair))
             .what(obstacle.to_string())
-            .effect(format!("migrations use one of the {} paths", pair.paths.len()))
+            .effect(format!("migrations use only one of the {} paths", pair.paths.len()))
             .remedy(
                 "on both: set migration_address in agent.toml to a free private address, both of one IP version; \
                  systemctl restart drainpipe",

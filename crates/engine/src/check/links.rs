@@ -66,7 +66,7 @@ fn management(pair: Pair<'_>, facts: &CheckFacts, link: &LinkFacts) -> Option<Fi
     }
     let (host, name) = (facts.name(), &link.name);
     let what = format!("{name} of {host} carries the management network, and migrations too");
-    let effect = "a migration fills the link: the agents, and people who are logged in, wait";
+    let effect = "a migration fills the link, so the agents and people who are logged in have to wait";
     let in_the_clear = if goes_in_the_clear(pair) {
         "; a VM's memory crosses the management network in the clear, unless encryption is asked for"
     } else {
@@ -79,7 +79,7 @@ fn management(pair: Pair<'_>, facts: &CheckFacts, link: &LinkFacts) -> Option<Fi
     } else if !others.iter().any(|other| other.usable) {
         let others: Vec<&str> = others.iter().map(|other| other.name.as_str()).collect();
         Finding::new(FindingCode::ManagementLink, here(host, link)).remedy(format!(
-            "mend the host's other migration links, all of which are down: {}",
+            "repair the host's other migration links, which are all down: {}",
             others.join(", ")
         ))
     } else if stands_in(facts, link) {
@@ -105,7 +105,7 @@ fn half_duplex(host: &str, link: &LinkFacts) -> Option<Finding> {
     (link.duplex == Some(Duplex::Half)).then(|| {
         Finding::new(FindingCode::HalfDuplex, here(host, link))
             .what(format!("{} of {host} has negotiated half duplex", link.name))
-            .effect("data and acknowledgements collide: a small part of the speed is left")
+            .effect("data and acknowledgements collide, so only a small part of the speed is left")
             .remedy(on(host, format!("ethtool -s {} autoneg on; and the same at the switch port", link.name)))
     })
 }
@@ -143,7 +143,8 @@ fn dropped(host: &str, link: &LinkFacts) -> Option<Finding> {
     (dropped >= DROPPED_MIN && dropped as f64 >= all as f64 * DROPPED_RATIO).then(|| {
         Finding::new(FindingCode::LinkDrops, here(host, link))
             .what(format!(
-                "{} of {host} has dropped {dropped} packets of {all} {}, for want of room or as nobody's",
+                "{} of {host} has dropped {dropped} packets of {all} {}, for lack of room or because \
+                nothing wanted them",
                 link.name,
                 lately(counters)
             ))
@@ -169,11 +170,11 @@ fn team(host: &str, link: &LinkFacts, bond: &BondFacts) -> Finding {
                 "{what}, which hashes no ports ({})",
                 bond.transmit_hash.as_deref().unwrap_or("unknown")
             ))
-            .effect("all connections between two hosts stay on one member, with one VM as with several")
+            .effect("all connections between two hosts stay on one member, no matter how many VMs move")
             .remedy(on(host, format!("ip link set dev {name} type bond xmit_hash_policy layer3+4"))),
         "802.3ad" | "balance-xor" => finding(
             "one connection (tcp) stays on one member; multichannel, and several VMs, use all",
-            "nothing need be done; the switch must hash ports too for what it sends".into(),
+            "nothing needs to be done; the switch must also hash ports for what it sends".into(),
         ),
         "active-backup" => finding(
             "one member carries everything, the others wait",
@@ -187,7 +188,7 @@ fn team(host: &str, link: &LinkFacts, bond: &BondFacts) -> Finding {
             "the host sends on all members; from one other host it receives on one",
             "for more speed, take the bond apart and give each NIC a [[link]] of its own".into(),
         ),
-        _ => finding("the bond counts as one link", "nothing need be done".into()),
+        _ => finding("the bond counts as one link", "nothing needs to be done".into()),
     }
 }
 
@@ -195,10 +196,10 @@ fn reverse_path_filter(host: &str, link: &LinkFacts) -> Option<Finding> {
     let name = &link.name;
     (link.reverse_path_filter == Some(STRICT)).then(|| {
         Finding::new(FindingCode::ReversePathFilter, here(host, link))
-            .what(format!("{name} of {host} filters strictly by the way back (rp_filter = 1)"))
+            .what(format!("{name} of {host} filters strictly by the reverse path (rp_filter = 1)"))
             .effect(
-                "when a path leaves this host's route, what the other host still sends over it is dropped, and \
-                 a multichannel migration stalls",
+                "when a path leaves this host's route, the kernel drops what the other host still sends \
+                over it, and a multichannel migration stalls",
             )
             .remedy(on(host, format!("sysctl -w net/ipv4/conf/{name}/rp_filter=2 (loose)")))
             .fix(Fix::LooseReversePathFilter { link: name.clone() })
@@ -213,7 +214,7 @@ fn one_queue(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
         let mask = steering_mask(facts.host.cores);
         Finding::new(FindingCode::OneReceiveQueue, here(host, link))
             .what(format!("{name} of {host} has {speed_mbps} Mb/s and one receive queue, without RPS"))
-            .effect("one core takes all that arrives and limits the link")
+            .effect("one core handles everything that arrives, and limits the link")
             .remedy(on(
                 host,
                 format!(
@@ -232,10 +233,8 @@ fn one_queue_in_use(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
     let spreads = link.receive_queues_in_use != Some(1) || link.receive_steering == Some(true);
     (!spreads && speed_mbps >= FAST_MBPS && facts.host.cores > 1).then(|| {
         Finding::new(FindingCode::OneReceiveQueueUsed, here(host, link))
-            .what(format!(
-                "{name} of {host} has {queues} receive queues and gives all that arrives to one of them"
-            ))
-            .effect("one core takes all that arrives and limits the link")
+            .what(format!("{name} of {host} has {queues} receive queues and uses only one of them"))
+            .effect("one core handles everything that arrives, and limits the link")
             .remedy(on(host, format!("ethtool -X {name} default; ethtool -x {name} shows the table")))
     })
 }
@@ -248,7 +247,7 @@ fn one_core(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
     (link.interrupt_cores == Some(1) && speed_mbps >= FAST_MBPS && facts.host.cores > 1).then(|| {
         Finding::new(FindingCode::InterruptsOnOneCore, here(host, link))
             .what(format!("all {queues} receive queues of {name} of {host} interrupt one core"))
-            .effect("one core takes all that arrives and limits the link")
+            .effect("one core handles everything that arrives, and limits the link")
             .remedy(on(
                 host,
                 format!(

@@ -129,7 +129,7 @@ pub fn unreachable(source: &str, target: &str, port: u16, reason: &NotReached) -
         renew(source, target)
     } else {
         format!(
-            "{}; where it runs, a firewall may drop what comes to it; {}; {ANY_FIREWALL}",
+            "{}; if it runs, a firewall may drop what is sent to it; {}; {ANY_FIREWALL}",
             on(target, "systemctl status drainpipe; journalctl --unit drainpipe"),
             let_in(target, format!("tcp dport {port}"))
         )
@@ -147,15 +147,15 @@ pub fn no_way_back(source: &str, target: &str, port: u16, reason: &NotReached) -
     } else {
         format!(
             "{}; {}; {ANY_FIREWALL}",
-            on(target, format!("look whether [[peer]] `{source}` in agent.toml has the right address")),
+            on(target, format!("check that [[peer]] `{source}` in agent.toml has the right address")),
             let_in(source, format!("tcp dport {port}"))
         )
     };
     Finding::milder(FindingCode::AgentUnreachable, [Place::host(source)])
         .what(format!("{target} cannot ask {source}: {}", reason.why))
         .effect(format!(
-            "no VM can move from {target} to {source}; and {target}, when it comes back after a crash, cannot ask \
-             {source} whose a VM is"
+            "no VM can move from {target} to {source}; and after a crash, {target} cannot ask {source} \
+            which of them a VM belongs to"
         ))
         .remedy(remedy)
 }

@@ -51,7 +51,7 @@ fn unusable_link(own: &CheckFacts, link: &MigrationLink, other: &CheckFacts) -> 
     let (host, name) = (own.name(), link.name.as_str());
     let finding = |code| {
         Finding::new(code, [Place::link(host, name)])
-            .effect("migrations go without this link, and fail if no other is left")
+            .effect("migrations do not use this link, and fail if no other is left")
     };
     match own.link(name)?.state {
         LinkState::Missing => {
@@ -100,7 +100,7 @@ fn no_path(pair: Pair<'_>) -> Finding {
         .effect("every migration is refused")
         .remedy(format!(
             "look at cables and at the switch ports' VLANs; give both ends addresses in one subnet: ip address add \
-             ADDRESS/24 dev LINK; or, for links without, let their link-local addresses find each other; {}; {}; \
+             ADDRESS/24 dev LINK; or, for links without addresses, let their link-local addresses find each other; {}; {}; \
              {ANY_FIREWALL}",
             let_all_through(pair.source),
             let_all_through(pair.target)
@@ -151,7 +151,7 @@ fn links_without_partner(pair: Pair<'_>) -> Option<Finding> {
                 in_words(&target),
                 pair.target.name()
             ))
-            .effect("migrations go without these links")
+            .effect("migrations do not use these links")
             .remedy(
                 "give both ends addresses in one subnet, with one prefix length, and their switch ports one \
                  VLAN: ip address replace ADDRESS/24 dev LINK",
@@ -169,7 +169,7 @@ fn reachability(pair: Pair<'_>, trial: &PathTrial, some_path_works: bool) -> Opt
     };
     let finding = |code| {
         if some_path_works {
-            Finding::milder(code, ends(pair, &trial.path)).effect("migrations go without this path")
+            Finding::milder(code, ends(pair, &trial.path)).effect("migrations do not use this path")
         } else {
             Finding::new(code, ends(pair, &trial.path)).effect("no path is left: every migration fails")
         }
@@ -181,14 +181,16 @@ fn reachability(pair: Pair<'_>, trial: &PathTrial, some_path_works: bool) -> Opt
                 "what {receiver} sends over {to_link} reaches {from}, but nothing from {from_link} of {from} reaches it"
             ))
             .remedy(format!(
-                "look at the cable's fibres and at the switch ports' VLANs; or, where a firewall of {receiver} drops \
-                 it (nft list ruleset), let it in; {}; {ANY_FIREWALL}",
+                "look at the cable's fibres and at the switch ports' VLANs; or, if a firewall of {receiver} \
+                drops it (nft list ruleset), let it in; {}; {ANY_FIREWALL}",
                 let_through(to, to_link, BOTH)
             ))
     };
     Some(match (forward, backward) {
         (true, true) => finding(FindingCode::TcpBlocked)
-            .what(format!("packets pass both ways between {path}, but no TCP connection to {target}: {error}"))
+            .what(format!(
+                "packets pass both ways between {path}, but no TCP connection to {target}: {error}"
+            ))
             .remedy(format!("{}; {ANY_FIREWALL}", let_through(pair.target, &path.peer_link, TCP))),
         (true, false) => one_way(target, &path.peer_link, pair.source, &path.link),
         (false, true) => one_way(source, &path.link, pair.target, &path.peer_link),
@@ -198,8 +200,8 @@ fn reachability(pair: Pair<'_>, trial: &PathTrial, some_path_works: bool) -> Opt
                 path.link, path.peer_link, path.address, path.peer_address
             ))
             .remedy(format!(
-                "look at the cable and at the switch ports' VLANs; where on {source} `ping -I {} {}` is answered, it is \
-                 the firewalls; {}; {}; {ANY_FIREWALL}",
+                "look at the cable and at the switch ports' VLANs; if `ping -I {} {}` on {source} gets an \
+                answer, look at the firewalls; {}; {}; {ANY_FIREWALL}",
                 path.link,
                 path.peer_address,
                 let_through(pair.source, &path.link, BOTH),

@@ -75,7 +75,7 @@ fn obstacle(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
                 vm.machine,
                 vm.name,
                 newest.as_ref().map_or_else(
-                    || "it has none of this kind".into(),
+                    || "it has no type of this kind".into(),
                     |newest| format!("its newest of this kind is {newest}")
                 )
             ))
@@ -84,7 +84,7 @@ fn obstacle(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
                 on(target, format!("install a newer QEMU ({NEWER_QEMU})"))
             )),
         Obstacle::NoKvm => finding(FindingCode::VmKvmMissing)
-            .what(format!("VM {} runs by KVM, which {target} cannot run", vm.name))
+            .what(format!("VM {} uses KVM, which {target} cannot", vm.name))
             .remedy(format!("{} shows why; or move it to another host", on(target, "ls -l /dev/kvm; lscpu"))),
         Obstacle::LosesWrites => finding(FindingCode::VmWritesLost)
             .what(format!(
@@ -92,7 +92,7 @@ fn obstacle(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
                  and was booted without memory_padding_kib = 8",
                 vm.name
             ))
-            .remedy(on(target, "install QEMU 9.0 or later; or set that, and boot the VM anew")),
+            .remedy(on(target, "install QEMU 9.0 or later; or set that, and boot the VM again")),
     })
 }
 
@@ -109,7 +109,7 @@ fn notices(pair: Pair<'_>, checked: &VmCheck) -> impl Iterator<Item = Finding> {
     };
     let doubt = |notice| {
         finding(FindingCode::VmMayNotMigrate, notice)
-            .effect("its migration may fail, and the VM runs on where it is")
+            .effect("its migration may fail, and the VM keeps running where it is")
     };
     let mut found: Vec<Finding> = vm.obstacles.iter().map(obstacle).collect();
     found.extend(vm.doubts.iter().map(doubt));
@@ -133,10 +133,9 @@ fn padded(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
                 bytes(vm.padding_bytes as f64)
             ))
             .effect(
-                "it may stand still for some seconds when copying begins, while QEMU goes through its memory page by \
-                 page",
+                "it may stall for some seconds when copying begins, while QEMU goes through its memory page by page",
             )
-            .remedy("shut it down and start it anew on a host with QEMU 9.0 or later, with memory_padding_kib = 0")
+            .remedy("shut it down and boot it again on a host with QEMU 9.0 or later, with memory_padding_kib = 0")
     })
 }
 
@@ -147,7 +146,7 @@ fn missing_bridge(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
         let make = format!("ip link add {0} type bridge; ip link set {0} up", checked.fit.missing_bridges[0]);
         Finding::new(FindingCode::VmBridgeMissing, there(pair, vm))
             .what(format!("{target} has no bridge {bridges}, which a NIC of VM {} joins", vm.name))
-            .effect("the VM cannot be built there")
+            .effect("the VM cannot be started there")
             .remedy(format!("{}; and add the link to the guests' network to it", on(target, make)))
     })
 }
@@ -196,8 +195,8 @@ fn memory_of_all(pair: Pair<'_>) -> Option<Finding> {
                 pair.target.name(),
                 mib_free(free)
             ))
-            .effect("the last of them are refused there")
-            .remedy("take some of them to another host")
+            .effect("the last ones are refused there")
+            .remedy("move some of them to another host")
     })
 }
 
@@ -231,7 +230,7 @@ fn huge_pages_of_all(pair: Pair<'_>) -> Vec<Finding> {
                     pair.source.name(),
                     mib(size_mib)
                 ))
-                .effect("the last of them are refused there")
+                .effect("the last ones are refused there")
                 .remedy(set_aside(target, HugePages { size_mib, count: all - free }))
         })
     };
@@ -244,8 +243,8 @@ fn set_aside(host: &str, more: HugePages) -> String {
     on(
         host,
         format!(
-            "echo $(($(cat {directory}/nr_hugepages) + {count})) > {directory}/nr_hugepages; where memory is in \
-             pieces, at boot: hugepagesz={size_mib}M hugepages=NUMBER"
+            "echo $(($(cat {directory}/nr_hugepages) + {count})) > {directory}/nr_hugepages; if memory is \
+            too fragmented, set them aside at boot: hugepagesz={size_mib}M hugepages=NUMBER"
         ),
     )
 }
@@ -268,7 +267,10 @@ fn old_machine(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
     };
     let finding = finding
         .what(format!("VM {} has the machine type {}, older than {newer}", vm.name, vm.machine))
-        .effect("with multichannel all connections wait for each other: one path that becomes slow slows all")
+        .effect(
+            "with multichannel, all connections wait for each other, so one path that becomes slow \
+            slows all of them",
+        )
         .remedy(format!("{remedy}stop the VM, give it `machine` {newer} or later, and start it"));
     Some(finding)
 }
@@ -286,7 +288,7 @@ fn newer_qemu(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
                 vm.qemu_version,
                 pair.target.name()
             ))
-            .effect("a way back to an older QEMU is not tested, and may be refused half-way")
+            .effect("moving to an older QEMU is not tested, and may fail half-way")
             .remedy(on(pair.target.name(), "install the newer QEMU again"))
     })
 }
@@ -301,9 +303,12 @@ fn small_pages(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
                 vm.name,
                 bytes(vm.memory_bytes as f64)
             ))
-            .effect("its memory is in pages of 4 KiB there: it runs slower, and so does its next migration")
+            .effect(
+                "its memory would be in pages of 4 KiB there: the VM would run slower, and so would its \
+                next migration",
+            )
             .remedy(format!(
-                "{}; or give it `huge_page_mib` and boot it anew",
+                "{}; or give it `huge_page_mib` and boot it again",
                 on(target, "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
             ))
     })

@@ -36,14 +36,14 @@ fn may_bind(limit: &LimitView, unlimited_mbps: Option<u64>) -> bool {
 
 fn warning(host: &str, limit: &LimitView) -> String {
     let now = match limit.mbps {
-        Some(mbps) => format!("predicted for the bandwidth limit of {host} that holds now, {mbps} Mb/s"),
-        None => format!("predicted without a bandwidth limit of {host}, since none holds now"),
+        Some(mbps) => format!("predicted for the present bandwidth limit of {host}, {mbps} Mb/s"),
+        None => format!("predicted without a bandwidth limit of {host}, since it has none at present"),
     };
     if limit.later.is_empty() {
         return now;
     }
     let later: Vec<String> = limit.later.iter().map(later).collect();
-    format!("{now}; by its clock it is {}, and what goes then goes slower or faster", later.join(", "))
+    format!("{now}; by its clock it is {}, and VMs that move then move slower or faster", later.join(", "))
 }
 
 fn later(change: &LimitChange) -> String {
@@ -99,18 +99,20 @@ mod tests {
     #[test]
     fn a_limit_that_holds_is_told_and_those_that_hold_later() {
         let free = || target("b", Some(10_000), LimitView::default());
-        let now = "predicted for the bandwidth limit of a that holds now, 2000 Mb/s";
+        let now = "predicted for the present bandwidth limit of a, 2000 Mb/s";
         assert_eq!(all_told(limit(Some(2_000), &[]), vec![free()]), [now]);
-        let later = "by its clock it is 8000 Mb/s from 20:00 on, none from 22:00 on, and what goes then goes";
+        let later =
+            "by its clock it is 8000 Mb/s from 20:00 on, none from 22:00 on, and VMs that move then move";
         assert_eq!(
             all_told(limit(Some(2_000), &[(20, Some(8_000)), (22, None)]), vec![free()]),
             [format!("{now}; {later} slower or faster")]
         );
         let windows = target("b", Some(10_000), limit(None, &[(8, Some(2_000))]));
-        let none = "predicted without a bandwidth limit of b, since none holds now; by its clock it is 2000 Mb/s from";
+        let none = "predicted without a bandwidth limit of b, since it has none at present; by its clock it \
+            is 2000 Mb/s from";
         assert_eq!(
             all_told(LimitView::default(), vec![windows]),
-            [format!("{none} 08:00 on, and what goes then goes slower or faster")]
+            [format!("{none} 08:00 on, and VMs that move then move slower or faster")]
         );
     }
 

@@ -44,16 +44,16 @@ impl<'a> Lint<'a> {
     fn finding(&self, code: FindingCode, vm: Option<&str>, what: String) -> Finding {
         let host = &self.view.host;
         let place = vm.map_or_else(|| Place::host(host), |vm| Place::vm(host, vm));
-        Finding::new(code, [place])
-            .what(what)
-            .effect("this plan must not be carried out")
-            .remedy("drain again, for a plan of what is there now; if it says the same, report it as a fault of Drainpipe")
+        Finding::new(code, [place]).what(what).effect("this plan must not be carried out").remedy(
+            "drain again, for a plan of what is there now; if it says the same, report it as an \
+                error in Drainpipe",
+        )
     }
 
     fn of_whole(&self) -> Vec<Finding> {
         let mut findings = vec![];
         if self.plan.host != self.view.host {
-            let what = format!("the plan is of {}, not of {}", self.plan.host, self.view.host);
+            let what = format!("the plan is for {}, not for {}", self.plan.host, self.view.host);
             findings.push(self.finding(FindingCode::DrainOtherHost, None, what));
         }
         let is_time = |ms: f64| ms.is_finite() && ms >= 0.0;
@@ -93,7 +93,7 @@ impl<'a> Lint<'a> {
             self.finding(
                 FindingCode::DrainNoReason,
                 Some(&stay.vm),
-                format!("VM {} stays for no reason", stay.vm),
+                format!("VM {} stays without a reason", stay.vm),
             )
         });
         counts.into_iter().filter_map(finding).chain(unexplained).collect()
@@ -112,17 +112,23 @@ impl<'a> Lint<'a> {
         if vm.copies.get(&planned.target).map_or(&[][..], Vec::as_slice) != planned.disks {
             finding(
                 FindingCode::DrainOtherDisks,
-                format!("the plan copies other disks of VM {} than {} lacks", vm.name, planned.target),
+                format!(
+                    "the plan copies other disks of VM {} than those that {} lacks",
+                    vm.name, planned.target
+                ),
             );
         }
         if let Some(why) = vm.placement.stays.as_ref().or(vm.immovable.as_ref()) {
-            finding(FindingCode::DrainMustStay, format!("VM {} is to move and must stay: {why}", vm.name));
+            finding(
+                FindingCode::DrainMustStay,
+                format!("VM {} would move although it must stay: {why}", vm.name),
+            );
         }
         match self.targets.get(planned.target.as_str()) {
-            None => finding(FindingCode::DrainUnknownTarget, format!("{} was not looked at", planned.target)),
+            None => finding(FindingCode::DrainUnknownTarget, format!("{} was not examined", planned.target)),
             Some(target) => {
                 let clash = target.vms.iter().any(|there| there.name == vm.name);
-                let clash = clash.then(|| "there is a VM of that name".to_owned());
+                let clash = clash.then(|| "it has a VM of that name".to_owned());
                 let itself = (target.name == self.view.host).then(|| "it is the host itself".to_owned());
                 let refusal = vm.refusals.get(&target.name).cloned();
                 if let Some(why) = itself.or_else(|| target.unavailable.clone()).or(refusal).or(clash) {

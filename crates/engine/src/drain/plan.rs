@@ -258,15 +258,16 @@ impl<'a> Going<'a> {
     fn warning(&self, target: &TargetView) -> Option<String> {
         let Some(memory) = self.vm.memory else {
             return Some(
-                "its memory could not be looked at: predicted as if none of it were zero and nothing got dirty"
+                "its memory could not be sampled: the prediction assumes that none of it is zero and that \
+                nothing gets dirty"
                     .into(),
             );
         };
         let what_then = if self.post_copy {
-            "it goes last, over one path, and runs there before all its memory does (post-copy); until the rest has \
-             followed, it is lost if either host is"
+            "it goes last, over one path, and runs there before all its memory has arrived (post-copy); \
+            until then, it is lost if either host is"
         } else {
-            "it may not come to an end, so it goes last; less load in it, or more links, would help"
+            "it may not converge, so it goes last; less load in it, or more links, would help"
         };
         (!self.prediction.converges).then(|| {
             let no_post_copy = self.no_post_copy.map(|why| format!("; post-copy is not possible: {why}"));

@@ -549,8 +549,8 @@ impl Drain {
         {
             let (others, outbound) = (self.others, self.limits.outbound);
             one.waits = Some(format!(
-                "others move {others} VMs away from this host, from which no more than {outbound} leave at a time; it \
-                 goes on when there are fewer"
+                "somebody else is moving {others} VMs away from this host, and no more than {outbound} may \
+                leave at a time; it continues when there are fewer"
             ));
         }
         let is_over = self.ended.is_some();

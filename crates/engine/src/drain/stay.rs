@@ -132,13 +132,13 @@ impl fmt::Display for StayReason {
             ),
             Self::OnItsWay { target, why } => write!(f, "it is on its way to {target} already: {why}"),
             Self::Immovable { why } => {
-                write!(f, "it cannot be moved now: {why}; mend that and drain again")
+                write!(f, "it cannot be moved at present: {why}; fix that and drain again")
             }
             Self::MateStays { mate, why } => write!(f, "{mate} stays: {why}"),
             Self::TogetherAndApart { apart } => write!(
                 f,
-                "VMs of one `together` group are of the `apart` group {apart} too, so no host can hold them; take one of \
-                 the two out of their specifications"
+                "VMs of one `together` group are also in the `apart` group {apart}, so no host can hold \
+                them; remove one of the two from their specifications"
             ),
             Self::NoTarget => f.write_str("there is no other host to take it; name one with --to"),
             Self::NoneTakesIt(obstacles) => {
@@ -149,17 +149,17 @@ impl fmt::Display for StayReason {
                 if more > 0 {
                     write!(f, "; and {more} more hosts cannot either")?;
                 }
-                f.write_str("; mend one of these, or name another host with --to")
+                f.write_str("; fix one of these, or name another host with --to")
             }
             Self::TogetherWith { mates, why } => {
                 write!(f, "it must be together with {}: {why}", mates.join(", "))
             }
             Self::NotPlannedAnew(problem) => write!(f, "no new place was found for it: {problem}"),
             Self::Gone => f.write_str(
-                "it does not run any more: it was stopped or removed, or its QEMU has died; nothing is left to move",
+                "it no longer runs: it was stopped or removed, or its QEMU has died; nothing is left to move",
             ),
             Self::MovedOn { from } => {
-                write!(f, "it is not on {from} any more; `drainpipe vms` shows where it is")
+                write!(f, "it is no longer on {from}; `drainpipe vms` shows where it is")
             }
             Self::Stated(words) => f.write_str(words),
         }
@@ -186,7 +186,7 @@ impl fmt::Display for Obstacle {
             }
             Self::LackingMemory { needed_bytes, free_bytes } => write!(
                 f,
-                "{} are needed and {} free after what is planned to go there",
+                "{} are needed, and {} are free after what is planned to go there",
                 mib_needed(*needed_bytes),
                 mib_free(*free_bytes)
             ),
@@ -228,7 +228,8 @@ mod tests {
     fn of_many_hosts_some_are_named_and_the_others_counted() {
         assert_eq!(
             none_takes_it(&["b", "c"]).to_string(),
-            "no host can take it: b: it is cordoned; c: it is cordoned; mend one of these, or name another host with --to"
+            "no host can take it: b: it is cordoned; c: it is cordoned; fix one of these, or name another \
+            host with --to"
         );
         let many = none_takes_it(&["b", "c", "d", "e", "f", "g", "h"]).to_string();
         assert!(many.contains("f: it is cordoned; and 2 more hosts cannot either; mend"), "{many}");

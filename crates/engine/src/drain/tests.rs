@@ -141,7 +141,7 @@ fn large_ones_go_first_and_those_that_may_not_end_last() {
     let whole = plan(&view, None);
     let order: Vec<&str> = whole.moves.iter().map(|planned| planned.vm.as_str()).collect();
     assert_eq!(order, ["large", "small", "busy"]);
-    assert!(whole.moves[2].warning.as_ref().unwrap().contains("may not come to an end"));
+    assert!(whole.moves[2].warning.as_ref().unwrap().contains("may not converge"));
     assert!(whole.moves.iter().all(|planned| !planned.post_copy));
 
     // What it is sent once, and what got dirty meanwhile.
@@ -164,7 +164,7 @@ fn where_the_hosts_have_no_post_copy_a_vm_goes_without_and_is_told_why() {
     let planned = |post_copy| plan(&view, Some(&DrainLimits { post_copy, ..at_most(1) })).moves.remove(0);
     let (asked, unasked) = (planned(true), planned(false));
     assert!(!asked.post_copy && !unasked.post_copy);
-    let words = "may not come to an end, so it goes last; less load in it, or more links, would help; post-copy is not \
+    let words = "may not converge, so it goes last; less load in it, or more links, would help; post-copy is not \
                  possible: libvirt 9.0.0 on b has no post-copy";
     assert!(asked.warning.as_ref().unwrap().ends_with(words), "{asked:?}");
     assert!(!unasked.warning.as_ref().unwrap().contains("post-copy"), "{unasked:?}");
@@ -416,7 +416,7 @@ fn no_more_goes_at_once_than_the_limit_of_the_host() {
     let plan = plan(&limited, None);
     assert_eq!(plan.links_mbps, Some(1_000));
     assert!(plan.moves[0].predicted_shared_ms > 1.9 * plan.moves[0].predicted_transfer_ms);
-    let now = "predicted for the bandwidth limit of a that holds now, 1000 Mb/s";
+    let now = "predicted for the present bandwidth limit of a, 1000 Mb/s";
     assert!(plan.warnings.contains(&now.to_owned()), "{:?}", plan.warnings);
 }
 

@@ -57,16 +57,16 @@ impl Outpaced {
     /// What is done about it.
     pub fn what_is_done(&self) -> String {
         match self.throttle_max_percent {
-            0 => "nothing holds its CPUs back".into(),
-            most => format!("its CPUs are held back more and more, by {most} % at most"),
+            0 => "its CPUs are not throttled".into(),
+            most => format!("its CPUs are throttled more and more, by {most} % at most"),
         }
     }
 
     /// What else would help.
     pub fn what_helps(&self) -> &'static str {
         match self.throttle_max_percent {
-            THROTTLE_PERCENT_MAX.. => "`--post-copy` moves it all the same",
-            _ => "`--throttle 99` or `--post-copy` moves it all the same",
+            THROTTLE_PERCENT_MAX.. => "`--post-copy` moves it nevertheless",
+            _ => "`--throttle 99` or `--post-copy` moves it nevertheless",
         }
     }
 }
@@ -114,11 +114,8 @@ pub fn foreseen(leaving: &MovingVm<'_>, plan: &Plan) -> Option<Finding> {
                 rate(outpaced.dirty_gbps),
                 rate(outpaced.sent_gbps)
             ))
-            .effect(format!(
-                "copying it may not come to an end before the deadline: {}",
-                outpaced.what_is_done()
-            ))
-            .remedy(format!("{}; or less load in it, or more links", outpaced.what_helps()))
+            .effect(format!("copying it may not end before the deadline: {}", outpaced.what_is_done()))
+            .remedy(format!("{}; less load in it or more links would also help", outpaced.what_helps()))
     })
 }
 

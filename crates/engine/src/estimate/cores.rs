@@ -67,8 +67,8 @@ fn share(host: &HostFacts) -> Option<f64> {
 pub fn busy_told(host: &HostFacts) -> Option<String> {
     let cores = on(host).filter(|cores| are_busy(*cores))?;
     Some(format!(
-        "the cores of {} are busy: a migration has about {cores:.2} of one there, as others want them now, so it takes \
-         longer; how much depends on what they do meanwhile",
+        "the cores of {} are busy: a migration gets about {cores:.2} of one there as long as others want as \
+        much as now, so it takes longer; how much longer depends on what they do meanwhile",
         host.name
     ))
 }

@@ -20,7 +20,7 @@ pub enum Severity {
     Error,
     /// A migration would work, but slower or with less to spare than these hosts could give.
     Warning,
-    /// Good to know; nothing need be done.
+    /// Good to know; nothing needs to be done.
     Remark,
 }
 

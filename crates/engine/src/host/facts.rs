@@ -163,11 +163,11 @@ impl fmt::Display for NoPacking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NotGivenBack => {
-                "the kernel would not leave it to VMs that want it: they are in another cgroup, or session, than the \
-                 agent"
+                "the kernel would not leave its cores to VMs that want them: they are in another cgroup, or \
+                session, than the agent"
             }
             Self::CpusLost => {
-                "the agent may not run any more on any of the `cpus` under [compression] in its agent.toml"
+                "the agent may no longer run on any of the `cpus` under [compression] in its agent.toml"
             }
         })
     }

@@ -80,7 +80,7 @@ impl VmResources {
         let paths = self.directories.iter().map(|path| ("directories", path));
         let wrong = |(_, path): &(&str, &PathBuf)| components(path).is_none();
         let (key, path) = paths.chain(self.devices.iter().map(|path| ("devices", path))).find(wrong)?;
-        Some((key, format!("[vms]: `{}` in `{key}` is no absolute path without `..`", path.display())))
+        Some((key, format!("[vms]: `{}` in `{key}` is not an absolute path without `..`", path.display())))
     }
 
     /// Where a path is, if VMs may use what is there. Nothing is looked at.
@@ -130,7 +130,9 @@ impl NotAllowed {
     pub fn what(&self, host: &str) -> String {
         match self {
             Self::Outside => {
-                format!("is in no directory, and is no device, that VMs may use on {host}")
+                format!(
+                    "is not in a directory that VMs may use on {host}, and not a device that they may use"
+                )
             }
             Self::OfAgent => format!("is among the agent's own files on {host}, which no VM may use"),
             Self::LeadsOut => {
@@ -138,11 +140,11 @@ impl NotAllowed {
                     "is behind a symbolic link that leads out of the directory that VMs may use on {host}"
                 )
             }
-            Self::NoFile => format!("is no file, and no device in `devices` of [vms], on {host}"),
+            Self::NoFile => format!("is neither a file, nor a device in `devices` of [vms], on {host}"),
             Self::Names { file } => {
-                format!("is an image that has QEMU open `{file}`, which VMs may not use on {host}")
+                format!("is an image that makes QEMU open `{file}`, which VMs may not use on {host}")
             }
-            Self::Unclear { why } => format!("is no qcow2 image that {host} opens: {why}"),
+            Self::Unclear { why } => format!("is not a qcow2 image that {host} can open: {why}"),
         }
     }
 
@@ -154,15 +156,15 @@ impl NotAllowed {
                  in agent.toml of {host} and restart the agent there"
             ),
             Self::OfAgent => "keep disks in a directory of their own".into(),
-            Self::LeadsOut => "give the path that the link leads to, and have that allowed".into(),
+            Self::LeadsOut => "give the path that the link leads to, and allow that".into(),
             Self::NoFile => {
                 format!("add a block device's own path in /dev to `devices` of [vms] in agent.toml of {host}")
             }
             Self::Names { .. } => format!(
-                "have its directory allowed in [vms] in agent.toml of {host}, or copy all into one image: \
-                 qemu-img convert -O qcow2"
+                "allow its directory in [vms] in agent.toml of {host}, or copy everything into one image: \
+                qemu-img convert -O qcow2"
             ),
-            Self::Unclear { .. } => "look at it: qemu-img info".into(),
+            Self::Unclear { .. } => "look at it with qemu-img info".into(),
         }
     }
 

@@ -133,11 +133,11 @@ impl fmt::Display for Doubt {
             Self::Older { by, heard, found } => {
                 write!(
                     f,
-                    "it is older than {by} knows: it ends at record {found}, and {by} has heard of {heard}"
+                    "it is older than {by} knows: it ends at record {found}, and {by} has heard of record {heard}"
                 )
             }
             Self::Unrecorded(vms) => {
-                write!(f, "QEMUs live here that it knows nothing of: of VM {}", vms.join(", "))
+                write!(f, "QEMUs run here that it does not know: of VM {}", vms.join(", "))
             }
         }
     }

@@ -57,8 +57,8 @@ pub fn may_start(asked: &Asked<'_>) -> Result<Vec<String>, Problem> {
         let options = options.join(" ");
         return Err(Problem::refused(format!(
             "VM {vm} is not started on {here}: {host} may have it and cannot be asked ({why}), and it would run twice on \
-             the same disks. Try again when it answers; if you are sure that it does not run there, as when that host is \
-             powered off: `drainpipe vm start {vm} {options}`"
+             the same disks. Try again when it answers; if you are sure that it does not run there, for \
+                 example because that host is powered off: `drainpipe vm start {vm} {options}`"
         )));
     }
     Ok(doubtful.into_iter().map(|(host, _)| host.clone()).collect())

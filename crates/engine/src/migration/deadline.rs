@@ -7,7 +7,7 @@ use crate::format::seconds;
 impl Migration {
     pub(super) fn not_over_in_time(&self, now_ms: f64) -> String {
         let within = format!("not over within {}", seconds(self.total_ms()));
-        let longer = "`migrate --deadline`, or [limits] deadline_s in agent.toml, gives it longer";
+        let longer = "`migrate --deadline`, or [limits] deadline_s in agent.toml, allows more time";
         if self.meter.is_stalled(now_ms) {
             return format!("{within}: {}", self.nothing_arrived(now_ms));
         }
@@ -81,7 +81,7 @@ mod tests {
         let error = undone_at_the_deadline(copying(), false, 100, 200);
         let changes = "the VM's memory changes at 1.68 Gb/s, and 0.84 Gb/s of it are sent";
         for words in
-            ["not over within 20 s: ", changes, "`--throttle 99` or `--post-copy` moves it all the same"]
+            ["not over within 20 s: ", changes, "`--throttle 99` or `--post-copy` moves it nevertheless"]
         {
             assert!(error.contains(words), "`{words}` is missing: {error}");
         }

@@ -7,17 +7,18 @@ use crate::storage::{
     DiskCopy, DiskMeter, DiskProgress, DiskState, DiskUse, HeldWrites, WriteLimit, allowance_ms,
 };
 
-const ALONG_OUTPACED: &str = "the VM writes to its disks about as fast as they are copied, and its writes cannot be made to wait \
-                              for the target: have it write less meanwhile (`virsh blkdeviotune` limits a domain's disk); \
+const ALONG_OUTPACED: &str = "the VM writes to its disks about as fast as they are copied, and its writes \
+    cannot be made to wait for the target: let it write less meanwhile (`virsh blkdeviotune` limits a \
+    domain's disk); \
                               what was copied is kept for the next attempt";
 
 const OUTPACED: &str = "the VM writes to its disks about as fast as they are copied";
 
 const WRITES_WAIT: &str =
-    "from now on each of the VM's writes waits for the target, so that what is left becomes less";
+    "from now on, each of the VM's writes waits for the target, so that the rest shrinks";
 
-const WRITES_HELD: &str = "from now on the VM's writes are held back as far as is necessary for the copies to keep up: its QEMU \
-                           cannot have them wait for the target";
+const WRITES_HELD: &str = "from now on, the VM's writes are held back as far as necessary for the copies to \
+    keep up, because its QEMU cannot make them wait for the target";
 
 /// How far the copies of the VM's disks are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -276,7 +277,7 @@ impl Migration {
 
     pub(super) fn disk_copies_ended(&mut self, now_ms: f64) -> SourceAction {
         self.disks.copies = DiskCopies::Over;
-        self.note(now_ms, "the copies of the disks are whole and closed");
+        self.note(now_ms, "the copies of the disks are complete and closed");
         if self.cancel_requested { self.undo() } else { self.part() }
     }
 
@@ -294,8 +295,8 @@ impl Migration {
             );
         }
         format!(
-            "the disks were not copied within {}: the paths, or the disks themselves, are too slow for what is on them \
-             and what the VM writes; `migrate --deadline` gives it longer",
+            "the disks were not copied within {}: the paths, or the disks themselves, are too slow for \
+            their data and the VM's writes; `migrate --deadline` allows more time",
             seconds(self.total_ms())
         )
     }
@@ -304,11 +305,11 @@ impl Migration {
     pub(super) fn disks_stand_still(&self, now_ms: f64) -> Option<String> {
         let silent_ms = self.disks.meter.silent_ms(now_ms);
         let what = match self.phase {
-            Phase::CopyingDisks => "nothing of the disks was copied",
+            Phase::CopyingDisks => "nothing of the disks has been copied",
             Phase::MirroringDisks if self.disks.are_held() => {
-                "what is left of the disks to copy does not stay little, though the VM's writes are held back,"
+                "the rest of the disks does not stay small, although the VM's writes are held back,"
             }
-            Phase::MirroringDisks => "what is left of the disks to copy has not become less",
+            Phase::MirroringDisks => "the rest of the disks has not shrunk",
             _ => return None,
         };
         (silent_ms >= self.limits.stall_ms).then(|| {
@@ -571,7 +572,7 @@ mod tests {
         }
         assert_eq!(migration.handle(64_000.0, behind(64)), Some(SourceAction::StopTransfer));
         let error = migration.error().unwrap().to_string();
-        assert!(error.contains("does not stay little"), "{error}");
+        assert!(error.contains("does not stay small"), "{error}");
         assert_eq!(migration.write_limit(), None, "whoever stops the copies has let them go");
         assert_eq!(
             held_back().handle(4_000.0, SourceEvent::CancelRequested),
@@ -589,7 +590,7 @@ mod tests {
         }
         assert_eq!(migration.handle(64_000.0, written(64)), Some(SourceAction::StopTransfer));
         let error = migration.error().unwrap().to_string();
-        assert!(error.contains("has not become less for 60 s"), "{error}");
+        assert!(error.contains("has not shrunk for 60 s"), "{error}");
 
         let mut migration = outpaced();
         let broke = SourceEvent::TransferFailed(Problem::failed("the target's disk is full"));

@@ -176,7 +176,7 @@ impl Migration {
         }
         let mut migration = Self::in_phase(limits, Phase::Undoing(Undo::StopTransfer), all);
         migration.error = Some(Problem::failed(
-            "the source's agent stopped, or crashed, in the midst of the migration; it was undone",
+            "the source's agent stopped or crashed in the middle of the migration; the migration was undone",
         ));
         (migration, SourceAction::StopTransfer)
     }
@@ -334,8 +334,8 @@ impl Migration {
                 // Known already, unless this life of it began with the question.
                 self.error.get_or_insert_with(|| {
                     Problem::failed(
-                        "the agent stopped, or could not write, as the hand-over was recorded, and the VM had run on at \
-                         the source, or could",
+                        "the agent stopped, or could not write, while it recorded the hand-over, and the VM \
+                        ran on at the source or could do so",
                     )
                 });
                 self.phase = Phase::Revoking;
@@ -367,7 +367,8 @@ impl Migration {
                 Some(self.ask_again(now_ms, since_ms))
             }
             (Phase::AskingTarget { .. }, SourceEvent::TargetSays(TargetState::Lost)) => {
-                let error = "its target was lost after the hand-over, by the operator's word, and with it what the VM had in memory";
+                let error = "its target was lost after the hand-over, on the operator's word, and with it \
+                    what the VM had in memory";
                 self.error = Some(Problem::failed(error));
                 self.phase = Phase::EndingOnSource;
                 Some(SourceAction::EndOnSource)
@@ -434,7 +435,7 @@ impl Migration {
             // The VM is the target's. What could not be tidied is in the journal for the next start.
             Phase::CleaningUp(outcome) => {
                 self.error.get_or_insert(error.context(
-                    "the VM moved; tidying up on the source failed, and its agent does that again when it starts",
+                    "the VM has moved; the clean-up on the source failed, and the agent repeats it when it restarts",
                 ));
                 Some(self.end(now_ms, outcome))
             }
@@ -559,7 +560,7 @@ impl Migration {
     fn state_transferred(&mut self, now_ms: f64) -> SourceAction {
         self.timings.state_transferred_ms = Some(now_ms);
         if self.is_the_targets {
-            self.note(now_ms, "all that the VM needs to run is on the target");
+            self.note(now_ms, "everything that the VM needs to run is on the target");
             self.phase = Phase::ResumingOnTarget { since_ms: now_ms };
             return SourceAction::ResumeOnTarget;
         }
@@ -619,7 +620,7 @@ impl Migration {
                 problem.context("the VM is lost: it has ended on the target before all its memory was there")
             }
             None => {
-                Problem::failed("the VM is lost: it has ended on the target since it was told to run there")
+                Problem::failed("the VM is lost: it has ended on the target after the order to run there")
             }
         });
         self.clean_up(Outcome::Lost)
@@ -723,7 +724,7 @@ impl Migration {
                 Outcome::Cancelled => "cancelled",
                 Outcome::Lost if self.is_the_targets => "lost: the VM has ended on the target",
                 Outcome::Lost => "lost: the VM has ended on the source",
-                Outcome::InDoubt => "in doubt; it is asked again whose the VM is",
+                Outcome::InDoubt => "in doubt; asking again which host the VM belongs to",
             },
         );
         self.phase = Phase::Ended(outcome);
@@ -802,7 +803,7 @@ mod tests {
         ];
         assert_eq!(actions, [&[SourceAction::RevokeHandOver], &undone[..]].concat());
         assert_eq!(migration.outcome(), Some(Outcome::Failed));
-        assert!(migration.error().unwrap().to_string().contains("run on at the source"));
+        assert!(migration.error().unwrap().to_string().contains("ran on at the source"));
     }
 
     /// A migration that is undone, and of whose VM its hypervisor says this.
@@ -832,7 +833,7 @@ mod tests {
         assert!(error.contains("the VM is lost") && error.contains("by signal 6"), "{error}");
         let (outcome, vm, error) = reported(SourceEvent::Failed(Problem::failed("QEMU did not answer")));
         assert_eq!((outcome, vm), (Some(Outcome::Failed), Some(SourceVm::Unknown)));
-        assert!(error.contains("whether the VM runs on the source is not known"), "{error}");
+        assert!(error.contains("it is not known whether the VM runs on the source"), "{error}");
     }
 
     #[test]
@@ -859,9 +860,11 @@ mod tests {
         }
         assert_eq!(migration.outcome(), Some(Outcome::Completed));
         let message = migration.error().unwrap().to_string();
-        for words in
-            ["the VM moved; tidying up on the source failed", "when it starts", "QEMU did not end in time"]
-        {
+        for words in [
+            "the VM has moved; the clean-up on the source failed",
+            "when it restarts",
+            "QEMU did not end in time",
+        ] {
             assert!(message.contains(words), "`{words}` is missing: {message}");
         }
         assert!(!message.contains("not clean"), "nobody has looked: {message}");

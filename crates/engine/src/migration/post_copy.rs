@@ -107,7 +107,7 @@ impl Migration {
             return None;
         }
         self.rest.follows = Follows::No;
-        self.note(now_ms, "little was left after all: it goes whole");
+        self.note(now_ms, "little was left after all: all of it goes before the VM runs there");
         self.post_copy_begun()
     }
 
@@ -140,10 +140,7 @@ impl Migration {
         if self.phase != Phase::SendingRest {
             return None;
         }
-        self.note(
-            now_ms,
-            format!("the rest of its memory does not arrive, so the VM may stand still: {problem}"),
-        );
+        self.note(now_ms, format!("the rest of its memory does not arrive, so the VM may stall: {problem}"));
         self.rest.problem = Some(problem);
         self.phase = Phase::AskingTarget { since_ms: now_ms };
         Some(SourceAction::AskTarget)
@@ -161,7 +158,7 @@ impl Migration {
         self.rest.follows = Follows::Yes;
         let Some(problem) = &self.rest.problem else { return self.send_rest(now_ms) };
         if self.rest.is_lost {
-            let lost = "the VM is lost: a part of its memory was still on the source";
+            let lost = "the VM is lost: part of its memory was still on the source";
             self.error = Some(problem.clone().context(lost));
             self.phase = Phase::EndingOnTarget;
             return Some(SourceAction::EndOnTarget);

@@ -30,7 +30,7 @@ impl Migration {
         }
         // Links that fail again and again shall not fill the log.
         if self.throttle.wait(self.meter.silent_ms(now_ms)) {
-            self.note(now_ms, "nothing arrives: the VM's CPUs are not throttled meanwhile");
+            self.note(now_ms, "nothing arrives: meanwhile the VM's CPUs are not throttled");
         }
         if let Some(transferred) = transferred {
             self.throttle.record(now_ms, transferred);

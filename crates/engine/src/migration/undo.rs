@@ -100,7 +100,7 @@ impl Migration {
                 self.vm_does_not_run(now_ms, "the VM stands still on the source")
             }
             VmCondition::Ended(_) if self.source_vm == Some(SourceVm::Ended) => {
-                self.note(now_ms, "the VM is stopped on the source, to be booted anew");
+                self.note(now_ms, "the VM is stopped on the source, and has to be booted again");
                 self.end(now_ms, self.outcome_of_undo())
             }
             VmCondition::Ended(how) => {
@@ -120,7 +120,7 @@ impl Migration {
 
     pub(super) fn vm_is_mute(&mut self, now_ms: f64, error: &Problem) -> SourceAction {
         self.source_vm = Some(SourceVm::Unknown);
-        self.vm_does_not_run(now_ms, &format!("whether the VM runs on the source is not known: {error}"))
+        self.vm_does_not_run(now_ms, &format!("it is not known whether the VM runs on the source: {error}"))
     }
 
     /// For all that is known. So nobody has cancelled with success.

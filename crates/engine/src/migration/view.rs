@@ -145,7 +145,7 @@ impl Migration {
 
     pub(super) fn bandwidth_limited(&mut self, now_ms: f64, limit_mbps: Option<u64>) {
         self.record.limit_mbps = limit_mbps;
-        let what = limit_mbps.map_or("no bandwidth limit any more".into(), |mbps| {
+        let what = limit_mbps.map_or("no bandwidth limit any longer".into(), |mbps| {
             format!("limited to {mbps} Mb/s of the links' bandwidth")
         });
         self.note(now_ms, what);
@@ -156,7 +156,7 @@ impl Migration {
         if is_told {
             return;
         }
-        let what = percent.map_or("the VM's CPUs are not throttled any more".into(), |percent| {
+        let what = percent.map_or("the VM's CPUs are no longer throttled".into(), |percent| {
             format!("memory gets dirty too fast: the VM's CPUs are throttled by {percent} %")
         });
         self.note(now_ms, what);

@@ -68,7 +68,7 @@ fn why_not_found(ends: [(&HostFacts, &MigrationLink); 2]) -> String {
     let down = ends.iter().filter(|(_, link)| !link.usable);
     let down: Vec<String> = down.map(|(host, link)| format!("{} of {}", link.name, host.name)).collect();
     match down.len() {
-        0 => "its ends do not reach each other any more".into(),
+        0 => "its ends no longer reach each other".into(),
         1 => format!("{} is down", down[0]),
         _ => format!("{} are down, or one of them is and the other has no carrier", down.join(" and ")),
     }
@@ -135,7 +135,7 @@ mod tests {
         let both = [tried("e0", "e0", Ok(())), tried("e1", "e1", Ok(()))];
         let known = after_trial(&[], [&a, &b], &both, "1");
         let lost = |peer: &HostFacts| in_words(&after_trial(&known, [&a, peer], &both[..1], "2"));
-        assert_eq!(lost(&b), ["e0–e0 ok 1", "e1–e1 its ends do not reach each other any more 2"]);
+        assert_eq!(lost(&b), ["e0–e0 ok 1", "e1–e1 its ends no longer reach each other 2"]);
         let down = host("b", &[("e0", true), ("e1", false)]);
         assert_eq!(lost(&down), ["e0–e0 ok 1", "e1–e1 e1 of b is down 2"]);
         let both_down =

@@ -109,14 +109,14 @@ impl fmt::Display for NotCompressed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("not compressed: ")?;
         match self {
-            Self::NoCore(None) => f.write_str("no core of the source may pack"),
-            Self::NoCore(Some(why)) => write!(f, "no core of the source may pack, since {why}"),
+            Self::NoCore(None) => f.write_str("no core of the source may compress"),
+            Self::NoCore(Some(why)) => write!(f, "no core of the source may compress, because {why}"),
             Self::NotRelayed(hypervisor) => write!(f, "{hypervisor} cannot go through a relay"),
             Self::OneConnection(hypervisor) => write!(f, "{hypervisor} migrates over one connection only"),
             Self::NothingShrinks => f.write_str("hardly any of the memory shrinks"),
             Self::Outrun { wire_mbps, source_cores, target_cores } => write!(
                 f,
-                "the paths carry {}, which a relay could hardly better with the cores that the VMs leave, \
+                "the paths carry {}, which a relay could hardly improve with the cores that the VMs leave, \
                  {source_cores:.1} of the source and {target_cores:.1} of the target",
                 rate(wire_mbps / 1e3)
             ),

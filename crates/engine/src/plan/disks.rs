@@ -58,7 +58,7 @@ pub enum NotCopied {
         count: usize,
     },
     /// Two go to one place.
-    #[error("two disks of VM {vm} would go to {path}: give each a path of its own by --disk")]
+    #[error("two disks of VM {vm} would go to {path}: give each its own path with --disk")]
     SamePlace {
         /// The VM.
         vm: String,
@@ -82,8 +82,9 @@ pub enum NotCopied {
     },
     /// No file is made where a device is to be, and no device.
     #[error(
-        "{disk} of VM {vm} ({path}) is a block device of {bytes} bytes, and {target} has none under that path: make one of \
-         that size there, and say by --disk {disk}=PATH that it is to be overwritten, or name a file"
+        "{disk} of VM {vm} ({path}) is a block device of {bytes} bytes, and {target} has none under that \
+        path: create one of that size there, and name it with --disk {disk}=PATH to overwrite it, or name a \
+        file"
     )]
     NoDevice {
         /// The VM.

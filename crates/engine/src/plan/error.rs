@@ -43,7 +43,7 @@ pub enum PlanError {
     },
     /// Post-copy takes one connection.
     #[error(
-        "post-copy goes over one connection, both ways, which {option} does not: ask for the option tcp or auto with it"
+        "post-copy goes over one connection, both ways, which {option} does not: use it with the option tcp or auto"
     )]
     NoPostCopy {
         /// What was asked for with it.
@@ -60,8 +60,9 @@ pub enum PlanError {
     HypervisorCommits(Incapable),
     /// It shall be encrypted, and cannot be.
     #[error(
-        "the migration is to be encrypted ({why}), and {hypervisor} cannot go through a relay, which does that: where its \
-         network may be trusted, add that to trusted_networks on both hosts, and do not ask for encryption"
+        "the migration is to be encrypted ({why}), and {hypervisor} cannot go through a relay, which does \
+        that: if its network may be trusted, add it to trusted_networks on both hosts, and do not ask for \
+        encryption"
     )]
     NotRelayed {
         /// Why it is to be encrypted.
@@ -71,8 +72,8 @@ pub enum PlanError {
     },
     /// A limit holds, and nobody can keep it.
     #[error(
-        "a bandwidth limit of {} holds, and nobody can keep {hypervisor} to it: lift the limit, or ask for encryption or \
-         compression, whose relay keeps it",
+        "there is a bandwidth limit of {}, and nobody can make {hypervisor} keep it: lift the limit, or ask \
+        for encryption or compression, whose relay keeps it",
         rate(*limit_mbps as f64 / 1e3)
     )]
     NoLimit {

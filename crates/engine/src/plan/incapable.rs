@@ -111,7 +111,7 @@ impl fmt::Display for NoPostCopy {
             Self::InClearOnly(hypervisor) => {
                 write!(f, "{hypervisor} does not encrypt post-copy, and this migration is to be encrypted")
             }
-            Self::CopiesDisks => f.write_str("its disks are copied, and the two do not go together yet"),
+            Self::CopiesDisks => f.write_str("its disks are copied, and the two cannot be combined yet"),
             Self::Stated(words) => f.write_str(words),
         }
     }

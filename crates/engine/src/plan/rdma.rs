@@ -131,15 +131,15 @@ impl NoRdma {
             }
             Self::MemoryLock { host, .. } => on(
                 host,
-                "LimitMEMLOCK=infinity under [Service] by systemctl edit drainpipe and systemctl edit \
-                 drainpipe-keeper@; then start both anew",
+                "LimitMEMLOCK=infinity under [Service], with systemctl edit drainpipe and systemctl edit \
+                drainpipe-keeper@; then restart both",
             ),
-            Self::NoPath(_) => "give both links of a path an address in one subnet; see `rdma link` on both hosts for \
+            Self::NoPath(_) => "give both links of a path addresses in one subnet; see `rdma link` on both hosts for \
                                 which link has a device; for RDMA in software: rdma link add rxe0 type rxe netdev LINK"
                 .into(),
             Self::Inactive(_) => "look at the cable, and at `rdma link` on both hosts".into(),
             Self::Encrypted(_) => {
-                "where the network may be trusted, add it to trusted_networks in both agent.toml".into()
+                "if the network may be trusted, add it to trusted_networks in agent.toml on both hosts".into()
             }
             Self::Limited(_) => "drainpipe limit, to lift the limit".into(),
             Self::NotAskedFor => "drainpipe migrate VM HOST --option direct".into(),
@@ -169,7 +169,7 @@ impl fmt::Display for NoRdma {
         match self {
             Self::NoDevice(hosts) => write!(f, "no RDMA device on {}", hosts.join(" and ")),
             Self::HypervisorWithout { host, hypervisor: HypervisorVersion { name, version, .. } } => {
-                write!(f, "{name} {version} on {host} moves no VM by RDMA")
+                write!(f, "{name} {version} on {host} cannot move VMs by RDMA")
             }
             Self::OlderAgent(host) => {
                 write!(
@@ -178,7 +178,7 @@ impl fmt::Display for NoRdma {
                 )
             }
             Self::NoConnections(host) => {
-                write!(f, "no program makes RDMA connections on {host}: load the module rdma_ucm there")
+                write!(f, "programs cannot make RDMA connections on {host}: load the module rdma_ucm there")
             }
             Self::MemoryLock { host, allowed_bytes, needed_bytes } => write!(
                 f,
@@ -199,9 +199,9 @@ impl fmt::Display for NoRdma {
                 write!(f, "RDMA cannot be encrypted, and this migration is to be ({why})")
             }
             Self::Limited(mbps) => {
-                write!(f, "RDMA keeps no bandwidth limit, and one of {} holds", rate(*mbps as f64 / 1e3))
+                write!(f, "RDMA keeps no bandwidth limit, and there is one of {}", rate(*mbps as f64 / 1e3))
             }
-            Self::NotAskedFor => f.write_str("RDMA is used where the option direct asks for it"),
+            Self::NotAskedFor => f.write_str("RDMA is used only if the option direct asks for it"),
         }
     }
 }

@@ -97,7 +97,7 @@ pub struct FailedPath {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::PostCopy => f.write_str("over one connection, which post-copy needs both ways of"),
+            Self::PostCopy => f.write_str("over one connection, which post-copy needs in both directions"),
             Self::NoRdma(no_rdma) => no_rdma.fmt(f),
             Self::SeveralPaths { paths, no_rdma } => write!(f, "{paths} paths, {no_rdma}"),
             Self::OnePath { no_rdma } => write!(f, "one path only, {no_rdma}"),
@@ -108,24 +108,29 @@ impl fmt::Display for Reason {
             }
             Self::NotCompressed(why) => why.fmt(f),
             Self::NotPackedByHypervisor(hypervisor) => {
-                write!(f, "as it is: {hypervisor} does not pack what it sends")
+                write!(f, "uncompressed: {hypervisor} does not compress what it sends")
             }
             Self::CompressedUnweighed => f.write_str(
-                "whether a relay outruns the paths cannot be told, since a speed is not known: set speed_mbps of the \
+                "it cannot be predicted whether a relay keeps up with the paths, because a speed is not \
+                known: set speed_mbps of the \
                  [[link]] in agent.toml",
             ),
             Self::OverManagement => f.write_str("over the management network: no other link makes a path"),
             Self::WithoutIpv6(paths) => {
-                write!(f, "left out {}: without IPv6, which the migration addresses need", paths.join(", "))
+                write!(f, "left out {}: no IPv6, which the migration addresses need", paths.join(", "))
             }
             Self::Standby { path, speed_mbps, brings_ms, costs_ms } => {
                 let (brings, costs) = (duration(*brings_ms), duration(*costs_ms));
-                write!(f, "{path} is on standby: with {} it brings {brings} and may cost {costs}", rate(*speed_mbps / 1e3))
+                write!(
+                    f,
+                    "{path} is on standby: with {} it brings {brings} and may cost {costs}",
+                    rate(*speed_mbps / 1e3)
+                )
             }
             Self::SeveralEncrypt { path, speed_mbps } => {
                 write!(
                     f,
-                    "{MULTICHANNEL_CONNECTIONS} connections share it, since a core of each host encrypts some {}, ",
+                    "{MULTICHANNEL_CONNECTIONS} connections share it, because a core of each host encrypts some {}, ",
                     link_speed(CORE_ENCRYPTS_MBPS)
                 )?;
                 match speed_mbps {
@@ -135,7 +140,7 @@ impl fmt::Display for Reason {
             }
             Self::OneEncrypts { path, hypervisor } => write!(
                 f,
-                "one connection, encrypted, may carry less than {path}: {hypervisor} migrates over one only"
+                "one connection, encrypted, may carry less than {path}: {hypervisor} migrates over one connection only"
             ),
             Self::LimitedByHypervisor { hypervisor, limit_mbps } => {
                 let limit = rate(*limit_mbps as f64 / 1e3);

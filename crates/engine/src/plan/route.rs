@@ -90,7 +90,8 @@ impl fmt::Display for NoRoute {
             }
             Self::SameAddress { hosts: [one, other], address } => write!(
                 f,
-                "{one} and {other} have the same migration address {address}; set migration_address on one to another one"
+                "{one} and {other} have the same migration address {address}; set another migration_address \
+                on one of them"
             ),
             Self::DifferentVersions { hosts: [(source, own), (target, peer)] } => write!(
                 f,
@@ -99,11 +100,13 @@ impl fmt::Display for NoRoute {
             ),
             Self::WithinSubnet { address, subnet, host } => write!(
                 f,
-                "the migration address {address} is within {subnet} of {host}; set migration_address to a free private one"
+                "the migration address {address} is within {subnet} of {host}; set migration_address to a \
+                free private address"
             ),
             Self::NoIpv6 { address } => write!(
                 f,
-                "no path has IPv6, as the migration address {address} needs; give both hosts a private IPv4 address as \
+                "no path has IPv6, which the migration address {address} needs; give both hosts a private \
+                IPv4 address as \
                  migration_address"
             ),
         }

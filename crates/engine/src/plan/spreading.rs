@@ -34,7 +34,7 @@ impl fmt::Display for NotSpread {
             Self::NoRoute(why) => why.fmt(f),
             Self::OneConnection(hypervisor) => write!(f, "{hypervisor} migrates over one connection only"),
             Self::NotWatched(hypervisor) => {
-                write!(f, "no agent can watch on which path each connection of {hypervisor} is")
+                write!(f, "no agent can see which path each connection of {hypervisor} uses")
             }
         }
     }

@@ -227,7 +227,7 @@ fn where_nothing_packs_memory_goes_as_it_is_whether_or_not_a_speed_is_known() {
         assert_eq!((asked.option(), asked.is_compressed()), (MigrationOption::Multichannel, false));
         let reason = asked.reason().unwrap();
         let words =
-            "not compressed: no core of the source may pack, since the agent may not run any more on any";
+            "not compressed: no core of the source may compress, because the agent may no longer run on any";
         assert!(reason.starts_with(words), "{reason}");
         let auto = plan(&a, &b, RequestedOption::Auto, &[], GIB).unwrap();
         assert_eq!(auto.reason().unwrap(), "2 paths, no RDMA device on a and b");

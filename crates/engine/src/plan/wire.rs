@@ -68,7 +68,7 @@ pub(super) enum Contradiction {
     NotCompressed(MigrationOption),
     #[error("a plan by {0} with post-copy, which goes over one connection and is not compressed")]
     PostCopy(MigrationOption),
-    #[error("a plan by {0} through the agents, whose limit somebody else keeps")]
+    #[error("a plan by {0} through the agents, with a limit that somebody else keeps")]
     LimitOfRelay(MigrationOption),
     #[error("a plan by {0} that is encrypted, which nobody does to RDMA")]
     EncryptedRdma(MigrationOption),

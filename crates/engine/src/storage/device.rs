@@ -33,7 +33,7 @@ pub struct DiskDevice {
 pub enum UnfitDevice {
     /// Nobody has said that it may be overwritten.
     #[error(
-        "it is a block device, and what it holds would be lost: say that it may be by --disk {disk}={path}"
+        "it is a block device, and everything on it would be lost: to confirm that, name it with --disk {disk}={path}"
     )]
     NotAskedFor {
         /// Which disk was to go there.
@@ -69,7 +69,7 @@ pub enum UnfitDevice {
     },
     /// Both hosts see it.
     #[error(
-        "it is the very disk that {disk} is on already: move the VM without --disk {disk}, as both hosts see it"
+        "{disk} is already on this very disk: move the VM without --disk {disk}, because both hosts see it"
     )]
     TheSame {
         /// Which disk was to go there.
@@ -77,8 +77,8 @@ pub enum UnfitDevice {
     },
     /// It has no name that tells.
     #[error(
-        "it may be the very disk that {disk} is on already, and nothing tells: if it is, move the VM without --disk \
-         {disk}; if it is not, name it by a path that it does not have on the source"
+        "{disk} may already be on this very disk, and nothing shows whether it is: if so, move the VM \
+        without --disk {disk}; if not, name the device by a path that does not exist on the source"
     )]
     MaybeTheSame {
         /// Which disk was to go there.

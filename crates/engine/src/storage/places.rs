@@ -25,11 +25,11 @@ impl DiskPlaces {
         let (from, to) =
             self.0.iter().find(|(from, to)| !from.is_absolute() || !takes_files(resources, to))?;
         if !from.is_absolute() {
-            return Some(format!("[disks.places]: `{}` is no absolute path", from.display()));
+            return Some(format!("[disks.places]: `{}` is not an absolute path", from.display()));
         }
         let to = to.display();
         Some(format!(
-            "[disks.places]: `{to}` is no directory of files for VMs: name it in `directories` of [vms]"
+            "[disks.places]: `{to}` is not in a directory that VMs may use: add it to `directories` of [vms]"
         ))
     }
 }
@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(wrong("/images", "/srv/vms"), None);
         assert_eq!(wrong("/images", "/srv"), None);
         for (from, to, what) in [
-            ("images", "/srv", "`images` is no absolute path"),
+            ("images", "/srv", "`images` is not an absolute path"),
             ("/images", "srv", "`srv` is no directory"),
             ("/images", "/srv/../etc", "no directory"),
             ("/images", "/etc", "`/etc` is no directory"),

@@ -119,7 +119,7 @@ pub fn refuses_clear(host: &HostFacts, paths: &[Path]) -> Option<String> {
     }
     if paths.is_empty() {
         return Some(format!(
-            "{} requires encryption, and the plan names no path over a trusted network",
+            "{} requires encryption, and no path of the plan is over a trusted network",
             host.name
         ));
     }

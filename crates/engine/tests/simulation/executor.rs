@@ -648,7 +648,7 @@ impl World {
             failed("the disk is full")
         } else if record.is_revoked && !ignores {
             self.saw(Sight::HandOverForbidden);
-            failed("its guard let the VM run on here")
+            failed("its guard let the VM run here")
         } else {
             (record.handed_over, record.is_revoked) = (true, false);
             self.source.found_later = None;

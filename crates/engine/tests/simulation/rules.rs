@@ -67,7 +67,7 @@ impl World {
             }
             Outcome::Failed => has_error && !self.source.journal[number].handed_over,
             Outcome::Cancelled => was_cancelled && !went,
-            // Where it went, it may have ended with its host, by the operator's word.
+            // Where it went, it may have ended with its host, on the operator's word.
             Outcome::Lost => has_error && (!went || self.is_lost) && self.source.qemu.is_none(),
             Outcome::InDoubt => false,
         };

@@ -53,7 +53,7 @@ pub(super) fn parse(domain: Element<'_>) -> Result<Cpus, DomainXmlError> {
     let text = element.text().unwrap_or_default();
     let most = text.trim().parse().map_err(|_| DomainXmlError::Invalid {
         element: "vcpu",
-        message: format!("`{}` is no number of CPUs", plain(text.trim())),
+        message: format!("`{}` is not a number of CPUs", plain(text.trim())),
     })?;
     Ok(Cpus {
         most,

@@ -83,7 +83,7 @@ fn bytes(element: Element<'_>, name: &'static str) -> Result<u64, DomainXmlError
     let unit = element.attribute("unit").unwrap_or("KiB");
     scaled(&text, unit).ok_or_else(|| DomainXmlError::Invalid {
         element: name,
-        message: format!("`{} {}` is no amount of memory", plain(text.trim()), plain(unit)),
+        message: format!("`{} {}` is not an amount of memory", plain(text.trim()), plain(unit)),
     })
 }
 

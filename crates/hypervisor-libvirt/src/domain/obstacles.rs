@@ -109,7 +109,7 @@ impl fmt::Display for Obstacle {
             Self::TransientDisk { target } => write!(
                 f,
                 "its disk {} is transient; libvirt refuses it: migration with transient disk is not supported. Detach \
-                 the disk, or remove <transient/> and start the domain anew",
+                 the disk, or remove <transient/> and start the domain again",
                 plain(target)
             ),
             Self::NvmeDisk { target } => write!(
@@ -126,8 +126,8 @@ impl fmt::Display for Obstacle {
             ),
             Self::InvariantTsc => f.write_str(
                 "its CPU has the feature invtsc; libvirt refuses it: domain has 'invtsc' CPU feature but TSC frequency \
-                 is not specified. Add <timer name='tsc' frequency='…'/> to its <clock>, or disable the feature, and \
-                 start the domain anew",
+                 is not specified. Add <timer name='tsc' frequency='…'/> to its <clock>, or disable the \
+                     feature, and start the domain again",
             ),
             Self::DimmWithoutAddress => f.write_str(
                 "a DIMM has no address; libvirt refuses it: domain's dimm info lacks slot ID or base address. Give it \
@@ -140,8 +140,9 @@ impl fmt::Display for Obstacle {
                 plain(by)
             ),
             Self::HostDraws => f.write_str(
-                "this host's GPU draws for it; QEMU refuses it: virgl is not yet migratable. Set accel3d='no' at its \
-                 <video>, and start the domain anew",
+                "it renders with this host's GPU; QEMU refuses it: virgl is not yet migratable. Set \
+                accel3d='no' at its \
+                 <video>, and start the domain again",
             ),
             Self::HostTpm => f.write_str(
                 "it has this host's TPM, whose state stays in this host. Give it an emulated one (<backend \
@@ -173,19 +174,19 @@ impl fmt::Display for Doubt {
         match self {
             Self::NineP { tag } => write!(
                 f,
-                "it has a directory of this host by 9p, `{}`; QEMU refuses to migrate while the guest has it mounted: \
-                 unmount it in the guest",
+                "it shares the directory `{}` of this host by 9p; QEMU refuses to migrate while the guest \
+                has it mounted: unmount it in the guest",
                 plain(tag)
             ),
             Self::UsbDevice { address } => write!(
                 f,
-                "it has the USB device {} of this host; after the migration it has the target's device of this kind \
-                 instead, and none if there is none: detach it unless that is wanted",
+                "it has the USB device {} of this host; after the migration it has the target's device of \
+                this kind instead, if there is one: detach it unless you want that",
                 plain(address)
             ),
             Self::QemuArguments => f.write_str(
-                "it hands QEMU arguments that libvirt does not know (<qemu:commandline>); what they name must be on the \
-                 target too",
+                "it passes arguments to QEMU that libvirt does not know (<qemu:commandline>); what they \
+                name must exist on the target too",
             ),
         }
     }

@@ -130,14 +130,15 @@ pub enum Untrusted {
     /// libvirt might hand it to QEMU as it is.
     #[error(
         "the domain's XML has {}, which is not libvirt's own: outside of <metadata> no other host may send that. Remove it \
-         with `virsh edit`, and start the domain anew",
+         with `virsh edit`, and start the domain again",
         plain(.0)
     )]
     Foreign(String),
     /// An element that may give it what `[vms]` does not see.
     #[error(
-        "the domain's XML has {}, which no other host may send: it may reach what `[vms]` has not let in. Remove it with \
-         `virsh edit`, and start the domain anew",
+        "the domain's XML has {}, which no other host may send: it may reach what `[vms]` does not allow. \
+        Remove it with \
+         `virsh edit`, and start the domain again",
         plain(.0)
     )]
     Element(String),
@@ -147,7 +148,7 @@ pub enum Untrusted {
     /// A path that is not the specification's, and not libvirt's own.
     #[error(
         "the domain's XML names `{}` in <{}>, which no other host may have opened here. Use a path that libvirt chooses, or \
-         of a disk in a directory of `[vms]`, with `virsh edit`, and start the domain anew",
+         of a disk in a directory of `[vms]`, with `virsh edit`, and start the domain again",
         plain(path),
         plain(element)
     )]

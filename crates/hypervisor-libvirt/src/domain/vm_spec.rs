@@ -22,7 +22,7 @@ const ORDINARY_PAGE_KIB: u64 = 4;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Inexpressible {
     /// Not QEMU's.
-    #[error("its hypervisor is {}: only those of QEMU migrate here, `kvm` and `qemu`", plain(.0))]
+    #[error("its hypervisor is {}: only `kvm` and `qemu` can migrate here", plain(.0))]
     Hypervisor(String),
     /// A name that Drainpipe's VMs do not have.
     #[error("{0}; `virsh domrename` gives it another one while it is shut off")]
@@ -40,7 +40,11 @@ pub enum Inexpressible {
     #[error("its memory is made of huge pages of several sizes: give all its NUMA nodes the same <page>")]
     HugePages,
     /// A format that cannot be looked into.
-    #[error("its disk {} has the format {}: only raw and qcow2 migrate here", plain(target), plain(format))]
+    #[error(
+        "its disk {} has the format {}: only raw and qcow2 can migrate here",
+        plain(target),
+        plain(format)
+    )]
     DiskFormat {
         /// The guest's name for the disk.
         target: String,

@@ -135,7 +135,7 @@ impl DomainVm {
         let (of, alias) = alias.ok_or_else(|| {
             let path = self.spec.spec().disks.get(disk).map(|disk| disk.path.as_path());
             let which = path.unwrap_or(Path::new("that is to be copied")).display();
-            VmError::failed(format!("libvirt says nothing of the domain's disk {which} by now"))
+            VmError::failed(format!("libvirt no longer reports on the domain's disk {which}"))
         })?;
         Ok(CopiedDisk { disk, target: of.target.clone(), name: format!("drive-{alias}") })
     }
@@ -222,7 +222,7 @@ impl DiskCopies for DomainVm {
     async fn start(&self, copies: &[CopyTo], _deadline: Duration) -> Result<(), VmError> {
         let to = copies.first().map(|copy| &copy.address);
         let Some(Address::Tcp(to)) = to else {
-            return Err(VmError::failed("copies of a domain's disks go to an address"));
+            return Err(VmError::failed("copies of a domain's disks need an address"));
         };
         lock(&self.copies).to = Some(*to);
         Ok(())
@@ -242,7 +242,7 @@ impl DiskCopies for DomainVm {
     }
 
     async fn synchronise(&self, _deadline: Duration) -> Result<(), VmError> {
-        Err(VmError::failed("libvirt has no write of a domain wait for its target"))
+        Err(VmError::failed("libvirt cannot make a domain's writes wait for its target"))
     }
 
     /// libvirt ends them in the pause, before it sends the last of memory.
@@ -266,9 +266,7 @@ impl DiskExports for DomainVm {
         let agreed =
             disks.iter().map(|disk| Some(self.described(*disk, coming.description())?.target.as_str()));
         if !agreed.eq(coming.disks().iter().map(|disk| Some(disk.as_str()))) {
-            return Err(VmError::failed(
-                "libvirt of the other host would copy other disks than were agreed on",
-            ));
+            return Err(VmError::failed("the other host's libvirt would copy other disks than agreed"));
         }
         Ok(coming.drives().to_vec())
     }

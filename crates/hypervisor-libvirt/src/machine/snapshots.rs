@@ -37,7 +37,7 @@ impl DomainVm {
         }
         if let Err(error) = self.try_return_snapshots(TOLD_WITHIN).await {
             let vm = &self.spec.spec().name;
-            tracing::warn!(%vm, %error, "libvirt does not know its snapshots yet; it is told of them again");
+            tracing::warn!(%vm, %error, "libvirt does not know its snapshots yet; they are defined again");
         }
         self.daemon.leaving().await.remove(&self.spec.uuid());
     }

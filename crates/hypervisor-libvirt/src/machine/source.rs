@@ -134,7 +134,7 @@ impl DomainVm {
         if let (Some(process), Some(peer)) = (self.process(), *lock(&self.peer))
             && let Err(error) = process.cut(peer)
         {
-            tracing::warn!(%error, "QEMU may wait for its target for as long as that is silent");
+            tracing::warn!(%error, "QEMU may wait for as long as its target is silent");
         }
         stopping.await
     }
@@ -208,7 +208,7 @@ impl DomainVm {
                 return Ok(state);
             }
             if Instant::now() >= end {
-                return Err(VmError::failed("libvirt goes on with the domain's job"));
+                return Err(VmError::failed("libvirt continues the domain's job"));
             }
             sleep(ASK_EVERY).await;
         }
@@ -271,7 +271,7 @@ impl SourceVm for DomainVm {
     }
 
     async fn start_post_copy(&self, _deadline: Duration) -> Result<bool, VmError> {
-        Err(VmError::failed("a domain does not move by post-copy yet"))
+        Err(VmError::failed("domains cannot move by post-copy yet"))
     }
 
     /// libvirt goes on by itself.
@@ -325,11 +325,11 @@ impl SourceVm for DomainVm {
     }
 
     async fn interrupt(&self, _deadline: Duration) -> Result<(), VmError> {
-        Err(VmError::failed("a domain does not move by post-copy yet"))
+        Err(VmError::failed("domains cannot move by post-copy yet"))
     }
 
     async fn resume_transfer(&self, _address: Address, _deadline: Duration) -> Result<(), VmError> {
-        Err(VmError::failed("a domain does not move by post-copy yet"))
+        Err(VmError::failed("domains cannot move by post-copy yet"))
     }
 
     async fn set_downtime_limit(&self, downtime_limit_ms: u64, deadline: Duration) -> Result<(), VmError> {
@@ -349,7 +349,7 @@ impl SourceVm for DomainVm {
             looked => looked?,
         };
         match (state.is_paused_by_migration(), self.has_job(&job)) {
-            (true, true) => Err(VmError::failed("libvirt's migration has the domain still")),
+            (true, true) => Err(VmError::failed("libvirt's migration still holds the domain")),
             (true, false) => Ok(Hold::LetGo),
             (false, _) => Ok(Hold::Kept),
         }
@@ -371,7 +371,7 @@ impl SourceVm for DomainVm {
     fn outgoing_relay(&self) -> SharedPath {
         if let Err(error) = self.meeting.make() {
             // The task that listens there fails, and says where.
-            tracing::warn!(%error, "no directory for QEMU to meet the agent in");
+            tracing::warn!(%error, "there is no directory in which QEMU can connect to the agent");
         }
         shared(self.meeting.outgoing())
     }

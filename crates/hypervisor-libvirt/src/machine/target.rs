@@ -93,7 +93,7 @@ impl TargetVm for DomainVm {
     }
 
     async fn recover_listen(&self, _address: Address, _deadline: Duration) -> Result<(), VmError> {
-        Err(VmError::failed("a domain does not move by post-copy yet"))
+        Err(VmError::failed("domains cannot move by post-copy yet"))
     }
 
     async fn cut_migration(&self, _deadline: Duration) {

@@ -22,11 +22,11 @@ use crate::user::QemuUser;
 #[derive(Debug, thiserror::Error)]
 pub enum KeeperError {
     /// Somebody else asks.
-    #[error("the user {0} asks for a QEMU, and only root may")]
+    #[error("user {0} asks for a QEMU, and only root may do that")]
     NotRoot(u32),
     /// The connection is no use.
     #[error(
-        "cannot use the connection of whoever asks: {0}; drainpipe-keeper.socket starts this program with a \
+        "cannot use the caller's connection: {0}; drainpipe-keeper.socket starts this program with a \
          connection as its standard input"
     )]
     Connection(#[source] io::Error),
@@ -101,7 +101,7 @@ fn tell_exit(mut child: Child, exit_pipe: OwnedFd) {
 fn pid_of(pidfd: &OwnedFd) -> io::Result<Pid> {
     let information = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
     let pid = information.lines().find_map(|line| line.strip_prefix("Pid:")).and_then(parse_pid);
-    pid.ok_or_else(|| io::Error::other("this is no pidfd of a process that lives"))
+    pid.ok_or_else(|| io::Error::other("this is not a pidfd of a running process"))
 }
 
 /// libvirt's QEMUs have users of their own. A thief who has taken over an agent reaches into nothing else.
@@ -110,7 +110,7 @@ fn must_be_qemu(pid: Pid, user: QemuUser) -> io::Result<()> {
     if is_qemus || is_qemu(&fs::read_link(proc_path(pid, "exe"))?) {
         return Ok(());
     }
-    Err(io::Error::other(format!("process {} is no QEMU", pid.as_raw_nonzero())))
+    Err(io::Error::other(format!("process {} is not a QEMU", pid.as_raw_nonzero())))
 }
 
 fn is_qemu(program: &Path) -> bool {
@@ -172,7 +172,7 @@ mod tests {
             (json!({"launch": {"arguments": [], "control_groups": 0, "user": 0}}), 0, "unknown field"),
             (json!({"reach": "kill"}), 0, "one pidfd"),
             (json!({"reach": "kill"}), 2, "one pidfd"),
-            (json!({"reach": "kill"}), 1, "no pidfd"),
+            (json!({"reach": "kill"}), 1, "not a pidfd"),
             (launch(0), 0, "too few"),
             (launch(0), 4, "too few"),
             (launch(255), 5, "too few"),
@@ -196,7 +196,7 @@ mod tests {
             let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
             let reply = ask(&keeper, &json!({"reach": "kill"}), &[pidfd.as_fd()]);
             if !is_reached {
-                assert!(refused(reply).contains("is no QEMU"));
+                assert!(refused(reply).contains("is not a QEMU"));
                 assert_eq!(child.try_wait().unwrap(), None);
                 child.kill().unwrap();
             }

@@ -95,14 +95,14 @@ pub enum MigrationError {
     NoPostCopy(String),
     /// QEMU cannot encrypt, or not with this key.
     #[error(
-        "the VM's QEMU does not encrypt: it says `{0}`; a QEMU that was built without GnuTLS moves this VM without \
-         `--post-copy` alone"
+        "the VM's QEMU does not encrypt: it says `{0}`; a QEMU that was built without GnuTLS can move this \
+        VM only without `--post-copy`"
     )]
     NoTls(String),
     /// QEMU may not lock the guest's memory.
     #[error(
         "the VM's QEMU may not lock {needed_mib} MiB of memory, which RDMA needs: {source}; start the agent with \
-         LimitMEMLOCK=infinity, then shut the VM down and start it anew, or move it by another option"
+         LimitMEMLOCK=infinity, then shut the VM down and start it again, or move it by another option"
     )]
     MemoryLock {
         /// How much it would lock.
@@ -123,14 +123,14 @@ pub enum MigrationError {
     MemoryIncomplete(RunState),
     /// A source is asked to go on with a guest of which the target has the state.
     #[error(
-        "the guest cannot run here any more: its switchover to post-copy has begun, and QEMU, which calls it `{0}`, \
-         never goes back from there; it runs at the target, or can only be ended and booted anew"
+        "the guest cannot run here any more: its switchover to post-copy has begun, and QEMU, which calls \
+        it `{0}`, cannot go back from there; it runs at the target, or can only be ended and booted again"
     )]
     LeftForPostCopy(MigrationStatus),
     /// A source in post-copy has nothing more to send.
     #[error(
-        "all of the VM's memory was sent, and what of it is on its way arrives once the links between the hosts carry \
-         again; look at them"
+        "all of the VM's memory was sent, and the last of it arrives once the links between the hosts work \
+        again; look at them"
     )]
     AllSent,
     /// A state did not come in time.
@@ -145,9 +145,9 @@ pub enum MigrationError {
     },
     /// A migration has failed, and QEMU waits for its own threads since. See `Process::ignore_resets`.
     #[error(
-        "QEMU has not ended the migration before, which it calls `{0}`, and takes no other one: a defect of \
-         QEMU's multifd, after a connection was reset; the VM runs on, but moves only once it was shut down and \
-         started anew"
+        "QEMU has not ended the previous migration, which it calls `{0}`, and accepts no other one: a \
+        defect of QEMU's multifd after a connection was reset; the VM keeps running, but must be shut down \
+        and started again before it can move"
     )]
     NeverEnds(MigrationStatus),
 }
@@ -480,7 +480,7 @@ pub async fn run(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationError> {
 async fn announce(vmm: &Vmm, deadline: Duration) {
     if let Err(error) = announce_self(vmm.qmp(), deadline).await {
         let vm = &vmm.spec().spec().name;
-        tracing::warn!(%vm, %error, "the network was not told where the guest runs");
+        tracing::warn!(%vm, %error, "could not announce to the network where the guest runs");
     }
 }
 

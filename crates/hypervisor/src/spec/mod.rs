@@ -219,7 +219,10 @@ impl VmSpec {
     fn check_huge_pages(&self) -> Result<(), SpecProblem> {
         let Some(size) = self.huge_page_mib else { return Ok(()) };
         if !HUGE_PAGE_MIB.contains(&size) {
-            return Err(problem("huge_page_mib", format!("{size} is no size of a huge page: use 2 or 1024")));
+            return Err(problem(
+                "huge_page_mib",
+                format!("{size} is not the size of a huge page: use 2 or 1024"),
+            ));
         }
         if !self.memory_mib.is_multiple_of(size) {
             let message = format!("{} is not a whole number of huge pages of {}", self.memory_mib, mib(size));

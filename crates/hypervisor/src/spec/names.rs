@@ -39,8 +39,8 @@ pub enum NameError {
     MacAddress(String),
     /// A machine type whose meaning changes with QEMU's version.
     #[error(
-        "`{alias}` is another machine in every version of QEMU, so the target could build one that cannot take \
-         over this VM; name a version that both hosts have, such as `{example}`"
+        "`{alias}` means another machine in every version of QEMU, so the target could build one that \
+        cannot take over this VM; name a version that both hosts have, such as `{example}`"
     )]
     UnversionedMachine {
         /// What was written.

@@ -94,7 +94,7 @@ pub enum ResolveError {
     #[error(
         "QEMU {version} loses writes of a TCG guest while it migrates, unless the guest was booted with \
          memory_padding_kib = {PADDING_AGAINST_LOST_WRITES_KIB}: install QEMU {TCG_SEES_ALL_WRITES} or later, use \
-         KVM, or set that and boot the VM anew"
+         KVM, or set that and boot the VM again"
     )]
     LosesWrites {
         /// This host's QEMU.

@@ -145,7 +145,7 @@ fn hosts_with_a_cpu_of_their_own_run_on_no_other() {
     let spec = LabSpec { own_cpus: true, ..LabSpec::of_two_hosts(unique_name(), vec![link(None)]) };
     if thread::available_parallelism().unwrap().get() < spec.hosts.len() {
         let refused = Lab::up(spec).unwrap_err().to_string();
-        assert!(refused.contains("2 hosts with a CPU of their own need as many CPUs"), "{refused}");
+        assert!(refused.contains("giving each of 2 hosts its own CPU needs as many CPUs"), "{refused}");
         return;
     }
     let lab = TestLab::of(spec);

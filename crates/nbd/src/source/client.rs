@@ -53,7 +53,7 @@ async fn choose(listener: &TcpListener, shared: &Arc<Shared>) -> Result<TcpStrea
             }
             Some(tried) = candidates.join_next() => match tried {
                 Ok(Ok(Ok(stream))) => return Ok(stream),
-                Ok(Ok(Err(error))) => debug!(%error, "an NBD client is turned away"),
+                Ok(Ok(Err(error))) => debug!(%error, "refused an NBD client"),
                 Ok(Err(_)) | Err(_) => debug!("an NBD client took too long to say what it wants"),
             }
         }

@@ -68,7 +68,7 @@ impl Reception {
                 }
                 Some(tried) = candidates.join_next() => match tried {
                     Ok(Ok(Ok((stream, name)))) => let_in(&mut awaited, stream, &name),
-                    Ok(Ok(Err(error))) => debug!(%error, "an NBD client is turned away"),
+                    Ok(Ok(Err(error))) => debug!(%error, "refused an NBD client"),
                     Ok(Err(_)) | Err(_) => debug!("an NBD client took too long to say what it wants"),
                 }
             }

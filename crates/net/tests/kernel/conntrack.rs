@@ -17,7 +17,7 @@ fn may_track() -> bool {
     }
     let tracks = Namespace::new().enter(|| tracked_count().unwrap()).is_some();
     if !tracks {
-        eprintln!("SKIPPED: this kernel tracks no connections (nf_conntrack)");
+        eprintln!("SKIPPED: this kernel does not track connections (nf_conntrack)");
     }
     tracks
 }

@@ -30,7 +30,7 @@ pub(super) fn run(pool: &Pool) {
         item.is_over();
         pool.has_worked();
         if let Err(error) = packed {
-            warn!(%error, "a part of a disk goes as it is");
+            warn!(%error, "a part of a disk is sent uncompressed");
         }
     }
 }

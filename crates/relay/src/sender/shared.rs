@@ -448,13 +448,13 @@ impl Shared {
         let mut inner = self.inner();
         let was_allowed = std::mem::take(&mut inner.allowed_max) > 0;
         inner.allowed = 0;
-        // Who has no core must not hold a lock that the wire's threads wait for.
+        // A thread that gets no core must not hold a lock that the wire's threads wait for.
         drop(inner);
         if was_allowed {
             warn!(
                 %error,
-                "nothing more is packed: threads of this process may not take idle time only, or not come back from \
-                 there, which needs LimitNICE=0 or CAP_SYS_NICE"
+                "nothing more is compressed: threads of this process may not enter the kernel's SCHED_IDLE class, or \
+                 may not leave it again, which needs LimitNICE=0 or CAP_SYS_NICE"
             );
         }
     }

@@ -99,7 +99,7 @@ fn refusal(caller: &Caller, operation: Operation<'_>) -> Problem {
         Operation::ChangeFleet => "let hosts into the fleet, or have them leave it, on this host".to_owned(),
         Operation::MigrateTo(target) => format!("move a VM from here to {target}"),
         Operation::SendVm { source } => format!("send a VM here in the name of {source}"),
-        Operation::CarryOnCheck { source } => format!("carry on with a check in the name of {source}"),
+        Operation::CarryOnCheck { source } => format!("continue a check in the name of {source}"),
         Operation::AskHandOver { target } => format!("ask about a VM that goes to {target}"),
     };
     let cure = match operation {

@@ -72,6 +72,6 @@ pub(super) async fn no_such_path() -> ApiError {
 }
 
 pub(super) async fn no_such_method(method: Method) -> ApiError {
-    let message = format!("this path knows no {method}; GET /v1/openapi.json describes the API");
+    let message = format!("this path does not support {method}; GET /v1/openapi.json describes the API");
     ApiError::bad_input(StatusCode::METHOD_NOT_ALLOWED, message)
 }

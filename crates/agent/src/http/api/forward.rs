@@ -73,7 +73,7 @@ fn check_path(path: &str) -> Result<(), Problem> {
         return Ok(());
     }
     Err(Problem::bad_input(format!(
-        "`{path}` is not passed on: names and identifiers have no such characters"
+        "`{path}` is not forwarded: names and identifiers cannot contain such characters"
     )))
 }
 
@@ -91,7 +91,7 @@ fn split_host(uri: &Uri) -> Result<Option<(String, PathAndQuery)>, Problem> {
     let mut hosts = pairs().filter_map(|pair| pair.strip_prefix(KEY));
     let Some(host) = hosts.next() else { return Ok(None) };
     if hosts.next().is_some() {
-        return Err(Problem::bad_input("a request is for one host: give `host` once"));
+        return Err(Problem::bad_input("a request goes to one host: give `host` once"));
     }
     check_name(host).map_err(|error| Problem::bad_input(format!("host: {error}")))?;
     let rest: Vec<&str> = pairs().filter(|pair| !pair.starts_with(KEY)).collect();

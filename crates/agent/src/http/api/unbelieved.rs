@@ -87,9 +87,9 @@ pub(crate) fn unbelieved(
 
 fn what_is_wrong(config: &Config, doubts: &[Doubt]) -> Problem {
     Problem::refused(format!(
-        "{} answers for no VM and begins nothing, because its journal {} is not believed: {}. VMs that run here run on. \
-         `drainpipe journal show` on this host says what was found; put the right journal back and start the agent anew, \
-         or go on with what is there by `drainpipe journal adopt`",
+        "{} answers for no VM and begins nothing, because its journal {} is not believed: {}. VMs that run \
+        here keep running. `drainpipe journal show` on this host says what was found; put the right journal \
+        back and restart the agent, or continue with what is there by `drainpipe journal adopt`",
         config.name,
         file_of(&config.state_directory).display(),
         in_words(doubts),

@@ -83,7 +83,7 @@ pub(super) async fn take_up(
             return Ok(false);
         }
         Err(problem) => {
-            warn!(%problem, path, "what there is of an interrupted copy is of no use: it stays for its time");
+            warn!(%problem, path, "an interrupted copy cannot be continued: it stays until its time is over");
             return Ok(false);
         }
     }
@@ -99,7 +99,7 @@ pub(super) async fn take_up(
         incoming.files.rename_left(&kept, &copy.to, named_by_others(incoming, &entry.id)?).await?;
     incoming.journal.forget_left_disk(&kept.path)?;
     if has_place {
-        info!(path = copy.to, from = kept.path, "a copy goes on from what there is already");
+        info!(path = copy.to, from = kept.path, "a copy continues from what is there already");
     } else {
         incoming.journal.forget_made_disk(&entry.id, &copy.to)?;
     }
@@ -111,12 +111,12 @@ pub(super) async fn keep(incoming: &Incoming, id: &str, made: &CopiedDisk, named
     let path = &made.disk.path;
     match try_keep(incoming, id, made, named).await {
         Ok(Some(until)) => {
-            info!(path, until, "what there is of an interrupted copy is kept: see `drainpipe disk left`");
+            info!(path, until, "an interrupted copy is kept: see `drainpipe disk left`");
             true
         }
         Ok(None) => false,
         Err(problem) => {
-            warn!(%problem, path, "what there is of an interrupted copy cannot be kept");
+            warn!(%problem, path, "an interrupted copy cannot be kept");
             false
         }
     }
@@ -168,7 +168,7 @@ fn settle_soon(incoming: &Incoming, path: String, file: FileId) {
     let files = Arc::clone(&incoming.files);
     tokio::spawn(async move {
         if let Err(problem) = files.settle(&path, file).await {
-            warn!(%problem, path, "what is kept of an interrupted copy is not durable yet");
+            warn!(%problem, path, "an interrupted copy is not durable yet");
         }
     });
 }
@@ -177,7 +177,7 @@ fn settle_soon(incoming: &Incoming, path: String, file: FileId) {
 pub(crate) async fn keep_expiring(incoming: Arc<Incoming>) {
     loop {
         if let Err(problem) = expire(&incoming, Timestamp::now()).await {
-            warn!(%problem, "what is kept of interrupted copies stays beyond its time; tried again soon");
+            warn!(%problem, "interrupted copies cannot be removed although their time is over; tried again soon");
         }
         sleep(EXPIRE_EVERY).await;
     }
@@ -187,10 +187,7 @@ pub(in crate::incoming) async fn expire(incoming: &Incoming, now: Timestamp) -> 
     let now_s = now.as_second().cast_unsigned();
     for left in incoming.journal.left_disks()? {
         if left.until_s.is_some_and(|until_s| until_s <= now_s) && remove_one_left(incoming, &left).await? {
-            info!(
-                path = left.disk.path,
-                "what was kept of an interrupted copy is given up: its time is over"
-            );
+            info!(path = left.disk.path, "an interrupted copy is removed: its time is over");
         }
     }
     Ok(())

@@ -31,7 +31,7 @@ fn what_is_not_all_here_does_not_run() {
     let life = host.start();
     let vm = let_come(&host, &life);
     let refused = life.block_on(run_by_order(&life.parts.incoming, ID)).unwrap_err();
-    assert!(refused.message.contains("not all state"), "{refused}");
+    assert!(refused.message.contains("part of the VM's state"), "{refused}");
     assert_eq!((vm.acts(), state(&life)), (vec![], Some(IncomingState::Waiting)));
 }
 

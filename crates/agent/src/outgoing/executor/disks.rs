@@ -61,10 +61,12 @@ impl Executor {
 
     pub(super) async fn start_disk_copies(&mut self) -> Result<SourceEvent, Problem> {
         let (Some(plan), Some(endpoint)) = (&self.agreed.plan, &self.agreed.endpoint) else {
-            return Err(Problem::failed("copies of disks before the hosts are connected"));
+            return Err(Problem::failed("cannot copy disks before the hosts are connected"));
         };
-        let disks =
-            endpoint.disks.as_ref().ok_or_else(|| Problem::refused("the target takes no copies of disks"))?;
+        let disks = endpoint
+            .disks
+            .as_ref()
+            .ok_or_else(|| Problem::refused("the target cannot receive copies of disks"))?;
         let address = disks_at(plan, endpoint, disks.port).map_err(Problem::failed)?;
         let target = &self.running.target;
         let identity = &self.outgoing.peers.identity;
@@ -200,7 +202,7 @@ impl Executor {
             })
         });
         let each: Option<Vec<DiskState>> = each.collect();
-        each.map(Some).ok_or_else(|| Problem::failed("the copy of a disk has ended by itself"))
+        each.map(Some).ok_or_else(|| Problem::failed("the copy of a disk has ended unexpectedly"))
     }
 
     pub(super) async fn synchronise_disks(&mut self) -> Result<SourceEvent, Problem> {
@@ -247,7 +249,7 @@ impl Executor {
     /// The VM stays, with the disks that it has.
     pub(super) fn forget_leaving_disks(&self) {
         if let Err(error) = self.outgoing.journal.forget_leaving_disks(&self.running.id) {
-            warn!(%error, migration = self.running.id, "that its disks stay is not recorded");
+            warn!(%error, migration = self.running.id, "cannot record that its disks stay");
         }
     }
 

@@ -46,7 +46,7 @@ impl Executor {
         self.end_standstill_watch();
         self.is_switching_over = true;
         if let Some(Err(error)) = self.guard.as_ref().map(Guard::switches_over) {
-            warn!(%error, "its guard is gone, or does not hear that the VM is paused");
+            warn!(%error, "its guard is gone, or does not learn that the VM is paused");
         }
         let mut on_way = self.tracked_on_way.take();
         on_way.iter_mut().for_each(OnWay::send_rest);
@@ -248,7 +248,7 @@ impl Executor {
         (self.copying.sender, self.copying.throttle) = (None, None);
         self.on_own_connections(
             |of_vm, peer| of_vm.discard_unsent(peer),
-            "the kernel goes on trying to send what QEMU has left",
+            "the kernel keeps trying to send what QEMU has left",
         );
         if self.is_switching_over {
             self.cut_if_mute().await;
@@ -256,7 +256,7 @@ impl Executor {
         // A QEMU that was mute would not have heard it before.
         let abandoned = if has_disk_copies { self.abandon_disk_copies().await } else { Ok(()) };
         if let Err(error) = self.read_final_counters().await {
-            warn!(%error, "no final counters: its connections are cut, lest it wait for them");
+            warn!(%error, "no final counters: its connections are cut, so that it does not wait for them");
             self.cut();
         }
         if !self.is_switching_over
@@ -284,7 +284,7 @@ impl Executor {
         }
         warn!(
             vm = self.running.vm,
-            "somebody has stopped its QEMU, as by SIGSTOP: its migration is undone once it goes on"
+            "somebody has stopped its QEMU, for example by SIGSTOP: its migration is undone once QEMU continues"
         );
         let end = Instant::now() + STOPPED_MAX;
         while vmm.is_stopped() && Instant::now() < end {
@@ -297,7 +297,7 @@ impl Executor {
     /// say nothing, and the VM would stand still for as long as that is waited for.
     async fn cut_if_mute(&mut self) {
         if self.is_mute().await && (!self.wait_while_stopped().await || self.is_mute().await) {
-            warn!(vm = self.running.vm, "its QEMU waits for the target: its connections are cut");
+            warn!(vm = self.running.vm, "its QEMU waits for the target: cut its connections");
             self.cut();
             self.relay = None;
         }
@@ -365,5 +365,5 @@ fn is_like_lost(view: &Result<IncomingView, Problem>) -> bool {
 }
 
 pub(super) fn guard_acted() -> Problem {
-    Problem::failed("this agent stood still for so long that its guard let the VM run on here")
+    Problem::failed("this agent stood still for so long that its guard let the VM run here")
 }

@@ -39,7 +39,7 @@ impl Executor {
             // QEMU is too busy to answer: at the next look.
             Ok(false) => {}
             Err(problem) => {
-                warn!(vm = self.running.vm, %problem, "its writes are not held back as they should be");
+                warn!(vm = self.running.vm, %problem, "its writes cannot be limited as planned");
                 self.copying.held_writes.limit = Some((limit, Instant::now()));
                 self.copying.held_writes.problem = Some(problem);
             }
@@ -60,8 +60,8 @@ impl Executor {
             return problem;
         }
         problem.context(
-            "what the VM wrote last was not on the target soon enough after its pause; have it write less meanwhile, or boot it \
-             in QEMU 8.2 or newer, where writes wait for the target",
+            "the VM's last writes were not on the target soon enough after its pause; let it write less \
+            meanwhile, or boot it in QEMU 8.2 or newer, where writes wait for the target",
         )
     }
 }

@@ -95,7 +95,7 @@ impl Executor {
     pub(super) fn end_hook(&mut self) {
         let before = std::mem::take(&mut self.settings.downtime_limit.hook);
         if before.holds() {
-            warn!(vm = self.running.vm, "was paused before its hook had ended, or begun: the hook is ended");
+            warn!(vm = self.running.vm, "was paused before its hook had ended or begun: the hook is stopped");
         }
     }
 

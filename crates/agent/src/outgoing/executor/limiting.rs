@@ -33,7 +33,7 @@ impl Executor {
             return;
         }
         if let Err(problem) = self.make_packets_small().await {
-            warn!(%problem, "a bandwidth limit is used unevenly: TCP's packets stay large");
+            warn!(%problem, "a bandwidth limit may be used unevenly, because TCP's packets stay large");
         }
     }
 

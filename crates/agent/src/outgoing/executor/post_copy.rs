@@ -69,7 +69,7 @@ impl Executor {
             if !is_on_its_way || Instant::now() >= end {
                 let own = self.outgoing.host.name();
                 return Err(Problem::failed(format!(
-                    "the VM's QEMU on {own} does not say that it let go: its migration is {status}"
+                    "the VM's QEMU on {own} has not let go of it: its migration is {status}"
                 )));
             }
             sleep(LOOK_EVERY).await;
@@ -106,12 +106,12 @@ impl Executor {
         let Ok(vmm) = self.vmm() else { return };
         // So that as little as possible goes in QEMU's last step, in which no connection can be made anew.
         if let Err(error) = vmm.set_downtime_limit(0, QMP_DEADLINE).await {
-            warn!(%error, "a connection that breaks in the last moment may end the VM");
+            warn!(%error, "if a connection breaks at the last moment, the VM may be lost");
         }
         match vmm.set_bandwidth(None, QMP_DEADLINE).await {
             Ok(()) => self.post_copy.is_limit_lifted = true,
             Err(error) => {
-                warn!(%error, "the rest of the VM's memory goes within the bandwidth limit, which holds the VM up");
+                warn!(%error, "the rest of the VM's memory stays within the bandwidth limit, which slows the VM down");
             }
         }
     }
@@ -134,7 +134,7 @@ impl Executor {
             return Ok(());
         }
         let target = &self.running.target;
-        Err(Problem::failed(format!("a part of the VM is on its way to {target}, and it cannot go back")))
+        Err(Problem::failed(format!("part of the VM is on its way to {target}, so it cannot go back")))
     }
 
     pub(super) async fn look_at_rest(&mut self) -> SourceEvent {
@@ -161,7 +161,7 @@ impl Executor {
                 match self.end_if_astray().await {
                     Ok(()) => SourceEvent::RestLost(Problem::failed(format!("QEMU: {why}"))),
                     Err(problem) => {
-                        warn!(%problem, vm = self.running.vm, "its QEMU here does not end, and may run what it was");
+                        warn!(%problem, vm = self.running.vm, "its QEMU here does not end, and may run the old VM");
                         SourceEvent::Tick
                     }
                 }
@@ -179,7 +179,7 @@ impl Executor {
         self.vmm()?.interrupt(QEMU_DEADLINE).await.map_err(|error| {
             let Running { vm, target, .. } = &*self.running;
             let way_out = format!(
-                "if this goes on, `drainpipe vm stop {vm} --force` on {target} ends what stands still there"
+                "if this goes on, `drainpipe vm stop {vm} --force` on {target} ends the VM that stands still there"
             );
             Problem::failed(format!("{error}; {way_out}"))
         })?;

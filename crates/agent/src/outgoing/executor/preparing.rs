@@ -75,7 +75,7 @@ impl Executor {
         self.agreed.protocol = Some(protocol);
         if protocol.is_of_older_release() {
             let (vm, target, number) = (&self.running.vm, &self.running.target, protocol.number());
-            info!(vm, target, target_version, protocol = number, "an older drainpipe: by what both know");
+            info!(vm, target, target_version, protocol = number, "an older drainpipe: using what both know");
         }
     }
 
@@ -91,7 +91,7 @@ impl Executor {
         let transfer = vmm.migration(QMP_DEADLINE).await.map_err(qemu_failed)?.status;
         if transfer.is_post_copy() {
             return Err(Problem::conflict(format!(
-                "a part of the memory of {} is still to come to {} (post-copy); move it when all is there",
+                "part of the memory of {} is still on its way to {} (post-copy); move it when all is there",
                 self.running.vm,
                 self.outgoing.host.name()
             )));
@@ -118,7 +118,7 @@ impl Executor {
     }
 
     pub(super) async fn connect_hosts(&mut self) -> Result<SourceEvent, Problem> {
-        let no_plan = || Problem::failed("connecting before there is a plan");
+        let no_plan = || Problem::failed("cannot connect before there is a plan");
         let (source, target) = self.agreed.facts.as_ref().ok_or_else(no_plan)?;
         let plan = self.agreed.plan.clone().ok_or_else(no_plan)?;
         let request = ProbeRequest { paths: plan.paths.iter().map(Path::reversed).collect() };
@@ -160,7 +160,8 @@ impl Executor {
         };
         let own = self.outgoing.transfer.watches.join(joining).await?;
         let endpoint = self.ask_to_listen(plan, Some(own), round_trip_us).await?;
-        let other = endpoint.watch.as_ref().ok_or_else(|| Problem::failed("the target watches no paths"))?;
+        let other =
+            endpoint.watch.as_ref().ok_or_else(|| Problem::failed("the target does not watch paths"))?;
         self.outgoing.transfer.watches.meet(&self.running.target, &plan.paths, other).await?;
         self.news = news;
         Ok(endpoint)

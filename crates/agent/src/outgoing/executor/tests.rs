@@ -237,7 +237,7 @@ fn a_hand_over_that_its_guard_has_forbidden_is_not_recorded() {
     let mut executor = executor(&life);
     life.parts.journal.forbid_hand_over(ID).unwrap();
     let refused = life.block_on(executor.perform(SourceAction::RecordHandOver)).unwrap_err();
-    assert!(refused.message.contains("its guard let the VM run on here"), "{refused}");
+    assert!(refused.message.contains("its guard let the VM run here"), "{refused}");
     assert!(!life.parts.journal.open_migration(ID).unwrap().unwrap().handed_over);
 }
 
@@ -282,5 +282,5 @@ fn only_a_vm_that_runs_moves() {
     vm.guest_is(RunState::Running);
     vm.goes_to(MigrationStatus::PostcopyActive);
     let refused = life.block_on(executor.perform(SourceAction::CheckPermissions)).unwrap_err();
-    assert!(refused.message.contains("still to come to here"), "{refused}");
+    assert!(refused.message.contains("still on its way to here"), "{refused}");
 }

@@ -27,7 +27,7 @@ impl Executor {
             None => return None,
         };
         if let Err(problem) = done {
-            warn!(vm = self.running.vm, %problem, "its CPUs are not throttled as they should be");
+            warn!(vm = self.running.vm, %problem, "its CPUs cannot be throttled as planned");
             // Of several, some may be.
             drop(self.settings.cpu_throttle.lift());
             self.settings.cpu_throttle.percent = None;
@@ -64,7 +64,7 @@ impl Drop for CpuThrottle {
         if self.percent.is_some()
             && let Err(problem) = self.lift()
         {
-            warn!(%problem, "a VM's CPUs stay throttled until the agent is started anew");
+            warn!(%problem, "a VM's CPUs stay throttled until the agent restarts");
         }
     }
 }

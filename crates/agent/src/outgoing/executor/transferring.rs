@@ -60,7 +60,7 @@ impl Executor {
             None => self.post_guard().await?,
         };
         let (Some(plan), Some(endpoint)) = (&self.agreed.plan, &self.agreed.endpoint) else {
-            return Err(Problem::failed("a transfer before the hosts are connected"));
+            return Err(Problem::failed("cannot transfer before the hosts are connected"));
         };
         let address = listening_at(plan, endpoint).map_err(Problem::failed)?;
         let (transport, now_ms) = (transport(plan, self.tls_key(plan, endpoint)?), self.now_ms());
@@ -108,7 +108,7 @@ impl Executor {
 
     async fn tell_qemu_limit(&self, limit_mbps: Option<u64>) -> Result<(), Problem> {
         if let Err(error) = self.vmm()?.set_bandwidth(limit_mbps, QMP_DEADLINE).await {
-            warn!(%error, "memory that follows its disks may go faster than it should at first");
+            warn!(%error, "memory that follows its disks may exceed its limit at first");
         }
         Ok(())
     }
@@ -190,7 +190,7 @@ impl Executor {
 
     fn runs_other_version(&self) -> Problem {
         Problem::refused(format!(
-            "the agent of {} does not compress or encrypt as this one: run the same Drainpipe on both hosts",
+            "the agent of {} does not compress or encrypt in the same way: run the same Drainpipe on both hosts",
             self.running.target
         ))
     }
@@ -328,7 +328,7 @@ impl Executor {
             self.observed.measurements.relayed(relay);
         }
         if let Err(problem) = self.observed.measurements.sample(&self.outgoing.host.network, now_ms).await {
-            warn!(%problem, "no reading of the links");
+            warn!(%problem, "cannot read the links' counters");
         }
     }
 

@@ -43,7 +43,7 @@ pub(crate) async fn bind(host: &Host, path: &Path) -> Result<UdpSocket, Problem>
     let cannot = |problem: Problem| problem.context(format!("path {path} cannot be watched"));
     let socket = bind_udp(host, &path.link, path.address).await.map_err(cannot)?;
     go_first(&socket, path.address).map_err(|error| {
-        cannot(Problem::failed(format!("the kernel does not let its datagrams go first: {error}")))
+        cannot(Problem::failed(format!("the kernel does not give its datagrams priority: {error}")))
     })?;
     Ok(socket)
 }

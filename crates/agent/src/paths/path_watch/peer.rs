@@ -194,7 +194,7 @@ impl PeerWatch {
         let paths: Vec<Path> = joining.paths.iter().filter(is_watched).cloned().collect();
         if paths.is_empty() {
             return Err(Problem::conflict(format!(
-                "no link of the paths to {} has an address now",
+                "no link of the paths to {} has an address at the moment",
                 self.peer
             )));
         }
@@ -427,8 +427,10 @@ impl PeerWatch {
         for end in self.ends.iter_mut().filter(|end| !is_on(&end.socket, &end.path.link)) {
             let set = multichannel::set_link(&self.host, &end.path.link).await;
             match set.and_then(|()| end.bind_again().map_err(Problem::failed)) {
-                Ok(()) => info!(peer = self.peer, "path {}: its link has been made again", end.path),
-                Err(problem) => debug!(peer = self.peer, %problem, "path {} cannot be watched now", end.path),
+                Ok(()) => info!(peer = self.peer, "path {}: its link has been created again", end.path),
+                Err(problem) => {
+                    debug!(peer = self.peer, %problem, "path {} cannot be watched at the moment", end.path)
+                }
             }
         }
     }
@@ -485,7 +487,7 @@ impl PeerWatch {
             return;
         }
         if let Err(problem) = multichannel::restore(&self.host, self.address, &self.routed).await {
-            debug!(peer = self.peer, %problem, "the address and the route cannot be looked after now");
+            debug!(peer = self.peer, %problem, "the address and the route cannot be checked at the moment");
             self.is_route_anothers().await;
         }
     }
@@ -509,13 +511,13 @@ impl PeerWatch {
                 if self.is_route_anothers().await {
                     return;
                 }
-                warn!(peer = self.peer, %problem, "the route does not go over all paths; tried again each second");
+                warn!(peer = self.peer, %problem, "the route does not use all paths; tried again every second");
                 // None of it is there for one link that is not. The others carry all the same.
                 let up = self.weighted_over_what_is_up().await;
                 if up.paths != routed.paths
                     && let Err(problem) = multichannel::set_route(&self.host, self.address, &up).await
                 {
-                    warn!(peer = self.peer, %problem, "nor does it over those whose links are up");
+                    warn!(peer = self.peer, %problem, "nor does it use those whose links are up");
                 }
             }
         }
@@ -600,7 +602,7 @@ impl PeerWatch {
     /// Whether the route is another program's, which is told once for each time that it becomes so.
     async fn is_route_anothers(&mut self) -> bool {
         let routes = self.host.network.foreign_host_routes().await.unwrap_or_else(|problem| {
-            debug!(peer = self.peer, %problem, "whose the route is cannot be told now");
+            debug!(peer = self.peer, %problem, "it cannot be determined at the moment whose route it is");
             vec![]
         });
         let taken = routes.into_iter().find(|(address, _)| *address == self.address);

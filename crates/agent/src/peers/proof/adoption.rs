@@ -68,7 +68,7 @@ pub(crate) async fn adopt(
     let is_another = doubts.iter().any(|doubt| matches!(doubt, Doubt::Another(_)));
     if standing.is_none() || is_another {
         let aside = set_aside(&config.state_directory, Timestamp::now())?;
-        info!(to = %aside.display(), "the journal that was there is set aside");
+        info!(to = %aside.display(), "the old journal is set aside");
     }
     let replacement = replacement(standing, testimonies, Uuid::new_v4().simple().to_string());
     let journal = Journal::open(&config.state_directory, &config.runtime_directory)?;
@@ -177,7 +177,7 @@ fn in_view(config: &Config, found: &Found) -> JournalView {
 
 fn in_words(adopted: &Adopted) -> String {
     match adopted {
-        Adopted::Here(_) => "a VM of this host, as it is".into(),
+        Adopted::Here(_) => "a VM of this host, as before".into(),
         Adopted::Waiting { source, .. } => {
             format!("on its way here from {source}, which says whether it runs here")
         }

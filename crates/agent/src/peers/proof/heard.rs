@@ -29,7 +29,7 @@ impl Heard {
             Err(error) => return Err(Problem::failed(format!("cannot read {}: {error}", path.display()))),
             Ok(text) => serde_json::from_slice(&text).unwrap_or_else(|error| {
                 // It is of use to others only, and they tell it anew.
-                warn!(%error, path = %path.display(), "what other hosts have told of their journals is lost");
+                warn!(%error, path = %path.display(), "what other hosts have said about their journals is lost");
                 BTreeMap::new()
             }),
         };
@@ -42,14 +42,15 @@ impl Heard {
         let before = marks.get(host).cloned();
         let Some(standing) = standing else { return before };
         if before.as_ref().is_some_and(|before| !standing.follows(before)) {
-            warn!(host, ?standing, ?before, "its journal is not the one that it had, or older");
+            warn!(host, ?standing, ?before, "its journal is another one than before, or older");
             return before;
         }
         if before.as_ref() != Some(&standing.mark) {
             marks.insert(host.into(), standing.mark.clone());
             // A slow disk must not keep the thread's other tasks waiting.
             if let Err(error) = tokio::task::block_in_place(|| write(&self.path, &marks)) {
-                warn!(%error, path = %self.path.display(), "what another host tells of its journal is kept in mind only");
+                warn!(%error, path = %self.path.display(), "what another host says about its journal is \
+                    kept in memory only");
             }
         }
         before

@@ -1,5 +1,5 @@
 //! Each agent tells the others how far its journal is, and hears what they know of it. Should one know of more than there
-//! is, the journal is not believed any more.
+//! is, the journal is no longer believed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,7 +70,7 @@ impl Proof {
     }
 
     fn doubt(&self, found: Vec<Doubt>, heard: JournalMark) {
-        error!(doubts = crate::store::journal::in_words(&found), "the journal is not believed any more");
+        error!(doubts = crate::store::journal::in_words(&found), "the journal is no longer believed");
         self.journal.doubt(found, heard);
     }
 }
@@ -95,7 +95,7 @@ pub(crate) async fn keep_telling(proof: Arc<Proof>) {
             let proof = &proof;
             async move {
                 if let Err(problem) = proof.tell(&name, &peer).await {
-                    debug!(peer = name, %problem, "it does not say what it has heard of this host's journal");
+                    debug!(peer = name, %problem, "it does not say what it has heard about this host's journal");
                 }
             }
         });
@@ -114,7 +114,7 @@ pub(super) fn note_adopted(standing: &JournalStanding) {
     if standing.replaces.len() > 8 {
         warn!(
             times = standing.replaces.len(),
-            "journals were adopted again and again: look why they are lost"
+            "journals were adopted again and again: find out why they are lost"
         );
     }
 }

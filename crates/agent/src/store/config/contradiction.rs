@@ -98,8 +98,9 @@ impl Config {
         let unusable =
             |address: &IpAddr| address.is_unspecified() || address.is_loopback() || address.is_multicast();
         let address = self.migration_address.filter(unusable)?;
-        let message =
-            format!("migration_address {address} is no address of one host: take a free private one");
+        let message = format!(
+            "migration_address {address} is not the address of a single host: choose a free private one"
+        );
         Some(at("migration_address", message))
     }
 
@@ -139,7 +140,7 @@ impl Config {
 
     fn in_compression(&self) -> Option<Contradiction> {
         if self.compression.cores == Some(0) {
-            let message = "[compression]: cores = 0 would pack nothing: 1 is the least";
+            let message = "[compression]: cores = 0 would compress nothing: give at least 1";
             return Some(at("compression.cores", message));
         }
         let message = format!("[compression]: page_cache_mib may be 0 to {PAGE_CACHE_MIB_MAX}");
@@ -154,7 +155,7 @@ impl Config {
         if let Some((key, _)) = programs.iter().find(|(_, program)| is_relative(program)) {
             return Some(at(
                 format!("hooks.{key}"),
-                format!("[hooks]: {key} is the absolute path of a program"),
+                format!("[hooks]: {key} must be the absolute path of a program"),
             ));
         }
         let seconds = [
@@ -178,7 +179,7 @@ impl Config {
 fn in_limits_of(table: &str, mbps: Option<u64>, storage_mbps: Option<u64>) -> Option<Contradiction> {
     let limits = [("mbps", mbps), ("storage_mbps", storage_mbps)];
     let (key, _) = limits.into_iter().find(|(_, limit)| *limit == Some(0))?;
-    let message = format!("[bandwidth]: {key} = 0 would keep migrations from ever ending: 1 is the least");
+    let message = format!("[bandwidth]: {key} = 0 would keep migrations from ever ending: give at least 1");
     Some(at(format!("{table}.{key}"), message))
 }
 
@@ -204,7 +205,7 @@ mod tests {
             ("exclude_links = [\"10.0.0.0/99\"]", 3, "neither a link's name nor a subnet"),
             ("encryption = \"no\"", 3, "unknown variant `no`, expected one of `required`, `allowed`, `off`"),
             ("trusted_networks = [\"10.0.0.0/99\"]", 3, "neither a link's name nor a subnet"),
-            ("migration_address = \"0.0.0.0\"", 3, "no address of one host"),
+            ("migration_address = \"0.0.0.0\"", 3, "not the address of a single host"),
             ("[[link]]\nname = \"e0\"\nspeed_mbps = 0", 5, "speed_mbps = 0"),
             ("[vms]\n\ndirectories = [\"srv\"]", 5, "`srv` in `directories`"),
             ("[disks]\n[disks.places]\n\"/images\" = \"/etc\"", 4, "`/etc` is no directory"),
@@ -224,7 +225,7 @@ mod tests {
             ),
             ("[compression]\ncores = 0", 4, "[compression]: cores = 0"),
             ("[compression]\npage_cache_mib = 262145", 4, "0 to 262144"),
-            ("[compression]\ncpus = \"4-2\"", 4, "no list of CPUs"),
+            ("[compression]\ncpus = \"4-2\"", 4, "not a list of CPUs"),
             ("[[bandwidth.window]]\nmbps = 1\nfrom = \"8\"\nuntil = \"20:00\"", 5, "from = \"8\""),
         ] {
             let error = Config::parse(&format!("{base}{more}"), Path::new("agent.toml")).unwrap_err();

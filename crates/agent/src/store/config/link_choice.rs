@@ -23,7 +23,7 @@ impl TryFrom<String> for LinkChoice {
 
     fn try_from(text: String) -> Result<Self, String> {
         if text.is_empty() {
-            return Err("an empty name is no link's: give its name, or a subnet such as 192.0.2.0/24".into());
+            return Err("the name is empty: give a link's name, or a subnet such as 192.0.2.0/24".into());
         }
         let subnet = IpNet::from_str(&text);
         if subnet.is_err() && text.contains('/') {

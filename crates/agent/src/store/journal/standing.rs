@@ -140,13 +140,13 @@ impl Journal {
                 self.generation.send_replace(witnessed.mark.generation);
             }
             Ok(false) => {}
-            Err(error) => warn!(%error, "how far the journal is cannot be read"),
+            Err(error) => warn!(%error, "cannot read how far the journal has got"),
         }
     }
 
     fn tell(&self, witnessed: &Witnessed) {
         if let Err(error) = self.witness.write(witnessed) {
-            warn!(%error, "the runtime directory does not hear how far the journal is");
+            warn!(%error, "the runtime directory cannot record how far the journal has got");
         }
     }
 

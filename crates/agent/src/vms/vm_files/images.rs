@@ -31,19 +31,21 @@ pub(super) fn check(rules: &Rules, path: &Path, image: &Found) -> Result<(), Not
             Some("qcow2") => (at, above) = (path, Some(file)),
             // QEMU would go by what is in the file, and other formats name files too.
             None => {
-                let why =
-                    format!("it names `{}` and not its format; qemu-img rebase -u -F says it", backing.file);
+                let why = format!(
+                    "it names `{}` without its format; set it with `qemu-img rebase -u -F`",
+                    backing.file
+                );
                 return Err(NotAllowed::unclear(why));
             }
             Some(format) => {
                 return Err(NotAllowed::unclear(format!(
-                    "`{}` below it is of format {format}",
+                    "its backing image `{}` has the format {format}",
                     backing.file
                 )));
             }
         }
     }
-    Err(NotAllowed::unclear(format!("more than {IMAGES_MAX} images stand on each other")))
+    Err(NotAllowed::unclear(format!("it has more than {IMAGES_MAX} backing images")))
 }
 
 /// The file that the image at this path names, as QEMU finds it.
@@ -55,7 +57,7 @@ fn resolve(rules: &Rules, image: &Path, named: &str) -> Result<(PathBuf, Found),
     match find(rules, &path) {
         Ok(file) => Ok((path, file)),
         Err(Unusable::Missing) => {
-            Err(NotAllowed::unclear(format!("it names `{named}`, and that is not there")))
+            Err(NotAllowed::unclear(format!("it names `{named}`, which does not exist")))
         }
         Err(Unusable::NotAllowed(_)) => Err(NotAllowed::names(named)),
     }

@@ -26,19 +26,19 @@ use crate::store::journal::FileId;
 #[derive(Debug, Error)]
 pub(super) enum CannotMake {
     /// VMs may not use what is there.
-    #[error("no VM may use it")]
+    #[error("VMs may not use it")]
     NotAllowed(NotAllowed),
     /// There is something already.
-    #[error("there is something under that name already")]
+    #[error("it exists already")]
     Taken,
     /// There is not enough room.
-    #[error("{} are free there, {} are needed", mib_free(*.free_bytes), mib_needed(*.needed_bytes))]
+    #[error("{} are free there, and {} are needed", mib_free(*.free_bytes), mib_needed(*.needed_bytes))]
     NoRoom { free_bytes: u64, needed_bytes: u64 },
     /// A VM here has it.
-    #[error("a VM here names it as its disk {}", .0.display())]
+    #[error("a VM here uses it as its disk {}", .0.display())]
     InUse(PathBuf),
     /// No device is there.
-    #[error("there is no such device; make it, or name a file in a directory that VMs may use")]
+    #[error("there is no such device; create it, or name a file in a directory that VMs may use")]
     NoDevice,
     /// A device that does not fit.
     #[error(transparent)]

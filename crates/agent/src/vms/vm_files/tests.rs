@@ -218,7 +218,7 @@ fn a_disk_is_made_where_nothing_is_and_removed_only_while_it_is_that_one() {
     let file = runs(host.make(text)).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
     let taken = runs(host.make(text)).unwrap_err().problem;
-    assert!(taken.to_string().contains("something under that name already"), "{taken}");
+    assert!(taken.to_string().contains("it exists already"), "{taken}");
     let disk = DiskFile { path: text.into(), file: Some(file) };
     fs::rename(&path, host.path("vms/kept")).unwrap();
     fs::write(&path, "another one").unwrap();
@@ -254,7 +254,7 @@ fn a_disk_has_its_name_when_it_is_recorded_which_file_it_is() {
         Ok(())
     };
     let taken = runs(host.files.make(text, ID, (DiskImage::Raw, 1 << 20), record)).unwrap_err();
-    assert!(taken.problem.to_string().contains("something under that name already"), "{}", taken.problem);
+    assert!(taken.problem.to_string().contains("it exists already"), "{}", taken.problem);
     assert_eq!(fs::read(&path).unwrap(), b"another one");
     assert!(!unplaced.exists());
 }
@@ -290,7 +290,7 @@ fn a_disk_that_stays_behind_has_another_name() {
     let left = VmFiles::left_path(text, "0123456789ab");
     assert_eq!(left, format!("{text}.migrated-01234567"));
     let used = runs(host.files.rename_left(&disk, &left, vec![path.clone()])).unwrap_err();
-    assert!(used.to_string().contains("a VM here names it"), "{used}");
+    assert!(used.to_string().contains("a VM here uses it"), "{used}");
     assert!(runs(host.files.rename_left(&disk, &left, vec![])).unwrap());
     fs::write(&path, "another one").unwrap();
     assert!(runs(host.files.rename_left(&disk, &left, vec![])).unwrap(), "it is done already");

@@ -59,7 +59,7 @@ fn one_migration_of_a_vm_at_a_time(lab: &TestLab, guest: &Guest) {
     let id = moving().unwrap();
 
     let cancel = format!("drainpipe cancel {id}");
-    lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["web is being moved already", &id, &cancel]);
+    lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["web is already being moved", &id, &cancel]);
     lab.drainpipe(&["vm", "stop", "--force", "web"]).refused(REFUSED, &["being moved", &id]);
     let [row] = &lab.json::<Vec<MigrationView>>(&["history", "--host", "b"])[..] else { panic!("one comes") };
     assert_eq!((&row.id, row.requested_option), (&id, Some(RequestedOption::default())));

@@ -67,7 +67,7 @@ fn speeds_of_path(pair: Pair<'_>, path: &Path) -> Option<Finding> {
     (source <= FALLBACK_MBPS && !is_known).then(|| {
         Finding::new(FindingCode::SpeedLow, ends(pair, path))
             .what(format!("both ends of {path} run at {source} Mb/s"))
-            .effect("a GiB of memory takes well over a minute; a broken pair in a cable does this")
+            .effect("a GiB of memory takes well over a minute; a broken wire pair in a cable causes this")
             .remedy(look)
     })
 }
@@ -88,7 +88,7 @@ fn unequal_paths(pair: Pair<'_>, paths: &[Path]) -> Option<Finding> {
         Finding::new(FindingCode::PathsUnequal, places)
             .what(format!("the paths have different speeds: {}", speeds.join(", ")))
             .effect(effect_of_unequal(pair, paths))
-            .remedy("nothing need be done"),
+            .remedy("nothing needs to be done"),
     )
 }
 
@@ -146,8 +146,8 @@ fn buffers(pair: Pair<'_>) -> Vec<Finding> {
         let command = format!("sysctl -w net.ipv4.{setting}='{least} {at_first} {advised_bytes:.0}'");
         let remedy = on(&place.host, command);
         let what = format!(
-            "{setting} of {} allows {bytes} bytes; path {} needs {needed_bytes:.0}, by its speed and its time there \
-             and back, with the kernel's overhead",
+            "{setting} of {} allows {bytes} bytes; path {} needs {needed_bytes:.0}, given its speed and \
+            round-trip time, with the kernel's overhead",
             place.host, trial.path
         );
         let finding = Finding::new(FindingCode::TcpBuffersSmall, [place])

@@ -30,13 +30,13 @@ fn mtu_differs(pair: Pair<'_>, path: &Path, source_bytes: u32, target_bytes: u32
     };
     let finding = if takes_over_larger(pair, path, lesser.2) {
         Finding::new(FindingCode::MtuDiffers, ends(pair, path)).effect(format!(
-            "connections over another path have larger packets: one that comes over to this path in flight hangs, \
-             since packets above {} bytes are lost here",
+            "connections over another path have larger packets: one that moves to this path in flight \
+            hangs, because packets above {} bytes are lost here",
             lesser.2
         ))
     } else {
         Finding::milder(FindingCode::MtuDiffers, ends(pair, path)).effect(format!(
-            "migrations work, as TCP keeps to the smaller size; every other packet above {} bytes is lost",
+            "migrations work, because TCP keeps to the smaller size; every other packet above {} bytes is lost",
             lesser.2
         ))
     };
@@ -76,16 +76,16 @@ fn of_severity(pair: Pair<'_>, trial: &PathTrial) -> Finding {
     let (source, target) = (pair.source.name(), pair.target.name());
     let warning = || Finding::milder(FindingCode::MtuDoesNotPass, ends(pair, &trial.path));
     if trial.forward.passes_whole() {
-        return warning().effect(format!("migrations from {target} to {source} go without this path"));
+        return warning().effect(format!("migrations from {target} to {source} do not use this path"));
     }
     let carries = |other: &&PathTrial| {
         other.connection_error.is_none() && mtu_that_does_not_pass(pair, other).is_none()
     };
     if pair.trials().iter().any(|other| carries(&other)) {
-        return warning().effect("migrations go without this path");
+        return warning().effect("migrations do not use this path");
     }
     Finding::new(FindingCode::MtuDoesNotPass, ends(pair, &trial.path))
-        .effect("small pings are fine, but no path is left for a migration: every one fails")
+        .effect("small pings work, but no path is left for migrations: every one fails")
 }
 
 fn mtu_does_not_pass(pair: Pair<'_>, trial: &PathTrial, mtu_bytes: u32) -> Finding {

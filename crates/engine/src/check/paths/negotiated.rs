@@ -22,7 +22,7 @@ fn slow_link(facts: &CheckFacts, name: &str) -> Option<Finding> {
         return Some(
             Finding::new(FindingCode::SpeedBelowConfigured, place)
                 .what(format!("{name} of {host} runs at {runs_at} Mb/s, and agent.toml says {configured}"))
-                .effect("it gets more of a migration than it carries, and the other links wait for it")
+                .effect("it gets a larger share of a migration than it can carry, and the other links wait for it")
                 .remedy(format!("{look}; or correct speed_mbps of [[link]] `{name}` in agent.toml")),
         );
     }

@@ -153,7 +153,7 @@ fn a_migration_is_told_that_it_goes_over_the_management_network_since_all_other_
     };
     let down = found(|facts| unplug(facts, 1, LinkState::Down));
     assert_eq!(down.len(), 2, "{down:#?}");
-    assert!(down[0].remedy.contains("all of which are down: e1"), "{down:#?}");
+    assert!(down[0].remedy.contains("which are all down: e1"), "{down:#?}");
     let only = found(|facts| {
         facts.host.links.truncate(1);
         facts.links.truncate(1);

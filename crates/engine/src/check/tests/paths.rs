@@ -15,7 +15,7 @@ pub(super) const OF_PATHS: &[Case] = &[
         Error,
         "mtu-differs",
         &["a e1", "b e1"],
-        "comes over to this path in flight hangs",
+        "moves to this path in flight hangs",
     ),
     (
         |s| {
@@ -44,7 +44,7 @@ pub(super) const OF_PATHS: &[Case] = &[
         Warning,
         "mtu-does-not-pass",
         &["a e0", "b e0"],
-        "migrations from b to a go without this path",
+        "migrations from b to a do not use this path",
     ),
     (
         |s| no_answer(&mut s.trials[1], false, false),

@@ -150,7 +150,7 @@ pub(super) const OF_VMS: &[Case] = &[
         Warning,
         "vm-memory-padded",
         &["a VM web1"],
-        "may stand still for some seconds when copying begins",
+        "may stall for some seconds when copying begins",
     ),
     (
         |s| s.vms[0].fit.files[0] = FileState::Missing,
@@ -167,7 +167,7 @@ pub(super) const OF_VMS: &[Case] = &[
         Error,
         "vm-file-not-allowed",
         &["b VM web1"],
-        "/srv/web1.qcow2 of VM web1 is in no directory",
+        "/srv/web1.qcow2 of VM web1 is not in a directory",
     ),
     (
         |s| s.vms[0].fit.bridges_not_allowed = vec!["br-office".into()],
@@ -198,7 +198,7 @@ pub(super) const OF_VMS: &[Case] = &[
         Error,
         "vm-disk-differs",
         &["b VM web1"],
-        "a file of its own",
+        "its own file there",
     ),
     (
         |s| {

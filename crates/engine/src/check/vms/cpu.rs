@@ -12,7 +12,8 @@ const NAMED_MAX: usize = 12;
 pub(super) fn check(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
     let (source, target) = (checked.vm.cpu.as_ref()?, checked.fit.cpu.as_ref()?);
     let (vm, host) = (&checked.vm, pair.target.name());
-    let remedy = "stop the VM and give it a `cpu_model` that both hosts can be, such as qemu64; or move it to a host \
+    let remedy = "stop the VM and give it a `cpu_model` that both hosts can provide, such as qemu64; or \
+        move it to a host \
                   with an equal CPU and QEMU";
     if source.known && !target.known {
         return Some(
@@ -21,7 +22,7 @@ pub(super) fn check(pair: Pair<'_>, checked: &VmCheck) -> Option<Finding> {
                     "QEMU {} of {host} knows no CPU model {} of VM {}",
                     pair.target.host.hypervisor.version, vm.cpu_model, vm.name
                 ))
-                .effect("the VM cannot be built there")
+                .effect("the VM cannot be started there")
                 .remedy(remedy),
         );
     }

@@ -41,7 +41,7 @@ fn of_file(pair: Pair<'_>, checked: &VmCheck, file: &VmFile, found: &FileState) 
                     "{host} does not see {path} of VM {}; both hosts must see it under the same path",
                     vm.name
                 ))
-                .effect("the VM cannot be built there")
+                .effect("the VM cannot be started there")
                 .remedy(format!("mount the shared storage there too ({look}); or move the disk with the VM: --copy-storage")),
         ),
         FileState::Silent => Some(
@@ -60,7 +60,7 @@ fn of_file(pair: Pair<'_>, checked: &VmCheck, file: &VmFile, found: &FileState) 
                         vm.name,
                         pair.source.name()
                     ))
-                    .effect("the guest would go on with another disk, and destroy what is on it")
+                    .effect("the guest would continue with another disk, and destroy what is on it")
                     .remedy(format!(
                         "put the disk on storage that both hosts see, under one path; {look}; the same on {}",
                         pair.source.name()
@@ -98,5 +98,5 @@ fn difference(purpose: FilePurpose, here: &FileIdentity, there: &FileIdentity) -
         return Some(format!("inode {} and inode {}", here.inode, there.inode));
     }
     let own_copy = there.local_filesystem && here.locked == Some(true) && there.locked == Some(false);
-    own_copy.then(|| "each host has a file of its own there, on a file system of its own".into())
+    own_copy.then(|| "each host has its own file there, on its own file system".into())
 }

@@ -289,14 +289,14 @@ impl Entry {
     pub(super) fn overstayed(&self) -> Problem {
         let [sent, memory] = [self.sent_bytes, self.planned.memory_bytes].map(|amount| bytes(amount as f64));
         let what = format!(
-            "its memory gets dirty faster than the links carry it: {sent} were sent for its {memory}, and \
-             no end was in sight"
+            "its memory gets dirty faster than the links carry it: {sent} were sent for its {memory}, \
+            without an end in sight"
         );
         Problem::failed(match self.patience {
             Patience::Exhausted => {
                 format!(
-                    "{what}; it still runs here. It can move with less load in it, over more links, with a higher \
-                     --throttle, or, at a risk, with --post-copy"
+                    "{what}; it still runs here. It may move with less load in it, over more links, with a \
+                    higher --throttle, or, at a risk, with --post-copy"
                 )
             }
             _ => format!("{what}; it waits until the others have moved"),
@@ -503,7 +503,7 @@ impl Entry {
     fn waits(&self) -> Option<String> {
         (self.stage == Stage::AwaitingPlace).then(|| {
             format!(
-                "{} takes no more VMs at a time; it goes on when others have arrived there",
+                "{} accepts no more VMs at a time; it continues when others have arrived there",
                 self.planned.target
             )
         })

@@ -50,7 +50,7 @@ impl Standing {
         for (name, target) in &self.vms {
             let Some(vm) = view.vms.iter_mut().find(|vm| vm.name == *name) else { continue };
             let Some(Bound { target, disks }) = target else {
-                vm.immovable.get_or_insert_with(|| "this drain has given it up".into());
+                vm.immovable.get_or_insert_with(|| "this drain has given up on it".into());
                 continue;
             };
             vm.immovable = Some("it is being moved".into());

@@ -297,7 +297,7 @@ fn who_waits_for_a_place_at_its_target_keeps_nobody_from_another_one() {
     assert_eq!(begins(&drain.handle(1.0, busy("v"))), ["y"]);
     assert_eq!(drain.handle(2.0, prepared("y")), [release("y")]);
     let waits = |drain: &Drain| drain.status(0.0).moves[0].waits.clone();
-    assert!(waits(&drain).unwrap().contains("b takes no more VMs at a time"));
+    assert!(waits(&drain).unwrap().contains("b accepts no more VMs at a time"));
     assert_eq!(drain.handle(3.0, prepared("v")), []);
     assert_eq!((waits(&drain), state(&drain, "v")), (None, MoveState::Ready));
 }
@@ -782,7 +782,9 @@ fn who_is_moved_by_somebody_else_counts_among_those_that_leave() {
     assert_eq!(begins(&drain.handle(2.0, completed("v"))), [""; 0]);
     let waits = |drain: &Drain| drain.status(2.0).moves[2].waits.clone();
     assert!(
-        waits(&drain).unwrap().contains("others move 3 VMs away from this host, from which no more than 3")
+        waits(&drain)
+            .unwrap()
+            .contains("somebody else is moving 3 VMs away from this host, and no more than 3")
     );
     assert_eq!(drain.handle(2.0, DrainEvent::OthersLeave { count: 2 }), []);
     assert!(waits(&drain).is_some());

@@ -22,7 +22,7 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Silent => write!(f, "nothing has come through for {}", duration(SILENT_AFTER_MS)),
-            Self::OneWay => f.write_str("the other host hears nothing on it"),
+            Self::OneWay => f.write_str("the other host receives nothing on it"),
             Self::LargePackets => f.write_str(
                 "small packets come through and large ones do not; look for an MTU that is too small on the way",
             ),
@@ -49,7 +49,7 @@ impl fmt::Display for Unwatched {
                 "no hello comes through; open the migration ports for UDP too, in both firewalls"
             }
             Self::AgentAway => "the other host's agent does not watch it; look at that agent",
-            Self::AgentRestarted => "the other host's agent was started anew, and is asked to watch again",
+            Self::AgentRestarted => "the other host's agent has restarted, and is asked to watch again",
         })
     }
 }
@@ -74,7 +74,7 @@ impl fmt::Display for PathNews {
         match self {
             Self::Out(fault) => write!(f, "is out: {fault}"),
             Self::Back => f.write_str("is back"),
-            Self::Carries(mbps) => write!(f, "is taken for one of {mbps} Mb/s, by what it carries"),
+            Self::Carries(mbps) => write!(f, "counts as one of {mbps} Mb/s, by what it carries"),
             Self::Unwatched(why) => write!(f, "is not watched: {why}"),
             Self::Watched => f.write_str("is watched now"),
         }

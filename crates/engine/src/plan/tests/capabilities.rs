@@ -106,8 +106,8 @@ fn one_connection_that_a_path_may_outrun_when_it_is_encrypted_is_told() {
             }
             let plan = planned(&hosts, Request { encrypt: true, ..RequestedOption::Auto.into() }).unwrap();
             let words = format!(
-                "one path only, no RDMA device on a and b; one connection, encrypted, may carry less than e0–e0: {who} \
-                 migrates over one only"
+                "one path only, no RDMA device on a and b; one connection, encrypted, may carry less than \
+                e0–e0: {who} migrates over one connection only"
             );
             assert_eq!(how(&plan), (MigrationOption::Tcp, Spread::InTurn, words));
         },
@@ -121,7 +121,7 @@ fn connections_that_no_agent_can_watch_take_one_path_and_a_relays_take_all() {
         |hosts, who| {
             let plan = planned(&hosts, RequestedOption::Multichannel).unwrap();
             let words = format!(
-                "multichannel is not possible: no agent can watch on which path each connection of {who} is"
+                "multichannel is not possible: no agent can see which path each connection of {who} uses"
             );
             assert_eq!(how(&plan), (MigrationOption::Tcp, Spread::InTurn, words));
             let packed = planned(&hosts, RequestedOption::QemuZstd3).unwrap();
@@ -166,7 +166,7 @@ fn a_limit_that_nobody_can_keep_is_no_limit_and_so_there_is_no_plan() {
     let error = planned(&hosts, RequestedOption::Tcp).unwrap_err();
     assert!(
         error.starts_with(
-            "a bandwidth limit of 0.50 Gb/s holds, and nobody can keep libvirt 9.0.0 on a to it"
+            "there is a bandwidth limit of 0.50 Gb/s, and nobody can make libvirt 9.0.0 on a keep it"
         ),
         "{error}"
     );
@@ -222,7 +222,7 @@ fn a_hypervisor_that_packs_nothing_sends_memory_as_it_is() {
         |can| can.packs = false,
         |hosts, who| {
             for option in [RequestedOption::QemuZstd1, RequestedOption::QemuZstd3] {
-                let words = format!("as it is: {who} does not pack what it sends");
+                let words = format!("uncompressed: {who} does not compress what it sends");
                 let plan = planned(&hosts, option).unwrap();
                 assert_eq!(how(&plan), (MigrationOption::Multichannel, Spread::Routed, words));
             }

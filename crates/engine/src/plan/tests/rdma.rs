@@ -39,7 +39,7 @@ fn nobody_gets_rdma_who_does_not_ask_for_it() {
         assert_ne!(planned(&pair(), option).option(), MigrationOption::Direct, "{option}");
     }
     let reason = planned(&pair(), RequestedOption::Auto).reason().unwrap();
-    assert_eq!(reason, "2 paths, RDMA is used where the option direct asks for it");
+    assert_eq!(reason, "2 paths, RDMA is used only if the option direct asks for it");
 }
 
 /// What makes RDMA impossible.
@@ -50,7 +50,7 @@ fn where_rdma_cannot_be_used_it_is_multichannel_and_says_why() {
     let cases: [(Change, &str); 10] = [
         (|[a, b]| [a, b].into_iter().for_each(|host| host.rdma_devices.clear()), "no RDMA device on a and b"),
         (|[_, b]| b.rdma_devices.clear(), "no RDMA device on b"),
-        (|[a, _]| a.hypervisor.rdma = false, "QEMU 7.2.22 on a moves no VM by RDMA"),
+        (|[a, _]| a.hypervisor.rdma = false, "QEMU 7.2.22 on a cannot move VMs by RDMA"),
         (|[_, b]| b.rdma = None, "b runs an older drainpipe, which does not use its RDMA device: upgrade b"),
         (|[a, _]| a.rdma.as_mut().unwrap().connects = false, "on a: load the module rdma_ucm there"),
         (
@@ -68,7 +68,7 @@ fn where_rdma_cannot_be_used_it_is_multichannel_and_says_why() {
         ),
         (
             |[_, b]| b.bandwidth_limit_mbps = Some(500),
-            "RDMA keeps no bandwidth limit, and one of 0.50 Gb/s holds",
+            "RDMA keeps no bandwidth limit, and there is one of 0.50 Gb/s",
         ),
     ];
     for (change, words) in cases {

@@ -18,7 +18,7 @@ fn over_one_connection() -> Value {
     json!({
         "requested_option": "auto",
         "option": "tcp",
-        "reason": "over one connection, which post-copy needs both ways of",
+        "reason": "over one connection, which post-copy needs in both directions",
         "paths": [{
             "link": "e0", "address": "10.77.1.1", "peer_link": "e0", "peer_address": "10.77.1.2", "speed_mbps": 1000,
             "is_spare": false, "mtu_bytes": 1500,

@@ -365,11 +365,11 @@ async fn no_host_has_another_open_what_its_vms_may_not_use() {
     let named = |file: &str| disks.join(file).display().to_string();
     let disk = |path: &str, format: &str| json!({ "disk": [{ "path": path, "format": format }] });
     for (uses, says) in [
-        (disk("/etc/shadow", "raw"), "no directory, and is no device"),
-        (disk(outside.to_str().unwrap(), "raw"), "no directory, and is no device"),
-        (disk(&named("../outside"), "raw"), "no directory, and is no device"),
-        (disk("/dev/sda", "raw"), "no directory, and is no device"),
-        (json!({ "kernel": "/etc/shadow" }), "no directory, and is no device"),
+        (disk("/etc/shadow", "raw"), "in a directory that VMs may use"),
+        (disk(outside.to_str().unwrap(), "raw"), "in a directory that VMs may use"),
+        (disk(&named("../outside"), "raw"), "in a directory that VMs may use"),
+        (disk("/dev/sda", "raw"), "in a directory that VMs may use"),
+        (json!({ "kernel": "/etc/shadow" }), "in a directory that VMs may use"),
         (json!({ "kernel": named("link") }), "symbolic link"),
         (json!({ "kernel": named("good"), "initramfs": "/etc/shadow" }), "no directory"),
         (disk(&named("link"), "raw"), "symbolic link"),
