@@ -32,7 +32,7 @@ pub(crate) const NOBODY: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr:
 /// Nothing that a test waits for takes so long, unless it never comes.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Who has certificates here: hosts, and one operator.
+/// The holders of certificates here: hosts, and one operator.
 const HOSTS: [&str; 4] = ["here", "source", "target", "other"];
 const OPERATOR: &str = "ann";
 
@@ -94,7 +94,7 @@ impl TestHost {
         Life { parts, runtime, _stop: stop }
     }
 
-    /// What its agent is told. It does not ask for long a target that says nothing.
+    /// Settings of its agent. It gives up early on a silent target.
     pub(crate) fn config(&self) -> Config {
         let mut config = configuration(self.directory.path(), own_address(), self.peers);
         config.links = vec![Link { name: "lo".into(), speed_mbps: None }];
@@ -207,7 +207,7 @@ pub(crate) fn make_certificates(directory: &Path) {
     }
 }
 
-/// Of the host `here`, whose peers `source` and `target` are reached there.
+/// The configuration of the host `here`, whose peers `source` and `target` are reached there.
 pub(crate) fn configuration(
     directory: &Path,
     address: SocketAddr,

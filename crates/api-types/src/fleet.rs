@@ -97,7 +97,7 @@ pub struct FleetView {
     pub version: u64,
     /// Its hosts.
     pub members: Vec<MemberView>,
-    /// Whose certificates were revoked.
+    /// The names whose certificates were revoked.
     pub revoked: Vec<RevokedView>,
 }
 
@@ -110,7 +110,7 @@ pub struct MemberView {
     pub address: String,
     /// Since when it is one (RFC 3339).
     pub since: String,
-    /// Who let it in.
+    /// The host that let it in.
     pub by: String,
 }
 
@@ -123,7 +123,7 @@ pub struct RevokedView {
     pub at: String,
 }
 
-/// Whose certificates are to be good no more.
+/// The names whose certificates are to be revoked.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RevocationRequest {

@@ -46,7 +46,7 @@ pub struct Member {
     pub address: SocketAddr,
     /// Since when it is one.
     pub since: Timestamp,
-    /// Who let it in.
+    /// The host that let it in.
     pub by: String,
 }
 

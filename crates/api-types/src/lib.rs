@@ -163,7 +163,7 @@ pub struct VmView {
     /// Where a drain may put it.
     #[serde(default)]
     pub placement: Placement,
-    /// Who owns it, if not Drainpipe.
+    /// The owner of the VM, if that is not Drainpipe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manager: Option<Manager>,
     /// Why it cannot be moved to any host, where that is known without asking one.
@@ -235,7 +235,7 @@ pub struct MigrateRequest {
     /// Whether disks that the target does not see are copied there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub copy_storage: bool,
-    /// Where single disks shall be on the target, by their names (`vda`): each is copied there.
+    /// The paths on the target to which single disks go, by the disks' names (`vda`): each is copied there.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(value_type = BTreeMap<String, String>)]
     pub disks: BTreeMap<DiskName, String>,
@@ -298,7 +298,7 @@ pub struct StandingFix {
     pub before: String,
     /// What it was set to.
     pub value: String,
-    /// What it is; absent when it is gone, as with its link.
+    /// The present value; absent if it is gone, for example together with its link.
     pub now: Option<String>,
 }
 
@@ -566,7 +566,7 @@ pub struct LeftDisk {
     pub target: String,
     /// When (RFC 3339).
     pub left_at: String,
-    /// Of a copy that was interrupted: until when it is kept, for the next one to go on from it (RFC 3339).
+    /// For an interrupted copy: until when it is kept, so that the next one can continue from it (RFC 3339).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_until: Option<String>,
     /// Whether it is a block device, which stays as it is, under its name.
@@ -574,7 +574,7 @@ pub struct LeftDisk {
     pub is_device: bool,
 }
 
-/// What the source's journal says of a hand-over, for a target that wonders.
+/// What the source's journal says about a hand-over, for a target that asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HandOverView {
@@ -662,7 +662,7 @@ pub struct TrackedRequest {
     /// The VM's addresses, as the source knows them.
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<std::net::IpAddr>,
-    /// Those of them that were told before and have ended, or are told anew: to be forgotten first.
+    /// Those of them that were sent before and have ended, or are sent again: to be deleted first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
     pub ended: Vec<TrackedConnection>,

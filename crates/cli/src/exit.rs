@@ -94,7 +94,7 @@ impl Exit {
         }
     }
 
-    /// What it says, for `--help` and docs/reference/exit-codes.md.
+    /// Its meaning, for `--help` and docs/reference/exit-codes.md.
     pub(crate) fn meaning(self) -> &'static str {
         match self {
             Self::Done => "done",

@@ -162,7 +162,7 @@ fn the_list_of_decisions_is_made_of_their_titles() {
     }
 }
 
-/// Of each finding in a page, its code and how bad it is.
+/// The code of each finding in a page, and how bad it is.
 fn documented_findings(page: &str) -> Vec<(&str, &str)> {
     let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
     let rows = rows.filter_map(|(codes, rest)| Some((codes, rest.split_once(" |")?.0)));

@@ -19,9 +19,9 @@ pub enum Priority {
 /// A connection that has a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenConnection<H> {
-    /// Whose it is.
+    /// The holder of the connection.
     pub holder: H,
-    /// That of its holder.
+    /// The priority of its holder.
     pub priority: Priority,
     /// Nobody waits for an answer on it.
     pub is_idle: bool,

@@ -42,7 +42,7 @@ struct Answers {
     fit: VmFit,
     /// For each path what has arrived of packets of each size.
     arrived: Vec<Arrived>,
-    /// Which links have answered over link-local addresses, by their numbers.
+    /// The numbers of the links that have answered over link-local addresses.
     reached: Vec<(usize, usize)>,
     vms: Vec<PlacedVm>,
     limit_mbps: Option<u64>,

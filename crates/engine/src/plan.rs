@@ -55,7 +55,7 @@ pub struct Plan {
     pub encryption: Encryption,
     /// Paths that will carry the migration. With [`Spread::InTurn`] only one does: the first that connects.
     pub paths: Paths,
-    /// Who keeps it to a bandwidth limit.
+    /// What keeps it within a bandwidth limit.
     pub limit_keeper: LimitKeeper,
     /// The VM's disks that are copied, before its memory; the target sees all others.
     pub disks: Vec<DiskCopy>,

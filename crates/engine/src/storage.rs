@@ -121,7 +121,7 @@ pub struct DiskState {
     pub copied_bytes: u64,
     /// What there is to go through. More than the disk has where the guest writes meanwhile.
     pub total_bytes: u64,
-    /// What the target had already, as from an earlier attempt, and was not sent.
+    /// The part that the target had already, for example from an earlier attempt, and that was not sent.
     pub same_bytes: u64,
     /// What went over the network for it, with the agents' own headers.
     pub wire_bytes: u64,
@@ -186,7 +186,7 @@ pub struct DiskUse {
     pub copy: DiskCopy,
     /// What was gone through, with what the guest wrote meanwhile.
     pub copied_bytes: u64,
-    /// Of that, what the target had already, as from an earlier attempt, and was not sent.
+    /// The part of that which the target had already, for example from an earlier attempt, and which was not sent.
     #[serde(default)]
     pub same_bytes: u64,
     /// What went over the network for it, packed where that paid, with the agents' own headers, without TCP's; absent in

@@ -81,7 +81,7 @@ pub enum Request {
     Disks,
     /// `write <writes/s>`: writes the disks from now on; 0 stops. Answered with [`DiskStatus`].
     Write {
-        /// Of all writers together, at most.
+        /// The most that all writers together may write.
         writes_per_s: u32,
     },
     /// `verify-disks`: stops writing and checks every block; answered with [`DiskVerification`].

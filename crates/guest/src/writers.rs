@@ -14,7 +14,7 @@ use crate::block::{BLOCK_BYTES, Block, WriteKind};
 use crate::page::Words;
 use crate::protocol::{BadBlock, DiskStatus, DiskVerification, GENERATIONS_MAX, Generations};
 
-/// Of each disk; each writes one block at a time.
+/// Writers of each disk; each writes one block at a time.
 pub const WRITERS_PER_DISK: usize = 4;
 
 /// The highest rate that is accepted.
@@ -23,7 +23,7 @@ pub const WRITES_PER_S_MAX: u32 = 100_000;
 /// Read at once by a check.
 const BLOCKS_READ: usize = 4;
 
-/// What is in flight when a check begins may take so long; a write that takes longer is told as a hang.
+/// A write that is in flight when a check begins may take this long; one that takes longer is reported as a hang.
 const IN_FLIGHT_MAX: Duration = Duration::from_mins(1);
 
 /// Why disks cannot be checked or written.
@@ -154,7 +154,7 @@ pub struct Writers {
 }
 
 impl Writers {
-    /// Of these disks, which hold what [`crate::block::new_disk`] gives; nothing is written yet.
+    /// Writers of these disks, which hold what [`crate::block::new_disk`] gives; nothing is written yet.
     pub fn new(disks: Vec<File>) -> io::Result<Self> {
         let disks = disks.into_iter().enumerate().map(|(number, file)| Disk::new(number, file));
         Ok(Self {

@@ -17,7 +17,7 @@ use crate::daemon::Daemon;
 use crate::domain::{DomainDescription, Interface};
 use crate::errors::failed;
 
-/// Each is told of by a port of its own for as long as it takes.
+/// Each is announced by a port of its own, for as long as that takes.
 const INTERFACES_MAX: usize = 16;
 
 /// Announces each interface of a domain that runs here. What went wrong is logged: the domain runs all the same.

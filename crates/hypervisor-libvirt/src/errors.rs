@@ -1,4 +1,4 @@
-//! What went wrong with libvirt, as every hypervisor's failures.
+//! Translates failures of libvirt into every hypervisor's.
 
 use drainpipe_hypervisor::{VmError, VmErrorKind};
 use drainpipe_libvirt::Error;

@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::domain::{DomainDescription, refusal};
 
-/// What XML of a few kilobytes takes, as a tree and as values.
+/// The memory that XML of a few kilobytes takes, as a tree and as values.
 pub const DOMAIN_HOLDS_BYTES: usize = 8 << 20;
 
 /// What is said of a domain, with a few names of it, each cut.

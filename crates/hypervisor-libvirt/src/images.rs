@@ -12,7 +12,7 @@ use drainpipe_hypervisor::{OpenDisk, Version, qcow2};
 /// Clusters are at most so large.
 const BEGINNING_BYTES_MAX: u64 = 2 << 20;
 
-/// Of `stat(2)`.
+/// The unit of blocks in `stat(2)`.
 const BLOCK_BYTES: u64 = 512;
 
 /// QEMU's mirror of a qcow2 image loses writes of the guest as it begins, from the one to before the other, where its node is
@@ -23,7 +23,7 @@ const LOSES_WRITES_BEFORE: Version = Version { major: 10, minor: 2, micro: 2 };
 /// The QEMU that runs a domain.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Qemu {
-    /// Of the program that libvirt starts by now.
+    /// The version of the program that libvirt now starts.
     pub(crate) version: Version,
     /// Whether it is that program.
     pub(crate) is_of_version: bool,

@@ -30,7 +30,7 @@ pub(crate) struct IncomingMigration {
 }
 
 impl IncomingMigration {
-    /// Has a paused QEMU listen, for copies of disks at `disks_at`, and returns what the source is told.
+    /// Makes a paused QEMU listen, for copies of disks at `disks_at`, and returns the message for the source.
     pub(crate) async fn prepare(
         daemon: &Daemon,
         spec: &ResolvedSpec,

@@ -28,7 +28,7 @@ use crate::machine::DomainVm;
 use crate::sockets::Sockets;
 use crate::{needs, qemu_process, snapshots, states, versions};
 
-/// What is told of a domain that libvirt was to end here, and did not before somebody resumed it.
+/// The problem of a domain that libvirt was to end here, and that somebody resumed before.
 const RUNS_TWICE: &str = "it has moved to another host, and somebody has let it run here too: destroy one of the two with `virsh destroy`";
 
 /// How long the QEMU of a domain that libvirt calls active is looked for.

@@ -547,7 +547,7 @@ impl Vm for DomainVm {
     }
 }
 
-/// Of the process that libvirt has started, once it has.
+/// The connections of the process that libvirt has started, once it has.
 impl Connections for DomainVm {
     fn limit_unsent(&self, peer: SocketAddr, bytes: u32) -> io::Result<usize> {
         self.known_process()?.limit_unsent(peer, bytes)

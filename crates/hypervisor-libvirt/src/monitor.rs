@@ -62,7 +62,7 @@ impl Monitor {
         Ok(says.status.unwrap_or(MigrationStatus::None))
     }
 
-    /// Whose the VM is.
+    /// Which host the VM belongs to.
     pub(crate) async fn hold(&self) -> Result<Hold, VmError> {
         match self.run_state().await? {
             RunState::Postmigrate => Ok(Hold::LetGo),
@@ -118,7 +118,7 @@ impl Monitor {
     }
 }
 
-/// Where a QEMU of libvirt's listens, whose root is open.
+/// Where one of libvirt's QEMUs listens; its root directory is open.
 fn socket(pid: u32, root: &File) -> io::Result<PathBuf> {
     let command_line = fs::read(format!("/proc/{pid}/cmdline"))?;
     let directory = directory(&command_line).ok_or_else(|| {

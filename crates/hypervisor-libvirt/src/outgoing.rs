@@ -20,7 +20,7 @@ use crate::snapshots::KnownSnapshot;
 /// `Perform` is one call, which takes as long as the engine lets a migration take.
 const PERFORM_MAX: Duration = Duration::from_hours(30 * 24);
 
-/// What is told of an abort that was none of ours: after those nobody asks.
+/// The problem of an abort that was not ours: nobody asks about those.
 const ABORTED: &str = "somebody has aborted its migration on this host, for example with `virsh domjobabort`";
 
 /// How far it is.
@@ -44,7 +44,7 @@ pub(crate) struct OutgoingMigration {
 }
 
 impl OutgoingMigration {
-    /// Makes the domain ready to leave, and what the target is told, with the domain's XML.
+    /// Makes the domain ready to leave, and returns the message for the target, with the domain's XML.
     pub(crate) async fn begin(
         daemon: &Daemon,
         domain: &Domain,
@@ -99,7 +99,7 @@ impl OutgoingMigration {
         });
     }
 
-    /// Where it stands, of a domain whose guest is paused or not.
+    /// The status of the migration of a domain whose guest is paused or not.
     pub(crate) fn status(
         &self,
         is_paused: bool,

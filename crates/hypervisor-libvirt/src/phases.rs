@@ -1,4 +1,4 @@
-//! What libvirt's migration phases are told, and what they hand to each other; pure.
+//! The arguments of libvirt's migration phases, and what they hand to each other; pure.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -74,15 +74,15 @@ impl Handed {
     }
 }
 
-/// What all phases of a migration are told.
+/// The arguments of all phases of a migration.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Terms {
     pub(crate) flags: u32,
     pub(crate) parameters: Vec<Parameter>,
 }
 
-/// Of a domain whose definition outlives it, or not, by this transport. Fails for what libvirt does not do, or Drainpipe
-/// not with it: plans do not ask for it.
+/// The terms for a domain whose definition outlives it or not, by this transport. Fails for what libvirt cannot do, or
+/// Drainpipe cannot do with it: plans do not ask for it.
 pub(crate) fn terms(transport: Transport, is_persistent: bool) -> Result<Terms, VmError> {
     let mut terms = Terms { flags: flags::LIVE | flags::CHANGE_PROTECTION, parameters: vec![] };
     if is_persistent {

@@ -55,7 +55,7 @@ pub(crate) async fn find_started(uuid: Uuid, deadline: Duration) -> io::Result<P
     }
 }
 
-/// Who it runs as.
+/// The user that it runs as.
 pub(crate) fn user(pid: u32) -> io::Result<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     effective_user(&status).ok_or_else(|| io::Error::other("the kernel does not report QEMU's user"))

@@ -22,7 +22,7 @@ use crate::errors::failed;
 /// Most bytes of all snapshots of a domain, which go from agent to agent with one message.
 const BYTES_MAX: usize = 384 << 10;
 
-/// One of them, as libvirt is told of it again.
+/// One of them, in the form in which libvirt is given it again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KnownSnapshot {

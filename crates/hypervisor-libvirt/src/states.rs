@@ -15,7 +15,7 @@ const STOPPED_FAILED: i32 = 5;
 /// Why a domain is paused (`VIR_DOMAIN_PAUSED_…`).
 const PAUSED_BY_IO_ERROR: i32 = 5;
 
-/// What a domain does, of which `has_job` says whether a job of libvirt's has it.
+/// The state of a domain; `has_job` says whether a job of libvirt's has it.
 pub(crate) fn run_state(state: DomainStatus, has_job: bool) -> RunState {
     match state.state {
         DomainState::Running | DomainState::Blocked | DomainState::NoState => RunState::Running,

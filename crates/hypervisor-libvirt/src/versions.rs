@@ -7,12 +7,12 @@ use drainpipe_libvirt::Connection;
 
 use crate::errors::failed;
 
-/// Of the QEMU that new domains get; libvirt does not say which one has started an older one.
+/// The version of the QEMU that new domains get; libvirt does not say which one has started an older one.
 pub(crate) async fn of_qemu(connection: &Connection, deadline: Duration) -> Result<Version, VmError> {
     Ok(version_of(connection.hypervisor_version(deadline).await.map_err(failed)?))
 }
 
-/// Of libvirt itself.
+/// The version of libvirt itself.
 pub(crate) async fn of_libvirt(connection: &Connection, deadline: Duration) -> Result<Version, VmError> {
     Ok(version_of(connection.library_version(deadline).await.map_err(failed)?))
 }

@@ -72,7 +72,7 @@ pub(crate) fn command_line(
     arguments.0
 }
 
-/// What a QEMU was started for, by its command line as `/proc` has it; none if that is not one of ours.
+/// The VM for which a QEMU was started, by its command line in `/proc`; none if that is not one of ours.
 pub(crate) fn role_of(command_line: &[u8]) -> Option<Role> {
     let has = |flag: &str| command_line.split(|byte| *byte == 0).any(|argument| argument == flag.as_bytes());
     has(NOT_BY_ITSELF).then(|| if has(WAITS) { Role::Incoming } else { Role::Fresh })

@@ -55,7 +55,7 @@ pub(crate) struct ThreadGroup {
 }
 
 impl Hierarchy {
-    /// That of this host.
+    /// The hierarchy of this host.
     pub(crate) fn find() -> Result<Self, QuotaError> {
         Self::find_in(Path::new("/proc"))
     }
@@ -306,7 +306,7 @@ mod tests {
 
     use super::*;
 
-    /// What a kernel shows, as far as plain files do.
+    /// The files that a kernel shows, as far as plain files can stand for them.
     struct Shown(TempDir);
 
     const HALF: Quota = Quota { runs: Duration::from_millis(5), period: Duration::from_millis(10) };

@@ -35,7 +35,7 @@ use crate::handed::open_disk;
 use crate::qmp::QmpError;
 use crate::vmm::Vmm;
 
-/// What QEMU calls a job that is done but for its last act, for which it waits.
+/// QEMU's name for the state of a job that has done everything but its last act, for which it waits.
 const PENDING: &str = "pending";
 
 /// The first characters of a move's identifier, enough to tell it from others of one disk. A node's name has at most 31

@@ -107,7 +107,7 @@ struct Device {
 #[serde(rename_all = "kebab-case")]
 struct Inserted {
     node_name: String,
-    /// Of devices whose requests are limited, if they are.
+    /// The throttle group of a device whose requests are limited.
     #[serde(default)]
     group: Option<String>,
 }
@@ -405,7 +405,7 @@ pub(crate) async fn all_jobs(vmm: &Vmm, deadline: Duration) -> Result<Vec<Job>, 
     vmm.qmp().execute("query-block-jobs", Value::Null, deadline).await
 }
 
-/// Of those devices whose writes are held back; 0 for none.
+/// Sets the limit of the devices whose writes are held back; 0 for none.
 async fn limit_held_writes(vmm: &Vmm, bytes_per_s: u64, deadline: Duration) -> Result<(), VmError> {
     let end = Instant::now() + deadline;
     for device in devices(vmm, until(end)).await?.iter().filter(|device| device.is_held()) {

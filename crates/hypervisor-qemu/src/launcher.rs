@@ -201,7 +201,7 @@ fn become_user(user: QemuUser) -> io::Result<()> {
     Ok(set_thread_uid(Uid::from_raw(user.uid))?)
 }
 
-/// That of a device which its group may use.
+/// The group of a device that its group may use.
 fn group_of(device: &Path) -> Option<Gid> {
     let metadata = fs::metadata(device).ok()?;
     let may_use = metadata.mode() & 0o060 == 0o060 && metadata.gid() != 0;

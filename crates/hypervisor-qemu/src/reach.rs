@@ -32,7 +32,7 @@ pub(crate) enum Reach {
     Open { file: ProcessFile },
 }
 
-/// What `/proc` has of a process, for nobody else to see.
+/// Something of a process in `/proc` that nobody else may open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessFile {

@@ -27,7 +27,7 @@ const WITHOUT_RESETS: [SockFilter; 4] = [
 /// A connection over which something went so lately is in use, though nothing waits in it at the moment.
 const IN_USE_FOR_MS: u32 = 20;
 
-/// Of each segment: Ethernet's header, and TCP's with a time stamp. IP's is between them.
+/// The headers of each segment: Ethernet's, and TCP's with a time stamp. IP's is between them.
 const HEADER_BYTES: u64 = 14 + 32;
 const IPV4_HEADER_BYTES: u64 = 20;
 const IPV6_HEADER_BYTES: u64 = 40;

@@ -52,7 +52,7 @@ impl VcpuThrottle {
         Self::of_threads(vmm.pid(), vcpu_threads(vmm, deadline).await?)
     }
 
-    /// Of these threads of a process.
+    /// Throttles these threads of a process.
     pub fn of_threads(process: u32, threads: BTreeSet<u32>) -> Result<Self, ThrottleError> {
         let hierarchy = Hierarchy::find()?;
         let group = |thread| hierarchy.group_for(process, thread, group_name(thread));

@@ -23,14 +23,14 @@ impl VcpuTime {
         Ok(Self::of_threads(vmm.pid(), &vcpu_threads(vmm, deadline).await?))
     }
 
-    /// Of these threads of a process.
+    /// Counts these threads of a process.
     pub fn of_threads(pid: u32, threads: &BTreeSet<u32>) -> Self {
         let tasks = PathBuf::from(format!("/proc/{pid}/task"));
         let schedstat = |thread: &u32| tasks.join(thread.to_string()).join("schedstat");
         Self { schedstats: threads.iter().map(schedstat).collect() }
     }
 
-    /// Of all of them together, so far. Fails once QEMU has ended.
+    /// The time that all of them together have used so far. Fails once QEMU has ended.
     pub fn used(&self) -> io::Result<Duration> {
         let used = self.schedstats.iter().map(|schedstat| {
             let text = fs::read_to_string(schedstat)?;

@@ -10,7 +10,7 @@ const UNPACED: u64 = u64::MAX;
 /// How fast the kernel sends what a connection was given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
-    /// Of TCP's payload, and what is sent again (`SO_MAX_PACING_RATE`).
+    /// The rate of TCP's payload, including what is sent again (`SO_MAX_PACING_RATE`).
     pub bytes_per_s: u64,
     /// What may wait for it (`TCP_NOTSENT_LOWAT`).
     pub unsent_bytes: u32,
@@ -23,7 +23,7 @@ pub struct ConnectionUse {
     pub is_in_use: bool,
     /// Whether something waits in it.
     pub has_unsent: bool,
-    /// What the link has carried of it since it was made, as its counters have it: with what was sent again, and headers.
+    /// What the link has carried of it since it was made, by its counters: including headers and what was sent again.
     pub link_bytes: u64,
 }
 

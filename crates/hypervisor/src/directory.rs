@@ -39,7 +39,7 @@ pub struct VmDirectory {
 }
 
 impl VmDirectory {
-    /// That of the VM `name` under an agent's runtime directory. Makes nothing.
+    /// The directory of the VM `name` under an agent's runtime directory. Makes nothing.
     pub fn new(runtime_directory: &Path, name: &VmName) -> Result<Self, PathTooLong> {
         Self::at(Self::of_all(runtime_directory).join(name.as_str()))
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What became of an act on a VM, as far as anybody needs to tell one failure from another.
+/// How an act on a VM ended, as far as anybody needs to distinguish failures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VmErrorKind {
     /// The hypervisor did not answer in time. The act may still take effect.

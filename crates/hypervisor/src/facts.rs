@@ -31,7 +31,7 @@ impl fmt::Display for Version {
 /// What this host's hypervisor can do. Changes only when it is upgraded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HypervisorFacts {
-    /// What it is called, for people.
+    /// Its name, for people.
     pub name: String,
     /// What it can do in a migration.
     pub capabilities: Capabilities,

@@ -1,4 +1,4 @@
-//! A hypervisor without guests, for tests: its VMs live in memory, and fail as they are told to.
+//! A hypervisor without guests, for tests: its VMs live in memory, and fail on request.
 //!
 //! It outlives the agents of a test, as QEMUs do: an agent that is made anew over the same [`FakeHypervisor`] finds by
 //! [`Hypervisor::attach`] what the one before has left. What a network or a guest would do is done by the test, as in

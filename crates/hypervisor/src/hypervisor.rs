@@ -61,7 +61,7 @@ pub struct Unmanaged {
     pub memory_mib: u64,
     /// Its virtual CPUs; 0 where that is not known.
     pub vcpus: u32,
-    /// Who owns it.
+    /// The owner.
     pub manager: Manager,
     /// Why it stays.
     pub why: String,
@@ -98,7 +98,7 @@ pub trait Hypervisor: fmt::Debug + Send + Sync {
         Ok(Managed::default())
     }
 
-    /// Which of these such a manager does not have here, by their places: of those that are its own.
+    /// Those of these needs that such a manager lacks here, by their places: among its own kinds.
     async fn lacking(&self, needs: &[Need], deadline: Duration) -> Result<Vec<usize>, VmError> {
         let _has_none = (needs, deadline);
         Ok(vec![])

@@ -13,8 +13,7 @@ pub struct MemorySample {
     /// How much gets dirty again and again, as far as that could be seen in so short a time; what has to be
     /// sent anew is never more. At most the guest's memory.
     pub dirty_set_bytes: u64,
-    /// Of pages that got dirty, the share of their bytes that did, in sixteenths of a page: 0 to 1; 1 where none was
-    /// seen.
+    /// The share of bytes that changed in pages that got dirty, in sixteenths of a page: 0 to 1; 1 if none was seen.
     pub dirty_share_of_pages: f64,
     /// Some of it.
     pub contents: Contents,

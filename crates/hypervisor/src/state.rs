@@ -3,7 +3,7 @@
 use crate::open_enum::open_enum;
 
 open_enum! {
-    /// What a VM is doing, by the words of QEMU's `RunState`.
+    /// The state of a VM, in the words of QEMU's `RunState`.
     pub enum RunState {
         /// The guest runs.
         Running = "running",
@@ -31,7 +31,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// Where a migration stands, by the words of QEMU's `MigrationStatus`.
+    /// The state of a migration, in the words of QEMU's `MigrationStatus`.
     pub enum MigrationStatus {
         /// None was begun.
         None = "none",
@@ -93,7 +93,7 @@ impl MigrationStatus {
     }
 }
 
-/// Whose a VM is, as its source's hypervisor says.
+/// Which host a VM belongs to, as its source's hypervisor says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hold {
     /// The guest is here, and may run here.

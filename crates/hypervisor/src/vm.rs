@@ -309,7 +309,7 @@ impl<T: SourceVm + TargetVm> Machine for T {}
 
 /// CPU that a guest's vCPUs have used.
 pub trait VcpuTime: fmt::Debug + Send + Sync {
-    /// Of all of them together, so far. Fails once the VM's process has ended.
+    /// The time that all of them together have used so far. Fails once the VM's process has ended.
     fn used(&self) -> io::Result<Duration>;
 }
 

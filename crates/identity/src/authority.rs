@@ -115,7 +115,7 @@ impl IssueOptions {
 /// What was made, and where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Issued {
-    /// Who the certificate is for.
+    /// The holder of the certificate.
     pub peer: Peer,
     /// The certificate.
     pub certificate: PathBuf,

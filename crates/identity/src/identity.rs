@@ -1,4 +1,4 @@
-//! Who this process is, and whom it talks to: the TLS configurations made of certificate and key.
+//! This process's identity and those of its peers: the TLS configurations made from certificate and key.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -168,7 +168,7 @@ impl Identity {
         &self.authority
     }
 
-    /// Whose certificate this is.
+    /// The holder of this certificate.
     pub fn holder(&self) -> &Peer {
         &self.holder
     }

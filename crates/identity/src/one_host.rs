@@ -1,4 +1,4 @@
-//! Of all whose certificates the authority has signed, one host only.
+//! Accepts only one host of all whose certificates the authority has signed.
 
 use rustls::pki_types::CertificateDer;
 use rustls::{CertificateError, Error};

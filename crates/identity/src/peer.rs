@@ -1,4 +1,4 @@
-//! Who holds a certificate.
+//! The holder of a certificate.
 
 use std::fmt;
 

@@ -11,7 +11,7 @@ use crate::narrowed::Check;
 use crate::peer::Peer;
 use crate::validity::Validity;
 
-/// Whose certificates are revoked, and when that was: those that begin later are others.
+/// The names whose certificates are revoked, and when that was: certificates that begin later are valid.
 #[derive(Debug, Default)]
 pub struct Revocations(RwLock<BTreeMap<Peer, Timestamp>>);
 

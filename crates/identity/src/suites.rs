@@ -25,7 +25,7 @@ pub(crate) fn has_aes() -> bool {
     std::arch::is_aarch64_feature_detected!("aes") && std::arch::is_aarch64_feature_detected!("pmull")
 }
 
-/// Of other processors it is not known.
+/// For other processors, this is not known.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) fn has_aes() -> bool {
     false

@@ -22,12 +22,12 @@ const LENGTH_MAX: usize = 400;
 pub struct Fingerprint([u8; FINGERPRINT_BYTES]);
 
 impl Fingerprint {
-    /// Of this certificate.
+    /// The fingerprint of this certificate.
     pub fn of(certificate: &CertificateDer<'_>) -> Self {
         Self(sha256(certificate))
     }
 
-    /// Of the first certificate in this PEM; none if there is none.
+    /// The fingerprint of the first certificate in this PEM; none if there is none.
     pub fn of_pem(pem: &str) -> Option<Self> {
         CertificateDer::from_pem_slice(pem.as_bytes()).ok().map(|certificate| Self::of(&certificate))
     }
@@ -131,7 +131,7 @@ pub(crate) fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
-/// Of lower case alone, so that each value has one text.
+/// Accepts lower case only, so that each value has one text.
 fn from_hex<const LENGTH: usize>(text: &str) -> Option<[u8; LENGTH]> {
     let digits: Vec<u8> = text
         .bytes()

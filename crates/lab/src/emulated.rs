@@ -51,7 +51,7 @@ const OWN_PROGRAMS: Limits =
 const MAKE_DEVICES: &str = "modprobe --quiet --all tun vhost_net kvm_amd kvm_intel
 for device in /dev/net/tun /dev/vhost-net /dev/kvm; do [ ! -e $device ] || chmod a+rw $device; done";
 
-/// Of the console, and of what QEMU says, in an error.
+/// How many lines of the console, and of QEMU's output, an error shows.
 const LAST_WORDS_LINES: usize = 8;
 
 /// The directory of what belongs to the machine of `host`: its ports, its console, its monitor.

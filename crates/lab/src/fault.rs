@@ -30,13 +30,13 @@ pub enum Fault {
         /// The link's name.
         link: String,
     },
-    /// Nothing gets through, and nobody is told: both ends stay up, and sending succeeds.
+    /// Nothing gets through, and nobody notices: both ends stay up, and sending succeeds.
     Blackhole {
         /// For this host.
         host: String,
         /// The link's name.
         link: String,
-        /// Which way, as seen from the host.
+        /// The direction, as seen from the host.
         direction: Direction,
     },
     /// Frames with more than so many bytes do not get through, and nobody is told, as where a switch on the way has
@@ -48,7 +48,7 @@ pub enum Fault {
         link: String,
         /// The largest that passes, in bytes, without the link's own header.
         bytes: u32,
-        /// Which way, as seen from the host.
+        /// The direction, as seen from the host.
         direction: Direction,
     },
     /// Ends the link's faults on this host: brings it up, lets everything through, and gives it
@@ -95,7 +95,7 @@ pub enum Fault {
     },
 }
 
-/// Which way a black hole swallows packets, as seen from the host.
+/// The direction in which a black hole swallows packets, as seen from the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {

@@ -137,9 +137,9 @@ const QEMU_GROUP: &str = "libvirt-qemu:x:65534:";
 /// A daemon of libvirt's that has QEMU's domains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DaemonKind {
-    /// Of all of libvirt.
+    /// The daemon for all of libvirt.
     Libvirtd,
-    /// Of QEMU alone.
+    /// The daemon for QEMU alone.
     Virtqemud,
 }
 

@@ -1,4 +1,4 @@
-//! What a lab looks like now, as the kernel tells it.
+//! The present state of a lab, by the kernel.
 
 use std::collections::HashMap;
 use std::fs;
@@ -225,7 +225,7 @@ fn read_host(spec: &LabSpec, host: &str, dropping: &HashMap<String, Dropped>) ->
     Ok(HostStatus { management_address: spec.management_address(host)?, node, links, libvirt, console })
 }
 
-/// Of the links of a host, by name.
+/// The states of a host's links, by name.
 pub(crate) fn link_states(spec: &LabSpec, host: &str) -> Result<HashMap<String, LinkState>, Error> {
     let interfaces: Vec<Interface> = query(&spec.namespace(host), "ip", &["-statistics", "link", "show"])?;
     Ok(interfaces.into_iter().map(|interface| (interface.ifname.clone(), interface.state())).collect())
@@ -284,7 +284,7 @@ fn losses(
     Ok(faults)
 }
 
-/// Of what a host receives and of what it sends: the same in both directions is one.
+/// What a host drops of what it receives and of what it sends: the same in both directions is one entry.
 fn by_direction([receive, send]: [Option<Dropped>; 2]) -> Vec<(Dropped, Direction)> {
     if receive == send {
         return receive.map(|what| (what, Direction::Both)).into_iter().collect();

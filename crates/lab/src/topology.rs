@@ -11,7 +11,7 @@ use crate::spec::{DEFAULT_MTU_BYTES, LabSpec, LinkAddresses};
 use crate::tbf;
 use crate::tools::{Batch, Program};
 
-/// Of the addresses 01-80-C2-00-00-00 to -0F, a bit each; see `group_fwd_mask` in ip-link(8).
+/// All but one of the addresses 01-80-C2-00-00-00 to -0F, a bit each; see `group_fwd_mask` in ip-link(8).
 const ALL_BUT_PAUSE: u16 = 0xfffd;
 
 /// One end of a link: the namespace and the interface in it.

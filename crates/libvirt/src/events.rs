@@ -22,14 +22,14 @@ pub enum DomainEvent {
     },
     /// A job has ended.
     JobCompleted {
-        /// Of which domain.
+        /// The domain that it concerns.
         domain: Domain,
         /// How it went.
         stats: Box<JobStats>,
     },
     /// A migration goes through all of the memory once more.
     MigrationIteration {
-        /// Of which domain.
+        /// The domain that it concerns.
         domain: Domain,
         /// For the how manieth time.
         iteration: i32,

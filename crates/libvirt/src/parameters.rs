@@ -6,7 +6,7 @@ pub(crate) const PARAMETERS_MAX: usize = 64;
 /// A value that has a name and says what type it is: libvirt's "typed parameter".
 #[derive(Debug, Clone, PartialEq)]
 pub struct Parameter {
-    /// What it is, as libvirt calls it.
+    /// Its name in libvirt.
     pub name: String,
     /// Its value.
     pub value: Value,

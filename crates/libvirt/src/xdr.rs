@@ -220,7 +220,7 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// Of a reply that says nothing but that it was done.
+/// A reply that says only that the call was done.
 impl Decode for () {
     fn decode(_: &mut Decoder<'_>) -> Result<Self, Malformed> {
         Ok(())

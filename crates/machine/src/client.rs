@@ -31,7 +31,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Of a machine that has booted, also where it is busy and has no KVM, and a program that may take its time.
+    /// For a machine that has booted, even if it is busy and has no KVM, and a program that may take its time.
     pub const OF_ANY_PROGRAM: Self = Self { start: Duration::from_mins(1), silence: None };
 }
 

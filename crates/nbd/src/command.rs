@@ -27,7 +27,7 @@ pub(crate) struct Command {
 }
 
 impl Command {
-    /// Of the whole disk.
+    /// Flushes the whole disk.
     pub(crate) const FLUSH: Self = Self {
         operation: Operation::Flush,
         is_durable: false,

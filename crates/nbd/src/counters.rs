@@ -1,4 +1,4 @@
-//! What a splitter has done so far, for progress and limits.
+//! The counters of a splitter, for progress and limits.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -12,9 +12,9 @@ use crate::frame::StreamNumber;
 pub struct Counters {
     /// Bytes that QEMU wrote as data, and that are acknowledged.
     pub written_bytes: u64,
-    /// Of `written_bytes`, those that were nothing but zeroes and went without data.
+    /// The part of `written_bytes` that was nothing but zeroes and was sent without data.
     pub found_zero_bytes: u64,
-    /// Of `written_bytes`, those that the target had already, and that went without data.
+    /// The part of `written_bytes` that the target had already, and that was sent without data.
     pub found_same_bytes: u64,
     /// Bytes that idle cores would have packed, whether the wire left time for it or not.
     pub packable_bytes: u64,

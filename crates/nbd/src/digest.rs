@@ -3,7 +3,7 @@
 
 use ring::digest::{SHA256, digest};
 
-/// Of any number of bytes.
+/// The size of a digest, whatever the size of the data.
 pub(crate) const DIGEST_BYTES: usize = 32;
 
 /// The digest of some data.

@@ -108,7 +108,7 @@ pub enum Refusal {
     /// Another Drainpipe.
     #[error("its version is another; run the same Drainpipe on both hosts")]
     Version,
-    /// Of another attempt, or of nobody who was told of this one.
+    /// It belongs to another attempt, or to a peer that was not told of this one.
     #[error("it is of another session")]
     Session,
     /// The disks differ.

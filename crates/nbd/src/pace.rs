@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 /// What was not used may be used so much later: who waits for its turn is woken a little late.
 const LATE_MAX: Duration = Duration::from_millis(20);
 
-/// What goes out at once, by the time that the limit gives it.
+/// How much goes out at once, by the time that the limit gives it.
 const PART_S: f64 = 0.01;
 
 /// The same at least, and at most.

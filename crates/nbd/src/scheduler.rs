@@ -82,7 +82,7 @@ struct Request<P> {
 /// A piece that is not answered yet.
 #[derive(Debug)]
 struct Started<P> {
-    /// Of its request.
+    /// When its request arrived.
     arrival: u64,
     piece: Piece<P>,
 }

@@ -61,12 +61,12 @@ pub struct Export {
     pub packers: Option<Packers>,
 }
 
-/// By which way the client comes.
+/// The way by which the client comes.
 #[derive(Debug)]
 enum Entrance {
     /// The disk's own.
     Own(TcpListener),
-    /// That of several disks.
+    /// The one that several disks share.
     Reception(oneshot::Receiver<TcpStream>),
 }
 

@@ -33,7 +33,7 @@ const PORT_NAME: &str = "announce%d";
 
 const ETHERNET_MTU: u32 = 1500;
 
-/// Who has been told where a guest is.
+/// What has learnt where a guest is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Announced {
     /// The bridge, and all that is behind it.

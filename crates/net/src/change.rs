@@ -49,7 +49,7 @@ pub enum Change {
         address: IpAddr,
         /// Port on it.
         port: u16,
-        /// Who is answered.
+        /// The sources that are answered.
         sources: Vec<IpAddr>,
     },
     /// A kernel setting below `net.` has `value`.

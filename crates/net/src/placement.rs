@@ -16,7 +16,7 @@ const NUMBERS: u64 = 1 << 31;
 /// The least for one path: one connection of each of QEMU's migrations carries no memory.
 const LEAST: usize = 3;
 
-/// Where the numbers of some connections are, as far as is known.
+/// Where the numbers of some connections lie, as far as that is known.
 #[derive(Debug, Clone)]
 pub struct Placement {
     /// For each connection the least and the greatest number it may have.

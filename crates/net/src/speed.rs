@@ -15,7 +15,7 @@ const SPEED_UNKNOWN: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Speeds {
     pub(crate) now_mbps: Option<u64>,
-    /// Of the modes that it supports.
+    /// The fastest of the modes that it supports.
     pub(crate) most_mbps: Option<u64>,
 }
 

@@ -54,7 +54,7 @@ fn is_better(speeds: &[u64], candidate: &[u64], best: &[u64]) -> bool {
     }
 }
 
-/// What all paths carry together, as a fraction.
+/// How much all paths carry together, as a fraction.
 fn carries(speeds: &[u64], weights: &[u64]) -> (u128, u128) {
     let sum: u128 = weights.iter().copied().map(u128::from).sum();
     let (speed, weight) = speeds

@@ -1,4 +1,4 @@
-//! What the receiving program answers: a few bytes, by the first connection only (QEMU's return path).
+//! The receiving program's answers: a few bytes, over the first connection only (QEMU's return path).
 //!
 //! Nothing fails here. QEMU sees that the connection has ended, and the direction towards the target reports why.
 

@@ -83,7 +83,7 @@ impl EntropyFilter {
         if self.parts() { &self.rest } else { block }
     }
 
-    /// Where in the block, of `bytes`, is what goes as it is.
+    /// The parts of the block, of `bytes`, that are sent as they are.
     pub(crate) fn plain_chunks(&self, bytes: usize) -> impl Iterator<Item = Range<usize>> {
         let chunks = chunks(self.first_bytes, bytes).zip(&self.goes_plain);
         chunks.filter_map(|(chunk, is_plain)| is_plain.then_some(chunk))
@@ -109,7 +109,7 @@ impl EntropyFilter {
 /// Chunks of much data that are looked at before all others.
 const LOOKED_AT: usize = 16;
 
-/// Of these, so many must not look random, or all of it goes as it is.
+/// This many chunks must not look random, or the whole block is sent as it is.
 const WORTH_MIN: usize = 2;
 
 /// Whether a look at a few of its chunks gives hope for much data.
@@ -119,7 +119,7 @@ pub(crate) fn is_worth_packing(data: &[u8]) -> bool {
     looked_at.filter(|chunk| !looks_random(chunk)).count() >= WORTH_MIN
 }
 
-/// Of which the first one ends where a page begins.
+/// The chunks of a block; the first one ends where a page begins.
 fn chunks(first_bytes: usize, bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let begins = std::iter::once(0).chain((first_bytes..).step_by(PAGE_BYTES));
     let ends = (first_bytes..).step_by(PAGE_BYTES);
@@ -161,7 +161,7 @@ pub(crate) struct Parted<'a> {
 }
 
 impl<'a> Parted<'a> {
-    /// Of a block of `bytes`, 1 to [`crate::frame::UNPACKED_BYTES_MAX`]. Trusts nothing.
+    /// Decodes the chunks of a block of `bytes`, 1 to [`crate::frame::UNPACKED_BYTES_MAX`]. Trusts nothing.
     pub(crate) fn decode(sent: &'a [u8], bytes: usize) -> Result<Self, RelayError> {
         let malformed = || RelayError::Malformed("parts that no block has");
         let (first_bytes, sent) = sent.split_first_chunk().ok_or_else(malformed)?;

@@ -13,11 +13,11 @@ pub struct Figures {
     pub raw_bytes: u64,
     /// Bytes given to the network for them, with the relay's own headers, without TCP's.
     pub wire_bytes: u64,
-    /// Of `raw_bytes`, those that were sent packed, by codec, without what lay between them and looked random.
+    /// The part of `raw_bytes` that was sent packed, by codec, without the random-looking chunks in between.
     pub packed: CodecBytes,
-    /// Of `raw_bytes`, those of pages that were sent as what had changed of them, and packed no further.
+    /// The part of `raw_bytes` in pages of which only the changes were sent, and packed no further.
     pub delta_bytes: u64,
-    /// Of `raw_bytes`, those that were sent before a core had the time to see whether they shrink.
+    /// The part of `raw_bytes` that was sent before a core had the time to see whether it shrinks.
     pub overtaken_bytes: u64,
     /// CPU that packing took, in seconds.
     pub packing_cpu_seconds: f64,
@@ -37,7 +37,7 @@ pub struct CodecBytes {
 pub(crate) struct PastCodec {
     /// As they were.
     pub(crate) plain_bytes: usize,
-    /// Of pages that are told by what has changed of them.
+    /// Bytes of pages of which only the changes are sent.
     pub(crate) changed_bytes: usize,
 }
 
@@ -78,7 +78,7 @@ impl Counters {
         self.wire_bytes.fetch_add(wire_bytes as u64, Ordering::Relaxed);
     }
 
-    /// Of what was sent, so much was packed by this codec.
+    /// Counts sent bytes that were packed by this codec.
     pub(crate) fn packed_by(&self, codec: Codec, raw_bytes: usize) {
         match codec {
             Codec::Lz4 => &self.lz4_bytes,
@@ -87,12 +87,12 @@ impl Counters {
         .fetch_add(raw_bytes as u64, Ordering::Relaxed);
     }
 
-    /// Of what was sent, so much was told by what had changed of it.
+    /// Counts sent bytes of which only the changes were sent.
     pub(crate) fn told_by_changes(&self, raw_bytes: usize) {
         self.delta_bytes.fetch_add(raw_bytes as u64, Ordering::Relaxed);
     }
 
-    /// Of what was sent, so much was to be packed, and no core had the time.
+    /// Counts sent bytes that should have been packed, and for which no core had the time.
     pub(crate) fn overtaken(&self, raw_bytes: usize) {
         self.overtaken_bytes.fetch_add(raw_bytes as u64, Ordering::Relaxed);
     }

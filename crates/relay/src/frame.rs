@@ -11,7 +11,7 @@ use crate::paged::OVERHEAD_BYTES_MAX;
 /// hold up the end of a stream: 1 ms at 1 Gb/s.
 pub const BLOCK_BYTES_MAX: usize = 128 << 10;
 
-/// The longest that is packed: a block, or what a paged one is told by.
+/// The longest input of packing: a block, or a paged one's changes.
 pub(crate) const UNPACKED_BYTES_MAX: usize = BLOCK_BYTES_MAX + OVERHEAD_BYTES_MAX;
 
 /// Length of a header.

@@ -1,4 +1,4 @@
-//! What the host's cores do, as the kernel counts it; see proc(5) and the kernel's `accounting/psi.rst`.
+//! The load of the host's cores, as the kernel counts it; see proc(5) and the kernel's `accounting/psi.rst`.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -98,7 +98,7 @@ impl HostCpu {
     }
 }
 
-/// Of these cores together; of all if none is named.
+/// The ticks of these cores together; of all cores if none is named.
 fn ticks_of(stat: &str, cpus: &[usize]) -> Option<Ticks> {
     let mut sum = None;
     for line in stat.lines() {
@@ -122,7 +122,7 @@ fn ticks_of(stat: &str, cpus: &[usize]) -> Option<Ticks> {
     sum
 }
 
-/// Of the whole machine, without the thread that reads it.
+/// The figure for the whole machine, without the thread that reads it.
 fn threads_per_core_of(stat: &str) -> Option<f64> {
     let cores = ticks_of(stat, &[])?.cores;
     let running = stat.lines().find_map(|line| line.strip_prefix("procs_running "))?;

@@ -24,7 +24,7 @@ pub(crate) fn stay_on(cpus: &[usize]) {
     }
 }
 
-/// What the library calls nice 0, of 0 for nice 19 to 99 for nice -20.
+/// The library's value for nice 0, from 0 for nice 19 to 99 for nice -20.
 const NICE_0: u8 = 47;
 
 /// With `SCHED_IDLE` any other thread that wants the core gets it at once; see sched(7).

@@ -21,7 +21,7 @@ const PART: Duration = Duration::from_millis(20);
 /// The least part: what one record of TLS holds.
 const PART_BYTES_MIN: usize = 16 << 10;
 
-/// Of a connection that is not held back.
+/// The pace of a connection that is not limited.
 const UNPACED: u64 = u64::MAX;
 
 sockopt_impl!(MaxPacingRate, SetOnly, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, u64);

@@ -102,7 +102,7 @@ impl Packer {
         Ok(is_worth_unpacking(bytes, raw.len()).then(|| &self.scratch[..bytes]))
     }
 
-    /// What [`Self::pack`] gave last, of so many bytes.
+    /// The last output of [`Self::pack`], with this many bytes.
     pub(crate) fn packed(&self, bytes: usize) -> &[u8] {
         &self.scratch[..bytes]
     }

@@ -36,7 +36,7 @@ struct Slot {
 }
 
 impl PageSlots {
-    /// Of so many bytes at most.
+    /// Slots for at most this many bytes.
     pub(crate) fn new(bytes_max: usize) -> Self {
         Self { slots_max: bytes_max / PAGE_BYTES, inner: Mutex::default(), changed: Condvar::new() }
     }

@@ -1,4 +1,4 @@
-//! A block of which the pages that the other end has are told by what has changed of them.
+//! A block in which pages that the other end has are sent as changes only.
 //!
 //! ```text
 //! pages (1 byte), for each: where it begins (4), slot (4), changes of the slot before (4), length that follows (2);
@@ -87,7 +87,7 @@ fn shared_bytes(one: &Range<usize>, other: &Range<usize>) -> usize {
     one.end.min(other.end).saturating_sub(one.start.max(other.start))
 }
 
-/// Where in `paged`, by [`encode`], the deltas are.
+/// Where the deltas are in `paged`, by [`encode`].
 fn deltas(paged: &[u8]) -> Vec<Range<usize>> {
     let (mut follows_at, mut raw_at) = (entries_bytes(count(paged)), 0);
     let (entries, _) = paged.get(1..follows_at).unwrap_or_default().as_chunks::<ENTRY_BYTES>();

@@ -55,7 +55,7 @@ enum State {
 /// A packed block.
 #[derive(Debug)]
 pub(crate) struct Packed {
-    /// None if only its pages are told by what has changed of them.
+    /// None if only the changes of its pages are sent.
     pub(crate) codec: Option<Codec>,
     pub(crate) bytes: Vec<u8>,
     /// Length before packing by the codec.
@@ -120,7 +120,7 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// What is sent: packed, as far as it is.
+    /// The data to send: packed, if it is.
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.content {
             Content::Raw(raw) => raw,

@@ -80,7 +80,7 @@ pub(crate) fn median_run<'a>(
     report.results.get(summary.median_run?)
 }
 
-/// What was moved, where and how often, as a sentence.
+/// A sentence about which VM moved, between which hosts and how often.
 pub(crate) fn subject(report: &BenchReport) -> String {
     let Some(first) = report.results.first() else {
         return "There are no results.".to_owned();

@@ -101,7 +101,7 @@ impl Copying<'_> {
         Ok(done)
     }
 
-    /// Who may read the one may read the other, and nobody else.
+    /// Users who may read the one may read the other, and nobody else.
     fn give_rights(&self, new: &File) -> Result<(), Problem> {
         if self.from.is_device() {
             return Ok(());
@@ -187,7 +187,7 @@ impl Copying<'_> {
         refusals::without_room(self.target, self.data_bytes)
     }
 
-    /// Of a new file.
+    /// Sets the size of a new file.
     fn set_size(&self, onto: &Onto<'_>) -> Result<(), Fault> {
         if onto.device.is_some() {
             return Ok(());
@@ -217,7 +217,7 @@ impl Copying<'_> {
         if is_same || self.from.is_device() { Ok(()) } else { Err(changed(&self.from.path)) }
     }
 
-    /// What tells how much goes through this host, by this method.
+    /// The counter that shows how much goes through this host, by this method.
     fn meter(&self, method: Method, onto: &Onto<'_>) -> (Meter, MeasuredBy) {
         let devices = || {
             let both = [self.from.sysfs(), onto.device.and_then(Disk::sysfs)];

@@ -29,7 +29,7 @@ const SECTOR_BYTES: u64 = 512;
 pub struct CreateRequest {
     /// A file that is made, or a block device.
     pub target: PathBuf,
-    /// Of the disk; all of a block device if absent.
+    /// The size of the disk; all of a block device if absent.
     pub size_bytes: Option<u64>,
     /// Have its blocks set aside now.
     pub is_preallocated: bool,

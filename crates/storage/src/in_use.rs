@@ -15,7 +15,7 @@ const DOES: i64 = 100;
 const FORBIDS: i64 = 200;
 const END: i64 = 300;
 
-/// What can be done, as QEMU numbers it.
+/// The operations, as QEMU numbers them.
 const READ: i64 = 0;
 const WRITE: i64 = 1;
 const RESIZE: i64 = 3;

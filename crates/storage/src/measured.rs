@@ -1,4 +1,4 @@
-//! Who moved the bytes, by what was measured. Pure.
+//! What moved the bytes, by what was measured. Pure.
 
 use serde::Serialize;
 
@@ -43,7 +43,7 @@ impl MeasuredBy {
     }
 }
 
-/// Who moved the bytes.
+/// What moved the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MovedBy {
@@ -53,7 +53,7 @@ pub enum MovedBy {
     Host,
 }
 
-/// Of what a copy took through the host, one part in so many may be metadata and what others did.
+/// One part in this many of what a copy took through the host may be metadata and other programs' traffic.
 const STRAY_PART: u64 = 16;
 
 /// So little is metadata, whatever the disk's size.

@@ -1,4 +1,4 @@
-//! Which methods are tried, in which order, by what the ends are. Pure.
+//! The methods to try, and their order, by what both ends are. Pure.
 
 use std::fmt;
 
@@ -55,7 +55,7 @@ impl Method {
         matches!(self, Self::Threads | Self::ZeroesByThreads)
     }
 
-    /// What it does, for people: "copied by …".
+    /// Its description, for people: "copied by …".
     pub fn words(self) -> &'static str {
         match self {
             Self::Reflink => "reflink: both share their blocks",

@@ -33,7 +33,7 @@ pub struct DiskResult {
     /// What went through this host.
     #[serde(flatten)]
     pub host: HostTraffic,
-    /// Who moved the bytes, by that.
+    /// What moved the bytes, judged by that.
     pub moved_by: MovedBy,
 }
 
@@ -62,7 +62,7 @@ impl HostTraffic {
         Self { host_read_bytes: traffic.read_bytes, host_written_bytes: traffic.written_bytes, measured_by }
     }
 
-    /// Who moved so many bytes by this method.
+    /// What moved this many bytes by this method.
     pub(crate) fn moved_by(self, method: Method, data_bytes: u64) -> MovedBy {
         let traffic = Traffic { read_bytes: self.host_read_bytes, written_bytes: self.host_written_bytes };
         if method.is_by_this_program() { MovedBy::Host } else { MovedBy::of(traffic, data_bytes) }
@@ -102,7 +102,7 @@ pub(crate) fn none_can(unable: &[Unable]) -> Problem {
     Problem::refused(format!("it cannot be done as asked ({}); leave --method out", whys.join("; ")))
 }
 
-/// Whose fault it was.
+/// Which side failed.
 pub(crate) fn blame(fault: Fault, source: &Path, target: &Path) -> DiskError {
     match fault {
         Fault::Cancelled => DiskError::Cancelled,

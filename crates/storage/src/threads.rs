@@ -24,9 +24,9 @@ const THREADS: usize = 4;
 pub(crate) enum Fault {
     /// It is wanted no more.
     Cancelled,
-    /// Of the disk that is read.
+    /// The disk that is read failed.
     Reading(io::Error),
-    /// Of the disk that is written.
+    /// The disk that is written failed.
     Writing(io::Error),
 }
 

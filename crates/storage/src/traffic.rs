@@ -15,7 +15,7 @@ pub(crate) enum Source {
     Process,
     /// What the file system mounted here did with its server.
     NfsMount(PathBuf),
-    /// What these devices did, by their directories in sysfs.
+    /// The counters of these devices, by their directories in sysfs.
     Devices(Vec<PathBuf>),
     /// What the host wrote to block devices.
     Host,

@@ -47,7 +47,7 @@ use crate::vms::throttles;
 use crate::vms::vm_files::VmFiles;
 use crate::vms::{QEMU_DEADLINE, Vms, keep_looking_at_managed};
 
-/// Runs an agent until it is told to stop.
+/// Runs an agent until somebody stops it.
 ///
 /// Stopping leaves the VMs running. Migrations from here are cancelled where that is still possible,
 /// and waited for; meanwhile the agent answers, and begins nothing new. Those to here fail at their

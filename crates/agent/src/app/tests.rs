@@ -12,7 +12,7 @@ const PAGE: &str = include_str!("../../../../docs/reference/kept.md");
 const STATE: &str = "/var/lib/drainpipe";
 const RUNTIME: &str = "/run/drainpipe";
 
-/// What the page has in its table of files, as `/run/drainpipe/vms`.
+/// The paths in the page's table of files, such as `/run/drainpipe/vms`.
 fn named() -> BTreeSet<String> {
     let table = PAGE.split("## Files").nth(1).and_then(|rest| rest.split("\n\n").nth(1)).unwrap();
     let cells = table.lines().skip(2).filter_map(|line| line.split('`').nth(1));

@@ -11,7 +11,7 @@ use tokio::sync::Mutex;
 use crate::host::Host;
 use drainpipe_api_types::StandingFix;
 
-/// Who the journal says these changes are for. Those of migrations have UUIDs.
+/// The owner of these changes in the journal. Migrations have UUIDs.
 pub(crate) const OWNER: &str = "check --fix";
 
 /// Fixes in one request: more than a host has links.
@@ -27,7 +27,7 @@ pub(crate) struct Fixes {
 }
 
 impl Fixes {
-    /// Of this host.
+    /// Fixes on this host.
     pub(crate) fn new(host: &Arc<Host>) -> Self {
         Self { host: Arc::clone(host), changing: Mutex::default() }
     }

@@ -40,7 +40,7 @@ impl KnownPaths {
         lock(&self.0)
     }
 
-    /// Of all peers that have been looked at.
+    /// The paths to all peers that have been tested.
     pub(crate) fn all(&self) -> Vec<PathsView> {
         self.lock().values().cloned().collect()
     }

@@ -1,4 +1,4 @@
-//! The other host's side of a check: it opens ports, sends and counts as it is told, for a while.
+//! The other host's side of a check: for a while, it opens ports, sends and counts as the first host asks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

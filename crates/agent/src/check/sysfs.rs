@@ -19,7 +19,7 @@ const CORES_MAX: u32 = 8_192;
 pub(super) struct SysfsLink(PathBuf);
 
 impl SysfsLink {
-    /// Of the link with this name and index.
+    /// Reads the link with this name and index.
     pub(super) fn of(name: &str, index: u32) -> Option<Self> {
         Self::below(Path::new("/sys/class/net"), name, index)
     }

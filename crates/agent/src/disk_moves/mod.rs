@@ -42,7 +42,7 @@ use crate::store::lock::lock;
 use crate::vms::{Claim, Claimed, check_own, does_not_run};
 use drainpipe_api_types::{DiskMoveOutcome, DiskMoveResult, DiskMoveView, MoveDiskRequest};
 
-/// How long an agent that is told to stop waits for the moves that hold their guests' writes.
+/// How long a stopping agent waits for the moves that hold their guests' writes.
 const SWITCHED_WITHIN: Duration = Duration::from_secs(20);
 
 /// What a copy takes more than its disk does, before QEMU makes holes of zeroes.

@@ -151,7 +151,7 @@ impl Mover {
         Ok(Settled::Moved(left.map(|left| left.disk.path)))
     }
 
-    /// What the VM is says so, for agents that come later.
+    /// Records the VM's new definition, for agents that come later.
     fn note(&self, path: &str) -> Result<(), Problem> {
         let noted = self.hypervisors()?.note(self.one.disk.index(), Path::new(path));
         noted.map_err(Problem::failed)?;

@@ -72,7 +72,8 @@ impl Moved {
         self.until(|_| matches!(self.vm.disk_move_state()?, MoveState::Copying { .. }).then_some(()));
     }
 
-    /// That the VM has this disk, also for who comes later, that nothing is under way, and that it may be changed again.
+    /// Asserts that the VM has this disk, also in the journal, that no move is under way, and that the VM may be
+    /// changed again.
     fn has(&self, path: &Path) {
         let vms = &self.life.parts.vms;
         // The end is told a moment before the VM is free.
@@ -90,7 +91,7 @@ impl Moved {
         assert!(left_disks(&self.life.parts.incoming).unwrap().is_empty());
     }
 
-    /// That the VM has the new disk, and the old one is kept under another name.
+    /// Asserts that the VM has the new disk, and that the old one is kept under another name.
     fn has_moved(&self) {
         self.has(&self.new);
         assert!(self.new.exists() && !self.old.exists());

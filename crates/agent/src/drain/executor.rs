@@ -31,7 +31,7 @@ use crate::outgoing::{self, Running, SendStart};
 use crate::store::journal::DrainRecord;
 use drainpipe_api_types::{DrainRequest, MigrateRequest, plan_warnings};
 
-/// How often it is told of each VM how much of it has arrived.
+/// How often each VM's arrived bytes are reported to it.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
 const TO_BE_REPORTED: &str = "which is an error in Drainpipe: please report it with the agent's log";

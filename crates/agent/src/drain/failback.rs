@@ -433,7 +433,7 @@ impl WayBack {
         self.course.status.send_modify(|status| status.links = links);
     }
 
-    /// Changes what is told of one VM, and writes it down.
+    /// Changes the view of one VM, and records it.
     fn change(&self, vm: &str, change: impl FnOnce(&mut MoveStatus)) {
         self.update(vm, |one| {
             (one.compression, one.waits) = (None, None);

@@ -60,7 +60,7 @@ const RECOVERY_DEADLINE: Duration = Duration::from_secs(15);
 /// interrupted all the same, since nothing is under way.
 const CRASH_RECORD_ATTEMPTS: u32 = 30;
 
-/// How long an agent that is told to stop waits for a drain that is just being planned.
+/// How long a stopping agent waits for a drain that is just being planned.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What takes so many times as long as was predicted does not come to its end.

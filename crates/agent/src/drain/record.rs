@@ -137,7 +137,7 @@ fn note_boot(one: &mut MoveStatus) {
     });
 }
 
-/// What somebody else has moved since is told as having left.
+/// VMs that somebody else has moved since count as having left.
 fn settle_departures(drains: &Drains, record: &mut DrainRecord) -> Result<(), Problem> {
     let DrainRecord { id: drain, status: DrainStatus { moves, stays, .. }, .. } = record;
     for one in moves.iter_mut().filter(|one| matches!(one.state, MoveState::Waiting | MoveState::Failed)) {

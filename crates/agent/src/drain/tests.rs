@@ -171,7 +171,7 @@ fn moves(vm: &str, state: MoveState) -> MoveStatus {
     }
 }
 
-/// That it has gone to the target.
+/// Asserts that it has gone to the target.
 fn has_left(life: &Life, vm: &str) {
     let request = migrate(vm);
     life.parts.journal.begin_migration(&format!("of {vm}"), &request, Timestamp::UNIX_EPOCH).unwrap();

@@ -18,7 +18,7 @@ use super::AgentMessages;
 use crate::guard::source_state::settled_source_state;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
 
-/// How often a QEMU whose VM runs again is told to let its writes go, and how soon again.
+/// How often, and how soon again, a QEMU whose VM runs again gets the order to let its writes go.
 const LET_GO_ATTEMPTS: u32 = 10;
 const LET_GO_AGAIN_AFTER: Duration = Duration::from_secs(1);
 

@@ -11,8 +11,8 @@ use crate::store::lock::lock;
 pub(crate) struct IdleCores(Mutex<FreeCores>);
 
 impl IdleCores {
-    /// Of those on which the agent may run, whether they may pack or only pass on; with those that migrations take. None
-    /// until they were counted.
+    /// The idle cores among those on which the agent may run, whether they may pack or only pass on, plus those that
+    /// migrations use. None until they were counted.
     pub(crate) fn known(&self) -> Option<f64> {
         lock(&self.0).free()
     }

@@ -9,12 +9,12 @@ use drainpipe_engine::host::free_cores::CoreWait;
 
 const THREADS: &str = "/proc/self/task";
 
-/// What the kernel has counted of each thread, by its identifier.
+/// The kernel's counts for each thread, by its identifier.
 #[derive(Debug, Default)]
 pub(crate) struct OwnWaits(BTreeMap<u32, CoreWait>);
 
 impl OwnWaits {
-    /// Of those that there are; none of them where the kernel does not count.
+    /// Reads those of all threads; none if the kernel does not count.
     pub(crate) fn read() -> Self {
         let threads = fs::read_dir(THREADS).into_iter().flatten().flatten();
         let counted = threads.filter_map(|thread| {

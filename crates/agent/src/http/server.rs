@@ -77,7 +77,7 @@ pub(crate) async fn serve_socket(listener: UnixListener, router: Router, stop: w
     .await;
 }
 
-/// Who goes before others.
+/// Which peers have priority.
 pub(crate) type PriorityOf = Arc<dyn Fn(&Peer) -> Priority + Send + Sync>;
 
 /// What answers somebody who has no certificate and wants one; none while nobody may join.
@@ -86,7 +86,7 @@ pub(crate) type JoinsBy = Arc<dyn Fn() -> Option<Router> + Send + Sync>;
 /// How those are received who come over the network.
 #[derive(Clone)]
 pub(crate) struct Welcome {
-    /// Who goes before others.
+    /// Which peers have priority.
     pub(crate) priority: PriorityOf,
     /// Whether hosts may join.
     pub(crate) joins: JoinsBy,
@@ -130,7 +130,7 @@ pub(crate) async fn serve_tls(
     .await;
 }
 
-/// What one party can have many of, for nothing, counts as one: the addresses of an IPv6 subnet.
+/// Addresses of which one party can have many at no cost count as one: those of an IPv6 subnet.
 fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64))),
@@ -182,7 +182,7 @@ struct Door {
     router: Router,
 }
 
-/// Who has come.
+/// A client that has connected.
 enum Guest {
     /// Somebody with a certificate.
     Known(TlsStream<TcpStream>, Peer),
@@ -302,7 +302,7 @@ struct Activity {
     holder: Option<Holder>,
 }
 
-/// Whose connection it is, by its certificate.
+/// The holder of the connection, by its certificate.
 #[derive(Debug, Clone)]
 struct Holder {
     identity: Identity,

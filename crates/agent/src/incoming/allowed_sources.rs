@@ -1,5 +1,5 @@
-//! Who may connect to a QEMU that waits for memory in the clear: its source, and nobody else of the network. QEMU takes
-//! the first that comes for its source.
+//! Which addresses may connect to a QEMU that waits for memory in the clear: only its source's. QEMU takes the first
+//! connection for its source's.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

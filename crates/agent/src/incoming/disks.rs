@@ -115,7 +115,7 @@ async fn check_room(
     Ok(())
 }
 
-/// What of a file system, by its device, is promised to VMs that come.
+/// How much of each file system, by its device, is promised to VMs that come.
 pub(crate) fn promised_bytes(incoming: &Incoming) -> impl FnOnce(u64) -> u64 + Send + use<> {
     let promised = promised_to_others(incoming, "");
     move |device| {

@@ -1,4 +1,4 @@
-//! What migrations need to know of this host, as it is now.
+//! What migrations need to know about this host at present.
 
 use drainpipe_engine::host::facts::{HostFacts, HypervisorVersion};
 use drainpipe_engine::problem::Problem;

@@ -1,4 +1,4 @@
-//! A hook is told of VMs that have come here and run.
+//! Runs a hook for VMs that have come here and run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::vms::hooks::{self, Moment};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 60;
 
-/// A VM is about to come: should it run here, a hook is told. Recorded early, since the VM waits later.
+/// A VM is about to come: if it runs here, a hook is due. This is recorded early, because the VM waits later.
 pub(super) fn note_due(incoming: &Incoming, entry: &IncomingVm) {
     if incoming.host.config.hooks.after.is_none() {
         return;
@@ -63,7 +63,7 @@ async fn tell(
     }
 }
 
-/// Of VMs that were told to run here before an earlier life of this agent ended.
+/// For VMs that were told to run here before an earlier run of this agent ended.
 pub(crate) fn tell_of_left(incoming: &Arc<Incoming>) -> Result<(), JournalError> {
     for due in incoming.journal.hooks_due()? {
         match incoming.journal.incoming_state(&due.migration)? {

@@ -46,7 +46,7 @@ pub(crate) async fn run_by_order(incoming: &Arc<Incoming>, id: &str) -> Result<(
     }
 }
 
-/// What was decided here, by the journal; and what could be decided.
+/// The decision in the journal, and the decisions that are still possible.
 pub(crate) async fn view(incoming: &Arc<Incoming>, id: &str) -> Result<IncomingView, Problem> {
     Ok(as_view(carry_out(incoming, id, Order::View).await?))
 }
@@ -119,7 +119,7 @@ fn runs_not_yet(host: &str) -> Problem {
     Problem::failed(format!("the VM's QEMU on {host} has not said yet that the VM runs"))
 }
 
-/// Who carries one order out.
+/// Carries one order out.
 struct Carrier<'a> {
     incoming: &'a Arc<Incoming>,
     id: &'a str,

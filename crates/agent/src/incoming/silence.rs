@@ -83,7 +83,7 @@ async fn carry(incoming: &Arc<Incoming>, entry: &IncomingVm, order: Order) -> Wa
     }
 }
 
-/// Whose a VM is, by its source's journal; and why, where that does not say.
+/// Which host a VM belongs to, by its source's journal; or why that is not known.
 pub(super) async fn ask_source(incoming: &Incoming, source: &str, id: &str) -> (HandOver, Option<Problem>) {
     let said = match incoming.peers.get(source) {
         Some(peer) => peer.get::<HandOverView>(&format!("/v1/handovers/{id}")).await,

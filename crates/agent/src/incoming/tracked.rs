@@ -26,7 +26,7 @@ const LOAD_WITHIN: Duration = Duration::from_secs(1);
 /// How long it may take to forget them again.
 const FORGET_WITHIN: Duration = Duration::from_secs(5);
 
-/// Of what the kernel could track without those of this VM, others may need this part.
+/// Others may need one part in this many of what the kernel could track without this VM's connections.
 const ROOM_LEFT: u64 = 2;
 
 /// What this host knows that tells which addresses may be the VM's.
@@ -90,7 +90,7 @@ fn most_more(room: u64, loaded: usize) -> usize {
     usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(loaded)
 }
 
-/// Of what was loaded for it, this has ended. What was there before stays.
+/// Deletes those of the loaded connections that have ended. What was there before stays.
 async fn forget_ended(
     loaded: &mut Vec<TrackedConnection>,
     ended: &[TrackedConnection],

@@ -70,9 +70,9 @@ struct Resources {
     is_encrypted: bool,
     /// The relay of a compressed or encrypted migration, as long as it lasts.
     relay: Option<Receiver>,
-    /// Where copies of its disks come in, as long as they do.
+    /// The address for copies of its disks, as long as they come.
     disk_receiver: Option<DiskReceiver>,
-    /// Whose port is that of its RDMA.
+    /// The TCP port with the number of its RDMA port.
     port: Option<TcpListener>,
     /// The disks of which a part was here already.
     begun_disks: BTreeSet<DiskName>,

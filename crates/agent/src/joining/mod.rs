@@ -1,5 +1,5 @@
-//! Who comes to the fleet, and who leaves it. One host has the authority's key, and signs the list of hosts; a host that
-//! has no certificate yet shows it a token, and gets one for a key that never leaves it.
+//! Hosts that join and leave the fleet. One host has the authority's key, and signs the list of hosts; a host that has
+//! no certificate yet shows it a token, and gets one for a key that never leaves it.
 
 pub(crate) mod exchange;
 pub(crate) mod renewal;
@@ -66,7 +66,7 @@ pub(crate) struct Joining {
 }
 
 impl Joining {
-    /// Of this host.
+    /// Opens this host's.
     pub(crate) fn open(outgoing: &Arc<Outgoing>) -> Result<Self, Problem> {
         let Outgoing { host, journal, peers, .. } = &**outgoing;
         Ok(Self {

@@ -104,7 +104,7 @@ mod tests {
 
     const LIMIT: u32 = 512 << 10;
 
-    /// What was set for each of these limits in turn, by a kernel that finds so many of two connections.
+    /// The limits that were set one after the other, by a kernel that finds this many of two connections.
     fn all_set(limits: &[Option<u32>], found: &[usize]) -> Vec<u32> {
         let (mut limit, mut set) = (UnsentLimit::new(), vec![]);
         for (bytes, found) in limits.iter().zip(found) {

@@ -1,4 +1,4 @@
-//! Which disks go with a VM, by what both hosts say of them.
+//! Which disks move with a VM, by the facts of both hosts.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -113,7 +113,7 @@ struct Settings {
     cpu_throttle: CpuThrottle,
 }
 
-/// What is seen of it, for its result.
+/// Observations for its result.
 struct Observed {
     measurements: Measurements,
     target_use: TargetUse,
@@ -282,7 +282,7 @@ impl Executor {
         }
     }
 
-    /// That it has ended is told later, with its result.
+    /// Its end is reported later, with its result.
     fn tell_stage(&self, stage: Stage) {
         if stage == Stage::SendingRest {
             // It is not in doubt any more, if it was.

@@ -1,4 +1,4 @@
-//! A hook is told of VMs that have stayed here, after another one was told that they would be paused.
+//! Runs the hook `after` for VMs that have stayed here after `before_pause` ran.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ async fn tell(outgoing: Arc<Outgoing>, due: HookDue) {
     }
 }
 
-/// Of migrations that were over when an earlier life of this agent ended.
+/// For migrations that were over when an earlier run of this agent ended.
 pub(crate) fn settle_left(outgoing: &Arc<Outgoing>) -> Result<(), JournalError> {
     for due in outgoing.journal.hooks_due()? {
         if let Some(result) = outgoing.journal.result(&due.migration)? {

@@ -34,7 +34,7 @@ pub(crate) struct Measurements {
     cipher_suite: Option<String>,
 }
 
-/// What was counted at one moment, for each path.
+/// The counters at one moment, for each path.
 #[derive(Debug, Clone)]
 struct Reading {
     ms: f64,

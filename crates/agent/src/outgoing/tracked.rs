@@ -70,7 +70,7 @@ enum Moment {
     Paused,
 }
 
-/// Who sends them.
+/// The side that sends them.
 #[derive(Debug)]
 struct Sender {
     outgoing: Arc<Outgoing>,
@@ -84,11 +84,11 @@ struct Sender {
 pub(super) struct Gone {
     /// What was tracked here; none where nobody could list it.
     pub(super) listed: Option<Vec<TrackedConnection>>,
-    /// What is told; none where nothing is tracked.
+    /// The message to the target; none if nothing is tracked.
     pub(super) tracked_use: Option<TrackedUse>,
 }
 
-/// Who takes them.
+/// The side that loads them.
 #[derive(Debug)]
 pub(super) struct Taker {
     pub(super) client: ApiClient,
@@ -318,7 +318,7 @@ mod tests {
         }
     }
 
-    /// Of two connections, the target has those of these numbers.
+    /// The target has those of two connections that have these numbers.
     fn known(translated: usize, is_whole: bool, there: &[usize]) -> Known {
         let connections = vec![udp("10.0.9.9", true), udp("10.0.9.8", true)];
         let answered = there.iter().map(|number| connections[*number]).collect();

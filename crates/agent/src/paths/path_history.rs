@@ -1,4 +1,4 @@
-//! What is learnt from earlier migrations to a target, for the plan of the next one.
+//! Experience from earlier migrations to a target, for the plan of the next one.
 
 use drainpipe_engine::drain::view::{FoundTransfers, PathHistory};
 use drainpipe_engine::estimate::experience::{self, Past, Saved};

@@ -41,7 +41,7 @@ use crate::host::Host;
 use crate::peers::Peers;
 use drainpipe_api_types::WatchEnd;
 
-/// What the source of a migration is told.
+/// Events for the source of a migration.
 #[derive(Debug)]
 pub(crate) enum News {
     /// What happened to a path, and its name.

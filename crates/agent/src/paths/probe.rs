@@ -128,7 +128,7 @@ async fn answer(listener: TcpListener, token: Uuid) -> io::Result<()> {
 /// not.
 pub(crate) type Connected = Result<Option<TcpRoundTrip>, String>;
 
-/// Of the paths that stood and of which it is known, while nothing else went over them.
+/// The longest of the known round trips, measured while nothing else used the paths.
 pub(crate) fn longest_round_trip(trials: &[Connected]) -> Option<Duration> {
     let known =
         trials.iter().filter_map(|trial| (*trial.as_ref().ok()?).map(|round_trip| round_trip.least_ms));

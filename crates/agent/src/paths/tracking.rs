@@ -1,4 +1,4 @@
-//! What this host's firewall tracks of a VM: its connections, by the addresses that the host knows the VM by.
+//! The connections of a VM that this host's firewall tracks, by the addresses at which the host knows the VM.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

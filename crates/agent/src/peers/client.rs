@@ -25,10 +25,10 @@ const PASS_ON_DEADLINE: Duration = Duration::from_secs(90);
 /// Longest answer that is read. A result with an hour of samples stays well below.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Longest reason that is told in another host's words; the honest ones are a line.
+/// The longest reason that is repeated in another host's words; honest ones fit on a line.
 pub(crate) const WHY_LETTERS_MAX: usize = 256;
 
-/// What another host may have said, for a terminal.
+/// Text from another host, made safe for a terminal.
 pub(crate) fn in_plain_words(why: &str) -> String {
     one_line(why).chars().take(WHY_LETTERS_MAX).collect()
 }

@@ -28,7 +28,7 @@ pub(crate) const LIST_DEADLINE: Duration = Duration::from_secs(2);
 /// The other hosts.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    /// Who this host is to others.
+    /// This host's own identity.
     pub(crate) identity: Identity,
     host: Arc<Host>,
     // Made when they are needed: hosts come and go.

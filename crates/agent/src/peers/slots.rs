@@ -35,7 +35,7 @@ impl Taken {
 }
 
 impl Slots {
-    /// Of `what`, in the plural, each host may have this one do `each_max` at once, and all together
+    /// Lets each host have this one do at most `each_max` of `what` (in the plural) at once, and all hosts together
     /// `all_max`.
     pub(crate) fn new(what: &'static str, each_max: usize, all_max: usize) -> Self {
         Self { what, each_max, all_max, taken: Arc::default() }

@@ -73,7 +73,7 @@ pub struct Config {
     /// Copies of disks that come here.
     #[serde(default)]
     pub(crate) disks: Disks,
-    /// Programs that are told of migrations from and to this host.
+    /// Programs that run around migrations from and to this host.
     #[serde(default)]
     pub(crate) hooks: Hooks,
     /// Bounds of migrations from this host.
@@ -196,7 +196,7 @@ impl Default for Disks {
     }
 }
 
-/// Programs that are told of migrations.
+/// Programs that run around migrations.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Hooks {
@@ -272,7 +272,7 @@ impl Limits {
 pub(crate) struct DrainBounds {
     /// VMs at most that leave this host at a time, those being prepared included.
     pub(crate) outbound: u8,
-    /// Of these, VMs at most that go to one target.
+    /// How many of these VMs may go to one target.
     pub(crate) inbound: u8,
     /// How often one VM is tried.
     pub(crate) attempts: u8,

@@ -43,7 +43,8 @@ use crate::store::lock::lock;
 /// How many ended migrations the history keeps.
 const HISTORY_LENGTH: u32 = 10_000;
 
-/// What must be free on its disk, in bytes, for a VM to come here. A record takes some pages of 4 KiB in `SQLite`'s log.
+/// How many bytes must be free on its disk for a VM to come here. A record takes some pages of 4 KiB in `SQLite`'s
+/// log.
 const ROOM_MIN_BYTES: u64 = 128 << 10;
 
 /// The journal of one host.

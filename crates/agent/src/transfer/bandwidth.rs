@@ -34,7 +34,7 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(1);
 /// A migration that leaves the links to another one takes so small a part of them.
 const SHARE_OF_WAY_GIVEN: u64 = 8;
 
-/// For so long at a time at most, whatever it is told.
+/// The longest time for which it gives way at a time, whatever it is told.
 const GIVES_WAY_MAX: Duration = Duration::from_secs(5);
 
 /// A source that has not asked for so long sends nothing any more.
@@ -366,7 +366,7 @@ pub(crate) enum Valve {
 }
 
 impl Valve {
-    /// Of connections that are made only in a while.
+    /// For connections that are made only later.
     pub(crate) fn awaited(self) -> Self {
         match self {
             Self::Qemu(pacer) => Self::Qemu(pacer.awaited()),
@@ -385,7 +385,7 @@ impl Valve {
 /// How fast the disks of one migration may go.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DiskPace {
-    /// Of all of its splitters.
+    /// The pace of all of its splitters.
     pub(crate) pace: Pace,
     phase: Arc<Mutex<DiskPhase>>,
 }
@@ -499,7 +499,7 @@ impl Flight {
         self.set_mbps = limit_mbps;
     }
 
-    /// Of what the agent itself sends, unless it is over.
+    /// Sets the limit of what the agent itself sends, unless that is over.
     fn set_agents_own(&self, limit_mbps: Option<u64>, set: impl FnOnce(Option<u64>)) {
         let leaving = lock(&self.bandwidth.leaving);
         if leaving.contains_key(&self.sent) {

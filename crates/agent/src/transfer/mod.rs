@@ -63,7 +63,7 @@ impl Transfer {
         })
     }
 
-    /// What packs on this host, as it is now.
+    /// The threads that pack on this host at present.
     pub(crate) fn packing(&self) -> Result<Packing, Problem> {
         Packing::of(&self.host.config.compression, &self.lost_cpus, &self.vms, &self.concurrent)
     }

@@ -51,7 +51,7 @@ pub(crate) struct Pacing {
 }
 
 impl Pacer {
-    /// Of the connections to `peer`, which are to become so many. Without a limit.
+    /// Paces the connections to `peer`, of which there will be `count`. Begins without a limit.
     pub(crate) fn new(vmm: Arc<dyn Machine>, peer: SocketAddr, count: usize) -> Self {
         let limit_mbps = Arc::new(watch::channel(None).0);
         let connections = Connections { vmm, peer, count };

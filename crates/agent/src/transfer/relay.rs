@@ -33,7 +33,7 @@ const WINDOW_MS: f64 = 1_000.0;
 /// What one end must know to find the other one, and no one else.
 #[derive(Debug)]
 pub(crate) struct OtherEnd<'a> {
-    /// Who this host is.
+    /// This host's own identity.
     pub(crate) identity: &'a Identity,
     /// The other host: the one that the migration was agreed on with.
     pub(crate) host: &'a str,

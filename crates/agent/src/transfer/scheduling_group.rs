@@ -37,7 +37,7 @@ fn has_ended(error: &io::Error) -> bool {
 struct SchedulingGroup(String);
 
 impl SchedulingGroup {
-    /// That of a process. An error where the kernel does not tell, or the process has ended.
+    /// The group of a process. An error if the kernel does not report it, or the process has ended.
     fn of(pid: u32) -> io::Result<Self> {
         Self::read(Path::new("/proc"), Path::new("/sys/fs/cgroup"), pid)
     }
@@ -104,7 +104,7 @@ mod tests {
 
     use super::*;
 
-    /// What a kernel shows of processes, by their cgroups.
+    /// Processes as a kernel shows them, by their cgroups.
     struct Shown {
         proc: TempDir,
         cgroups: TempDir,

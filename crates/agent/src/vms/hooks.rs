@@ -1,4 +1,4 @@
-//! Programs of the host's owner that are told of migrations: `[hooks]` of the configuration.
+//! Programs of the host's owner that run around migrations: `[hooks]` in the configuration.
 //!
 //! They are told and not asked: whatever becomes of one, the migration goes on. Each has a time limit, an environment of
 //! its own, and no capabilities where the agent may take them from it.
@@ -26,7 +26,7 @@ use crate::store::config::Hooks;
 use crate::store::journal::HookDue;
 use crate::store::lock::lock;
 
-/// What is kept of what a hook prints, for the log.
+/// How much of a hook's output is kept for the log.
 const OUTPUT_BYTES_MAX: usize = 4 << 10;
 
 /// How long what a hook has printed last may take to get here, once it has ended. What it has started may go on.
@@ -160,7 +160,7 @@ async fn spawn(mut command: Command) -> io::Result<Child> {
     result.await.map_err(io::Error::other)?
 }
 
-/// Of this thread. With no new privileges, not even root's program gets any back.
+/// Gives up this thread's privileges. With no new privileges, not even root's program gets any back.
 fn give_up_privileges() -> io::Result<()> {
     let none = CapabilitySets {
         effective: CapabilitySet::empty(),

@@ -60,7 +60,8 @@ impl Vms {
     }
 }
 
-/// Who owns all of these; none where some are Drainpipe's own. What is said of the way to a host is said of those then.
+/// The owner of all of these VMs; none if Drainpipe owns some of them. Statements about the way to a host then concern
+/// those.
 pub(crate) fn manager_of_all<'a>(definitions: impl Iterator<Item = &'a VmSpec>) -> Option<Manager> {
     let mut managers = definitions.map(|definition| definition.manager);
     let first = managers.next()??;

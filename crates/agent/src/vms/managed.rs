@@ -152,7 +152,7 @@ impl Vms {
         lock(&self.unmanaged).clone()
     }
 
-    /// That it is one of these, and why it stays.
+    /// Whether it is one of these, and why it stays.
     pub(super) fn why_unmanaged(&self, name: &str) -> Option<Problem> {
         let one = lock(&self.unmanaged).iter().find(|one| one.name == name).cloned()?;
         Some(Problem::refused(format!("VM {name} cannot move: {}", one.why)))

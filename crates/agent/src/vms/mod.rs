@@ -615,7 +615,7 @@ impl Vms {
         Ok(self.view(&entry, state_of(&entry, QMP_DEADLINE).await))
     }
 
-    /// What a VM is, as its owner wrote it.
+    /// The specification of a VM, as its owner wrote it.
     pub(crate) fn definition(&self, name: &str) -> Result<VmSpec, Problem> {
         let entries = self.lock();
         entries.get(name).map(|entry| entry.definition.clone()).ok_or_else(|| self.unknown(name))
@@ -636,7 +636,7 @@ impl Vms {
     }
 }
 
-/// That the QEMU of a VM has ended on this host, and how if that is known.
+/// The problem that a VM's QEMU has ended on this host, and how, if that is known.
 pub(crate) fn qemu_has_ended(host: &str, exit: Option<&Exit>) -> String {
     match exit {
         None | Some(Exit::Unknown) => format!("its QEMU on {host} has ended"),

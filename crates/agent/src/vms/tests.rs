@@ -20,7 +20,7 @@ use drainpipe_api_types::MoveDiskRequest;
 
 const ID: &str = "11111111-1111-4111-8111-111111111111";
 
-/// Each VM that is told of, and what it does.
+/// The VMs in the list, and what each does.
 fn shown(life: &Life) -> Vec<(String, VmState)> {
     let vms = life.block_on(life.parts.vms.list());
     vms.into_iter().map(|vm| (vm.name, vm.state)).collect()
@@ -47,7 +47,7 @@ fn again(host: &TestHost, life: Life) -> Life {
     host.start()
 }
 
-/// That it is refused as this, and says so.
+/// Asserts that it is refused as this kind of problem, with these words.
 fn refused<T: std::fmt::Debug>(done: Result<T, Problem>, kind: ProblemKind, says: &str) {
     let problem = done.unwrap_err();
     assert_eq!(problem.kind, kind, "{problem}");
@@ -197,7 +197,7 @@ fn a_vm_that_does_not_answer_a_new_life_is_only_killed_when_somebody_insists() {
     try_start(&life, "web").unwrap();
 }
 
-/// That a VM that does not answer is not even killed when somebody insists, once this has begun.
+/// A VM that does not answer is not even killed on request, once this has begun.
 fn is_not_killed(begin: impl FnOnce(&Journal), why: &str) {
     let host = TestHost::new();
     let life = host.start();

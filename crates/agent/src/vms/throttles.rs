@@ -9,7 +9,8 @@ use tracing::warn;
 
 use crate::vms::{QMP_DEADLINE, Vms};
 
-/// How often a QEMU is told to let its guest's writes go, and how soon again: 10 minutes, where it answers at once.
+/// How often, and how soon again, a QEMU gets the order to let its guest's writes go: for 10 minutes, if it answers at
+/// once.
 const ATTEMPTS_MAX: u32 = 120;
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 

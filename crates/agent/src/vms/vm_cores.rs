@@ -15,7 +15,7 @@ pub(crate) struct VmCpu {
 }
 
 impl VmCpu {
-    /// Of these, as far as they have not ended.
+    /// The cores of these QEMUs, except those that have ended.
     pub(crate) fn of(qemus: &[Arc<dyn Machine>]) -> Self {
         let at = Instant::now();
         let used = |vmm: &Arc<dyn Machine>| Some((vmm.pid(), vmm.cpu_seconds().ok()?));

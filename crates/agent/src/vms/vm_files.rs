@@ -288,7 +288,7 @@ impl VmFiles {
         making::left_path(Path::new(path), migration).to_string_lossy().into_owned()
     }
 
-    /// Where a disk is that its VM has left for another one, by this move.
+    /// The place of a disk that its VM has left for another one, by this move.
     pub(crate) fn moved_path(path: &str, id: &str) -> String {
         making::moved_path(Path::new(path), id).to_string_lossy().into_owned()
     }
@@ -377,7 +377,7 @@ impl VmFiles {
         bridges.filter(|bridge| !self.rules.resources.allows_bridge(bridge)).cloned().collect()
     }
 
-    /// Of those that come, what is there now does not matter: it will be overwritten.
+    /// The content of disks that come does not matter: it will be overwritten.
     async fn looked_at<'a>(
         &self,
         spec: &'a VmSpec,

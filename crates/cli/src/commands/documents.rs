@@ -31,7 +31,7 @@ mod tests {
 
     use super::*;
 
-    /// Names of the pages of a command and of all below it that people are told of.
+    /// The names of the pages of a command and of all visible commands below it.
     fn pages(command: &Command) -> Vec<String> {
         let name = command.get_display_name().unwrap_or(command.get_name());
         let shown =

@@ -14,7 +14,7 @@ use super::line::style;
 use super::{Say, describe_packing};
 use crate::output;
 
-/// How often a log is told of the whole.
+/// How often a log gets a line about the whole drain.
 const WHOLE_EVERY: Duration = Duration::from_secs(10);
 
 pub(super) enum Display {

@@ -44,7 +44,7 @@ impl<End> From<Result<End, Problem>> for Followed<End> {
     }
 }
 
-/// Where the person is told something while progress is shown.
+/// Where messages go while progress is shown.
 trait Say {
     fn say(&self, text: &str);
 }

@@ -54,7 +54,7 @@ pub(crate) fn naming_daemon(argument: &str) -> String {
 }
 
 impl Backend {
-    /// Of the test that runs on this thread.
+    /// The backend of the test that runs on this thread.
     pub(crate) fn of_test() -> Self {
         OF_TEST.get()
     }

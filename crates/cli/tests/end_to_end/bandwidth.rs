@@ -32,7 +32,7 @@ const LINKS: &[&str] = &["--link", "5000", "--link", "5000"];
 
 const LIMIT_MBPS: u64 = 200;
 
-/// Of which QEMU would send four times as much by multifd.
+/// A limit of which QEMU would send four times as much by multifd.
 const SMALL_LIMIT_MBPS: u64 = 80;
 
 /// What is not over by then goes on without a limit, and is watched no more.

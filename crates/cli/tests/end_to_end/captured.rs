@@ -43,7 +43,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// What was seen on the interfaces of some hosts.
 #[derive(Debug)]
 pub(crate) struct Seen {
-    /// Of all frames, headers included, on the host that saw least.
+    /// The bytes of all frames, headers included, on the host that saw less.
     pub(crate) bytes: u64,
     /// Random pages of the guest's memory, by their numbers.
     pub(crate) pages: BTreeSet<u64>,

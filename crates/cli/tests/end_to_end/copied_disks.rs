@@ -25,7 +25,7 @@ pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("what_shrinks_goes_packed", what_shrinks_goes_packed),
 ];
 
-/// Of each disk.
+/// The size of each disk.
 pub(crate) const DISK_MIB: usize = 24;
 
 /// Slow enough for a test to act in the midst of a copy.
@@ -41,7 +41,7 @@ pub(crate) fn lab() -> TestLab {
     TestLab::up(&["--link", "unlimited", "--link", "unlimited", "--qemu", &qemu])
 }
 
-/// Who sees a host's directory where.
+/// Which hosts see a host's directory, and where.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seen {
     /// Under a path of its own, by the other host too.

@@ -25,7 +25,7 @@ pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
 
 const MIB: usize = 1 << 20;
 
-/// Of a device with a qcow2 image, which takes more than its disk.
+/// The size of a device with a qcow2 image, which takes more than its disk.
 const IMAGE_MIB: usize = DISK_MIB + 8;
 
 /// Slow enough for a test to act in the midst of a copy.
@@ -34,7 +34,7 @@ const SLOW_MBPS: &str = "10";
 /// Slow enough for it not to go on meanwhile.
 const SLOWEST_MBPS: &str = "1";
 
-/// Of the raw disk, when its copy is cancelled. Half of a disk is zeroes, which may be there first.
+/// How much of the raw disk is copied when its copy is cancelled. Half of a disk is zeroes, which may be there first.
 const COPIED_MIB: u64 = 16;
 
 /// A device over a file, which goes with the value.

@@ -36,7 +36,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_target_becomes_full", a_target_becomes_full),
 ];
 
-/// Of three guests on a machine that runs other tests too.
+/// For three guests on a machine that runs other tests too.
 const DRAIN_MAX: Duration = Duration::from_secs(150);
 
 /// For what no guest's memory is needed.

@@ -24,7 +24,7 @@ pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
 /// VMs with disks of their own host.
 const LOCAL: [&str; 3] = ["w1", "w2", "w3"];
 
-/// Of each disk.
+/// The size of each disk.
 const DISK_MIB: usize = 6;
 
 /// Hosts that see a directory of their own under one path, and another one together.

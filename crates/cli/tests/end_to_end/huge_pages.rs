@@ -17,7 +17,7 @@ const MEMORY_MIB: u64 = 160;
 const PAGE_MIB: u64 = 2;
 const PAGES: u64 = MEMORY_MIB / PAGE_MIB;
 
-/// Of a VM that runs firmware alone.
+/// The memory of a VM that runs firmware alone.
 const SMALL_MIB: u64 = 16;
 
 /// Huge pages beside those that there were; given back when dropped.

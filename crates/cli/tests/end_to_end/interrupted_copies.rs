@@ -34,7 +34,8 @@ const SLOW_MBPS: &str = "10";
 /// Slow enough for a test to act before it goes on.
 const SLOWEST_MBPS: &str = "1";
 
-/// Of the raw disk, when its copy is interrupted. Half of a disk is zeroes, which are there first, as they are nothing to send.
+/// How much of the raw disk is copied when its copy is interrupted. Half of a disk is zeroes, which are there first,
+/// as they are nothing to send.
 const COPIED_MIB: u64 = 16;
 
 /// What tests write to a disk since, at most.
@@ -107,7 +108,7 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    /// Of VM web on this host.
+    /// The disk of VM web on this host.
     #[track_caller]
     pub(crate) fn of(lab: &TestLab, host: &str) -> Self {
         let socket = UnixStream::connect(lab.directory(host).join("run/vms/web/guard.sock")).unwrap();

@@ -34,7 +34,7 @@ const OF_TARGET_MBPS: u64 = 3;
 
 const WATCHED: Duration = Duration::from_secs(3);
 
-/// Of which the memory of another VM takes seven eighths, for over a minute.
+/// A limit of which the memory of another VM takes seven eighths, for over a minute.
 const SHARED_MBPS: u64 = 8;
 
 const MEMORY_MIB: u64 = 160;

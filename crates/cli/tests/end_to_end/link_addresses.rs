@@ -180,7 +180,7 @@ fn both() {
     assert!(reason.contains("on b the address fd") && reason.contains("belongs to fc00::/7"), "{reason}");
 }
 
-/// Of each link of [`slow_lab`].
+/// The speed of each link of [`slow_lab`].
 const SLOW_MBPS: &str = "20";
 
 #[track_caller]

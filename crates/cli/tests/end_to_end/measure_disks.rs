@@ -17,10 +17,10 @@ use crate::program::Running;
 use crate::scene::result_of;
 use crate::support::{TestLab, eventually, lab_for_measuring, measured_links_mbps};
 
-/// Of the VM that moves with the disk.
+/// The memory of the VM that moves with the disk.
 const MEMORY_MIB: u64 = 512;
 
-/// Of the disk, when a copy is interrupted.
+/// How much of the disk is copied when a copy is interrupted.
 const INTERRUPTED_AT_PERCENT: u64 = 80;
 
 const LINKS: f64 = 2.0;
@@ -57,7 +57,7 @@ impl Moved {
         format!("[[disk]]\npath = \"{}\"\nformat = \"raw\"\n", self.path("a").display())
     }
 
-    /// Of firmware alone, which writes nothing.
+    /// Starts a VM with firmware alone, which writes nothing.
     fn start(&self) {
         let specification = format!(
             "name = \"web\"\nmemory_mib = {MEMORY_MIB}\nvcpus = 1\nmachine = \"pc-q35-9.2\"\naccelerator = \"tcg\"\n{}",

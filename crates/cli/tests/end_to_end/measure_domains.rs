@@ -178,7 +178,7 @@ fn median_of(values: impl Iterator<Item = f64>) -> f64 {
     Spread::of(values).map_or(f64::NAN, |spread| spread.median)
 }
 
-/// Of the last command's time to the first one's.
+/// The ratio of the last command's time to the first one's.
 fn total_ratio(moves: &Moves) -> f64 {
     ratio(moves, |one| one.total_s)
 }

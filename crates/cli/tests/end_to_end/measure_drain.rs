@@ -167,7 +167,7 @@ struct Drained {
     status: DrainStatus,
     /// What was told while it was under way.
     reports: Vec<ProgressReport>,
-    /// Of each VM, in the order of the drain.
+    /// The result of each VM, in the order of the drain.
     results: Vec<MigrationResult>,
     pages: u64,
 }

@@ -20,7 +20,7 @@ use crate::options;
 use crate::scene::{MEMORY_MIB, Scene, wait_until_told_to_run};
 use crate::support::TestLab;
 
-/// Of each of the two links: the rest of the memory, or what gets dirty, is on its way for some seconds.
+/// The speed of each of the two links: the rest of the memory, or what gets dirty, is on its way for some seconds.
 const LINK_MBPS: &str = "150";
 
 /// More than one link carries.

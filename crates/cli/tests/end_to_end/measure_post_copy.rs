@@ -27,7 +27,7 @@ const GUEST: MeasuredGuest<'_> = MeasuredGuest {
 /// More than twice what both links carry, anywhere in what is filled.
 const BUSY: Dirtying = Dirtying { mib_per_s: 500, locality_percent: 100 };
 
-/// Who is not there by then does not converge.
+/// A VM that has not arrived by then does not converge.
 const DEADLINE_S: &str = "60";
 
 const HEARTBEAT_EVERY: Duration = Duration::from_millis(20);

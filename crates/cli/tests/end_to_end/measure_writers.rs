@@ -13,7 +13,7 @@ use crate::program::Running;
 use crate::scene::result_of;
 use crate::writing_guests::Writing;
 
-/// Of each of two links, in Mb/s, and how often the guest writes 4 KiB each second.
+/// The speed of each of two links, in Mb/s, and how often the guest writes 4 KiB each second.
 const ROWS: [(&str, u32); 8] =
     [("20", 200), ("40", 0), ("40", 60), ("40", 200), ("40", 1000), ("500", 0), ("500", 200), ("500", 2000)];
 

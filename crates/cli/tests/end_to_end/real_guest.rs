@@ -29,7 +29,7 @@ pub(crate) const TESTS: &[Test] = &[("no_acknowledged_commit_is_lost", no_acknow
 /// How the guest is moved.
 struct GuestMove {
     arguments: &'static [&'static str],
-    /// Of each link meanwhile.
+    /// The speed of each link meanwhile.
     mbps: &'static str,
     /// With its disk, to the other of two places.
     takes_disk: bool,
@@ -419,7 +419,7 @@ impl Load {
     }
 }
 
-/// Of a line of pgbench's log.
+/// The commit in a line of pgbench's log.
 #[track_caller]
 fn commit(line: &str) -> Commit {
     let [client, number, _time_us, _script, seconds, us] = numbers(line);

@@ -20,7 +20,7 @@ use crate::support::{HostNetwork, TestLab, eventually};
 /// A guest that is in flight for 8 s over [`slow_lab`].
 pub(crate) const MEMORY_MIB: u64 = 160;
 
-/// Of each link of [`slow_lab`].
+/// The speed of each link of [`slow_lab`].
 pub(crate) const SLOW_MBPS: &str = "60";
 
 /// A flight without KVM on a machine that runs other tests too.

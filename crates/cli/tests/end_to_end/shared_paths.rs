@@ -31,7 +31,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_target_agent_is_started_anew_in_flight", the_target_agent_is_started_anew_in_flight),
 ];
 
-/// Of it 16 MiB are filled.
+/// Memory of the guest, of which 16 MiB are filled.
 const MEMORY_MIB: u64 = 128;
 
 const VMS: [&str; 2] = ["web", "db"];

@@ -8,7 +8,7 @@ use rustix::process::Pid;
 use crate::scene::{Scene, assert_failed};
 use crate::support::{TestLab, unique_name};
 
-/// Of what a QEMU takes from mid-flight on: less than what is still to come of the guest's memory.
+/// The limit of what a QEMU may take from mid-flight on: less than what is still to come of the guest's memory.
 const LIMIT_MIB: u64 = 32;
 
 /// A control group of processes that get no more memory than that; removed when dropped.
@@ -17,7 +17,7 @@ struct Memory {
     version: Version,
 }
 
-/// Of the kernel's control groups.
+/// The version of the kernel's control groups.
 #[derive(Clone, Copy)]
 enum Version {
     One,

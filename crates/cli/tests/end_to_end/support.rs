@@ -394,7 +394,7 @@ impl Drop for TestLab {
     }
 }
 
-/// Of each log of a domain when its test has failed.
+/// How much of each log of a domain is shown when its test has failed.
 const LOG_SHOWN_BYTES: usize = 3000;
 
 /// The process that started this one, unless it has ended.
@@ -455,7 +455,7 @@ const NETWORK: &str = "of_links() { for link in lo mgmt e0 e1; do echo $1 dev $l
     grep . /proc/sys/net/ipv[46]/fib_multipath_hash_policy \
     /proc/sys/net/ipv[46]/conf/{all,default,e0,e1}/ignore_routes_with_linkdown";
 
-/// Of each link of [`lab_for_measuring`]: 1000, or what `DRAINPIPE_MEASURE_LINKS_MBPS` says.
+/// The speed of each link of [`lab_for_measuring`]: 1000, or what `DRAINPIPE_MEASURE_LINKS_MBPS` says.
 pub(crate) fn measured_links_mbps() -> u32 {
     std::env::var("DRAINPIPE_MEASURE_LINKS_MBPS").map_or(1000, |mbps| mbps.parse().expect("a number"))
 }

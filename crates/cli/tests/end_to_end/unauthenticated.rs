@@ -18,7 +18,7 @@ use crate::support::{TestLab, eventually};
 pub(crate) const TESTS: &[Test] =
     &[("who_connects_before_the_source_is_not_let_in", who_connects_before_the_source_is_not_let_in)];
 
-/// Of a and b in a lab, and a way there for everybody on the links' network.
+/// The migration addresses of a and b in a lab, and a way there for everybody on the links' network.
 const MIGRATION_ADDRESSES: [(&str, &str); 2] =
     [("10.77.255.11", "10.77.1.11"), ("10.77.255.12", "10.77.1.12")];
 

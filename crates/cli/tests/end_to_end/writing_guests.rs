@@ -35,7 +35,7 @@ pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("the_target_is_full", the_target_is_full),
 ];
 
-/// Of each disk; every other of them begins as a hole.
+/// The size of each disk; every other MiB begins as a hole.
 const DISK_MIB: usize = 32;
 
 /// Enough for the kernel, and 16 more.
@@ -45,7 +45,7 @@ const MEMORY_MIB: u64 = 128;
 /// 4 KiB.
 pub(crate) const WRITES_PER_S: u32 = 200;
 
-/// Of a domain, whose writes never wait: less than slow links carry.
+/// The rate of a domain, whose writes never wait: less than slow links carry.
 const WRITES_OF_DOMAIN_PER_S: u32 = 20;
 
 fn writes_per_s() -> u32 {
@@ -64,7 +64,7 @@ const SLOW_MBPS: &str = "40";
 /// What is left of a copy takes long enough for a test to act.
 const SLOWER_MBPS: &str = "10";
 
-/// Of the first disk, when something happens to its copy.
+/// How much of the first disk is copied when something happens to its copy.
 const COPIED_MIB: u64 = 20;
 
 /// Room for what the disks take when a copy begins.

@@ -111,7 +111,7 @@ impl BandwidthWindow {
 }
 
 impl BandwidthSchedule {
-    /// What it says of disks alone, as a schedule of its own.
+    /// The part for disks alone, as a schedule of its own.
     #[must_use]
     pub fn of_storage(&self) -> Self {
         let of_storage = |window: &BandwidthWindow| BandwidthWindow {

@@ -41,7 +41,7 @@ pub struct CheckFacts {
     pub huge_pages: Option<String>,
     /// CPU frequency governors in use; empty where the kernel has none to choose.
     pub governors: Vec<String>,
-    /// What cores that choose their frequency by themselves are told to prefer; empty where they do not.
+    /// The energy preference of cores that choose their frequency themselves; empty if they do not.
     #[serde(default)]
     pub energy_preferences: Vec<String>,
     /// The firmware's power profile, where there is a choice.
@@ -73,15 +73,15 @@ pub enum ImplausibleFacts {
     /// The facts of another host.
     #[error("{asked} was asked, and describes itself as {answered:?}: is `name` right in its agent.toml?")]
     OtherHost {
-        /// Who was asked.
+        /// The host that was asked.
         asked: String,
-        /// Who they are of.
+        /// The host that the answer describes.
         answered: String,
     },
     /// A word that is none.
     #[error("{host} reports {word:?}, which is not the name of any interface, version or setting")]
     Word {
-        /// Who said it.
+        /// The host that reported it.
         host: String,
         /// What it said, cut short.
         word: String,
@@ -89,7 +89,7 @@ pub enum ImplausibleFacts {
     /// Too long a list.
     #[error("{host} lists more than {LIST_MAX} links, peers, addresses or routes")]
     List {
-        /// Who said it.
+        /// The host that reported it.
         host: String,
     },
 }

@@ -205,7 +205,7 @@ fn clock(pair: Pair<'_>) -> Option<Finding> {
     })
 }
 
-/// Of the host's certificate and its authority's, that which ends first.
+/// The host's certificate or its authority's, whichever ends first.
 fn certificate(facts: &CheckFacts) -> Option<Finding> {
     let host = facts.name();
     let own_ends_s = facts.certificate_ends_unix_s;

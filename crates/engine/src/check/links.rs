@@ -17,7 +17,7 @@ const BAD_PACKETS_MIN: u64 = 10;
 /// Bad packets per packet that cost TCP a noticeable part of its speed.
 const BAD_PACKETS_RATIO: f64 = 1e-6;
 
-/// Of the packets dropped for want of room, TCP causes some itself.
+/// The fewest dropped packets that count: TCP itself causes some for lack of room.
 const DROPPED_MIN: u64 = 1_000;
 const DROPPED_RATIO: f64 = 1e-3;
 

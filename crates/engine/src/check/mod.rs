@@ -53,7 +53,7 @@ pub struct Pair<'a> {
     pub multichannel: bool,
     /// Whether it might, if all were well: nothing less was asked for.
     pub may_use_all: bool,
-    /// Of the target's clock against the source's.
+    /// The difference of the target's clock from the source's.
     pub clock: ClockDifference,
 }
 
@@ -92,7 +92,7 @@ pub fn check(pair: Pair<'_>) -> Vec<Finding> {
     findings
 }
 
-/// What a person is told of a migration that is about to begin: not what is merely good to know.
+/// The findings that a person sees before a migration: not those that are merely good to know.
 pub fn worth_telling(findings: Vec<Finding>) -> Vec<Finding> {
     findings.into_iter().filter(|finding| finding.severity != Severity::Remark).collect()
 }

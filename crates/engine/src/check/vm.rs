@@ -10,7 +10,7 @@ use crate::host::facts::MemoryNeeds;
 use crate::host::vm_resources::NotAllowed;
 use crate::storage::DeviceIdentifier;
 
-/// Of a path, as Linux has it (`PATH_MAX`).
+/// The length of a path in Linux (`PATH_MAX`).
 const PATH_BYTES_MAX: usize = 4096;
 
 /// A running VM of the source, and what the target says of it.
@@ -86,7 +86,7 @@ pub struct VmFit {
     /// Where the host wants disks that it does not have, if not under their paths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disk_places: Vec<DiskPlace>,
-    /// What it needs and the host does not have, by places in [`VmFacts::needs`].
+    /// What it needs and the host lacks, by places in [`VmFacts::needs`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lacking: Vec<usize>,
 }

@@ -275,7 +275,7 @@ fn old_machine(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
     Some(finding)
 }
 
-/// Of the installed ones, the hosts' own finding tells.
+/// The hosts' own finding reports the installed versions.
 fn newer_qemu(pair: Pair<'_>, vm: &VmFacts) -> Option<Finding> {
     let target = &pair.target.host.hypervisor.version;
     let [runs, installed, there_installed] =

@@ -23,7 +23,7 @@ const PLAN_COUNTS_MS: f64 = 4_000.0;
 const PLAN_COUNTS_UNTIL_MS: f64 = 3_000.0;
 const PLAN_COUNTS_UNTIL_VMS: f64 = 3.0;
 
-/// What is taken to be left of a VM that has sent all that was predicted, as a share of that.
+/// The part that is assumed to be left of a VM that has sent all that was predicted.
 const OVERDUE_SHARE: f64 = 0.02;
 
 /// One VM's move, and how far it is.
@@ -121,7 +121,7 @@ struct Mark {
 }
 
 impl Eta {
-    /// Of moves that are to be over after so long.
+    /// For moves that should be over after this time.
     pub fn planned(loads: impl Iterator<Item = Load>, predicted_ms: f64) -> Self {
         Self {
             planned: work_per_ms(loads, predicted_ms),

@@ -19,7 +19,7 @@ pub(super) struct HostLinks {
 /// The paths to one target.
 #[derive(Debug, Clone, PartialEq)]
 struct Ways {
-    /// Of all of them.
+    /// The speed of all of them together.
     mbps: u64,
     is_known: bool,
     /// Over which link each goes, and what it brings.
@@ -51,7 +51,7 @@ impl HostLinks {
         }
     }
 
-    /// Of targets of which no more than this is known: which link leads to which is not.
+    /// For targets of which only the speed is known, and not which link leads to which.
     pub(super) fn of_speeds(targets_mbps: &[u64]) -> Self {
         let ways = |mbps: &u64| Ways { mbps: *mbps, is_known: true, paths: vec![] };
         Self { limit_mbps: u64::MAX, links_mbps: vec![], targets: targets_mbps.iter().map(ways).collect() }

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use super::view::{DrainView, LimitView, TargetView};
 use crate::bandwidth::LimitChange;
 
-/// Of this host and of each of these targets: the limit that was reckoned with, and those that hold later. What is no
-/// less than the paths carry is not told.
+/// The warnings about limits of this host and of each of these targets: the limit that the plan assumes, and those
+/// that apply later. A limit that is at least what the paths carry is not mentioned.
 pub(super) fn limits_told(view: &DrainView, targets: &BTreeSet<usize>) -> Vec<String> {
     let targets: Vec<&TargetView> = targets.iter().map(|target| &view.targets[*target]).collect();
     let of_each = targets.iter().map(|target| (&target.name, &target.limit, unlimited_mbps(target)));

@@ -1,4 +1,4 @@
-//! Whose turn it is among VMs that go to several targets.
+//! The order of VMs that go to several targets.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -51,7 +51,7 @@ mod tests {
 
     use super::*;
 
-    /// Of items that are a target and its bytes.
+    /// Orders items, each a target and its bytes.
     fn order(items: &[(usize, u64)]) -> Vec<(usize, u64)> {
         in_turns(items.to_vec(), |item| item.0, |item| item.1)
     }

@@ -34,7 +34,7 @@ pub struct DrainPlan {
     pub moves: Vec<Move>,
     /// The VMs that stay.
     pub stays: Vec<Stay>,
-    /// Of these, those that could go if room came free that is to be expected.
+    /// Those of them that could move if room became free, which is to be expected.
     #[serde(default)]
     pub await_room: Vec<String>,
     /// Whether a VM is on its way that will leave them some.

@@ -158,7 +158,7 @@ pub enum DrainEvent {
         /// How.
         end: MoveEnd,
     },
-    /// Of this VM it was not known where it runs, and now is: its target has answered at last.
+    /// It is now known where this VM runs: its target has answered at last.
     Settled {
         /// The VM.
         vm: String,
@@ -215,7 +215,7 @@ pub struct Departure {
 }
 
 impl Departure {
-    /// What is told of this VM, which no plan was to move.
+    /// The view of this VM, which no plan was to move.
     pub fn told_of(self, vm: String) -> MoveStatus {
         Entry::departed(vm, self).status()
     }
@@ -354,7 +354,7 @@ impl Drain {
         self.concurrency.observe(now_ms, arrived_bytes, on_links, self.turns);
     }
 
-    /// Of a VM in a stage from which it can end so; else it was told before.
+    /// Ends the move of a VM whose stage allows that; otherwise its end was reported before.
     fn move_ended(&mut self, now_ms: f64, vm: &str, can_end: fn(Stage) -> bool, end: MoveEnd) {
         let closing = self.closing(now_ms);
         let (attempts, planning) = (self.limits.attempts, self.planning);

@@ -44,9 +44,9 @@ pub(super) struct Transfer {
 /// How the links are shared.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Links {
-    /// What one VM's transfer carries, by target, in bytes per ms.
+    /// How much one VM's transfer carries, by target, in bytes per ms.
     pub(super) vm_bytes_per_ms: Vec<f64>,
-    /// What the copies of one VM's disks carry, by target, in bytes per ms.
+    /// How much the copies of one VM's disks carry, by target, in bytes per ms.
     pub(super) disk_bytes_per_ms: Vec<f64>,
     /// What all transfers to one target carry together, in bytes per ms.
     pub(super) target_bytes_per_ms: Vec<f64>,
@@ -75,7 +75,7 @@ pub(super) struct Course {
 /// What became of transfers that went in their order.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Schedule {
-    /// Of each, in their order.
+    /// The course of each, in their order.
     pub(super) courses: Vec<Course>,
     /// From the begin of the first one to the end of step 10 of the last one.
     pub(super) total_ms: f64,
@@ -418,7 +418,7 @@ mod tests {
         Links { vm_bytes_per_ms: vec![vm; 2], disk_bytes_per_ms, target_bytes_per_ms: vec![target; 2], host }
     }
 
-    /// Of 125 MB each, of which nothing gets dirty.
+    /// Transfers of 125 MB each, of which nothing gets dirty.
     fn transfers(targets: &[usize]) -> Vec<Transfer> {
         let load = Load::resting(125e6);
         let transfer = |target: &usize| Transfer {

@@ -132,7 +132,7 @@ pub struct LinkRate {
 }
 
 impl LinkRate {
-    /// What links carry in all, by their names.
+    /// The rate of links in all, by their names.
     pub fn summed(rates: impl IntoIterator<Item = (String, f64)>) -> Vec<Self> {
         let mut links = BTreeMap::<String, f64>::new();
         for (link, rate_mbps) in rates {

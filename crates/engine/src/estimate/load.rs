@@ -25,7 +25,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Of which the wire carries this share when it is compressed. Without disks.
+    /// The load of a transfer that puts this share on the wire when it is compressed. Without disks.
     pub(crate) fn of(
         memory_bytes: u64,
         sample: Option<MemorySample>,

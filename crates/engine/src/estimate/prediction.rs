@@ -1,4 +1,4 @@
-//! What a migration will take, by its plan, by what its memory holds, and by the cores that are there for it.
+//! Predicts how long a migration will take, by its plan, its memory's content, and the cores that are there for it.
 
 use super::cores::cores_had;
 use super::sending::{copied_ms, sent_ms};

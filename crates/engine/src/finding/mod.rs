@@ -78,7 +78,7 @@ impl fmt::Display for Place {
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
-    /// What it is, for scripts: the same words in every version.
+    /// Its code, for scripts: the same words in every version.
     pub code: String,
     /// Where it is.
     pub places: Vec<Place>,

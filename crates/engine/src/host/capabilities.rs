@@ -20,8 +20,8 @@ const QEMU_ZERO_PAGES_IN_PARALLEL: u32 = 9;
     reason = "each is an ability of its own, and any may be without the others"
 )]
 pub struct Capabilities {
-    /// Who decides that the VM runs on the target. Asked of both hosts before anything else: where it is not the agents,
-    /// a lost answer may leave two copies that run, so there is no plan.
+    /// What decides that the VM runs on the target. Both hosts are asked before anything else: if it is not the
+    /// agents, a lost answer may leave two running copies, so there is no plan.
     pub commits: Committer,
     /// Whether it pauses the VM before the last of its state leaves, and then waits for its agent. Asked of the source
     /// for post-copy, whose hand-over must be recorded in between. Where all state is sent before the target runs, the
@@ -55,7 +55,7 @@ pub struct Capabilities {
     pub copies_disks: bool,
 }
 
-/// Who decides that a VM runs on the target.
+/// What decides that a VM runs on the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Committer {

@@ -3,7 +3,8 @@
 
 use super::capabilities::Capabilities;
 
-/// What a hypervisor of this name and version can do, whose agent does not say: it is 0.1.0, which has QEMU only.
+/// The capabilities of a hypervisor with this name and version, if its agent does not report them: it is 0.1.0, which
+/// has QEMU only.
 pub(super) fn capabilities(hypervisor: &str, version: &str) -> Capabilities {
     match hypervisor {
         "QEMU" => Capabilities::of_qemu(version.split('.').next().and_then(|major| major.parse().ok())),

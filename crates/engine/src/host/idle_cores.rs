@@ -30,7 +30,7 @@ const PATIENCE: u32 = 2;
 const RESERVE: f64 = 0.25;
 /// and such a share of all, as a host on which all is wanted is never wholly busy.
 const RESERVE_SHARE: f64 = 0.04;
-/// Of these, so much less is left for it where others want all.
+/// If less than this part of the reserve is idle, others want everything.
 const FULL_BELOW: f64 = 0.4;
 
 /// Somebody waited for a core. It is no more than a hint: those who wait are before those who pack in any case,
@@ -40,7 +40,7 @@ const AWAITED_WEIGHT: f64 = 0.2;
 /// So much of a core is stolen now and then from any host that is a virtual machine itself.
 const THEFT: f64 = 0.25;
 
-/// What became, over some time, of the cores on which packing may run. In cores: CPU seconds per second.
+/// How the cores on which packing may run were used over some time. In cores: CPU seconds per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CoresSample {
     /// All of them.
@@ -134,13 +134,13 @@ impl Allowance {
     }
 }
 
-/// Of `threads` that may pack for all migrations of a host together, those of one of them: the `rank`-th, from 0, of
-/// `all`.
+/// This migration's part of the `threads` that may pack for all `all` migrations of a host: it is the `rank`-th of
+/// them, from 0.
 pub fn share_of(threads: usize, rank: usize, all: usize) -> usize {
     threads.saturating_add(all.saturating_sub(rank.saturating_add(1))) / all.max(1)
 }
 
-/// Of these cores, those that are whole; none of what is negative or no number.
+/// The number of whole cores; 0 for a negative number and for what is not a number.
 fn whole(cores: f64) -> usize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates at 0")]
     let whole = cores as usize;

@@ -67,7 +67,7 @@ pub enum JournalFile {
     Sound(JournalStanding),
 }
 
-/// Who has heard of a host's journal.
+/// A witness that has heard of a host's journal.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Witness {
     /// The host's own runtime directory.
@@ -110,11 +110,11 @@ pub enum Doubt {
     Another(Witness),
     /// A witness has heard of later records.
     Older {
-        /// Who.
+        /// The witness.
         by: Witness,
         /// The generation that it has heard of.
         heard: u64,
-        /// That of the journal.
+        /// The journal's own generation.
         found: u64,
     },
     /// QEMUs of these VMs live on the host, and no record knows of them.

@@ -70,7 +70,7 @@ pub enum GuardEvent {
     },
 }
 
-/// Whose the VM is by the source's journal.
+/// Which host the VM belongs to, by the source's journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandOver {
     /// It is forbidden, or was revoked: the VM is the source's.

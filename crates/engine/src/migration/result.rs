@@ -222,7 +222,7 @@ pub enum Outcome {
     Lost,
 }
 
-/// What a VM that did not move is doing on its source, by the hypervisor that was asked when all was undone.
+/// The state of a VM that did not move, on its source, by the hypervisor that was asked when all was undone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SourceVm {
@@ -256,16 +256,16 @@ pub struct CompressionUse {
     pub stream_bytes: u64,
     /// Bytes that went to the network for them, without TCP's headers.
     pub compressed_bytes: u64,
-    /// Of `stream_bytes`, those that went as they were.
+    /// The part of `stream_bytes` that was sent uncompressed.
     pub raw_bytes: u64,
-    /// Of `raw_bytes`, those that went before a core had the time to see whether they shrink.
+    /// The part of `raw_bytes` that was sent before a core had the time to see whether it shrinks.
     #[serde(default)]
     pub overtaken_bytes: u64,
-    /// Of `stream_bytes`, those packed with LZ4.
+    /// The part of `stream_bytes` that was compressed with LZ4.
     pub lz4_bytes: u64,
-    /// Of `stream_bytes`, those packed with zstd.
+    /// The part of `stream_bytes` that was compressed with zstd.
     pub zstd_bytes: u64,
-    /// Of `stream_bytes`, those of pages that went as what had changed of them, and packed no further.
+    /// The part of `stream_bytes` in pages of which only the changes were sent, without further compression.
     #[serde(default)]
     pub delta_bytes: u64,
     /// CPU that packing took on the source; part of the source's agent's.

@@ -5,7 +5,7 @@
 //! hypervisor owed an answer and its vCPUs used next to no CPU. One that had nothing to do at that time looks the same:
 //! the figure is the longest time that its clients may have waited.
 
-/// Of the time between two looks: what wakes vCPUs to wait on costs less, a guest that does something more.
+/// The share of the time between two looks: vCPUs that only wake to wait on use less, a guest that works uses more.
 const RAN_SHARE: f64 = 0.02;
 
 /// After this time without a look it is not known when the guest ran.

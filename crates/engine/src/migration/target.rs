@@ -28,7 +28,7 @@ use utoipa::ToSchema;
 /// How long a hypervisor may take for an answer that may itself wait for a page, in ms.
 pub const LOOK_WITHIN_MS: u64 = 1_000;
 
-/// What the target has decided about a VM on its way, by its journal. All but the first are final.
+/// The target's decision about a VM on its way, by its journal. All but the first are final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IncomingState {
     /// Neither may run nor was given up.
@@ -97,13 +97,13 @@ enum Run {
 }
 
 impl Memory {
-    /// Of a VM whose source was last heard of then.
+    /// Begins for a VM whose source was last heard at this time.
     pub fn new(heard_ms: f64) -> Self {
         Self { heard_ms, is_whole: false, came_in_parts: false, allows_post_copy: false, run: Run::Untold }
     }
 
-    /// Of a VM that was told to run here in an earlier life of the agent, and lacked a part then. It is one of this host's
-    /// VMs.
+    /// Begins for a VM that was told to run here in an earlier run of the agent, and then lacked a part. It is one of
+    /// this host's VMs.
     pub fn of_part(heard_ms: f64) -> Self {
         Self { allows_post_copy: true, came_in_parts: true, run: Run::ToldEarlier, ..Self::new(heard_ms) }
     }
@@ -124,7 +124,7 @@ impl Memory {
         self.came_in_parts |= received == Received::InPart;
     }
 
-    /// Its hypervisor is told to run it: that is recorded.
+    /// Its hypervisor has the order to run it: that is recorded.
     pub fn tell_to_run(&mut self) {
         if self.run == Run::Untold {
             self.run = Run::Told;
@@ -219,11 +219,11 @@ pub struct Known {
     pub lacks_part: bool,
     /// By the journal.
     pub post_copy: PostCopy,
-    /// That of the VM.
+    /// What the VM's hypervisor says.
     pub hypervisor: Hypervisor,
 }
 
-/// What a target finds of a migration, where it looks.
+/// What a target finds out about a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
     /// By the journal; none where that has no record of it.
@@ -234,9 +234,9 @@ pub struct Found {
     pub allows_post_copy: bool,
     /// No later migration brought a VM of this name.
     pub is_last: bool,
-    /// That of the VM, as one of this host's.
+    /// What the hypervisor says about the VM as one of this host's.
     pub of_vm: Hypervisor,
-    /// The one that waits for the VM on its way.
+    /// What the hypervisor that waits for the VM on its way says.
     pub on_its_way: Hypervisor,
 }
 
@@ -274,7 +274,7 @@ impl Known {
         }
     }
 
-    /// Of a migration of which the journal has no more than what was decided, or nothing.
+    /// For a migration of which the journal has only the decision, or nothing.
     pub const fn by_decision_alone(state: Option<IncomingState>) -> Self {
         Self {
             state,

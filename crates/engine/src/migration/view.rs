@@ -1,4 +1,4 @@
-//! What is told of a migration: to people, and to who has several of them share the links.
+//! The view of a migration: for people, and for a drain that has several of them share the links.
 
 use std::collections::BTreeSet;
 
@@ -79,7 +79,7 @@ impl Timings {
     }
 }
 
-/// What is told of a migration, beside how far it is.
+/// The view of a migration, besides its progress.
 #[derive(Debug, Default)]
 pub(super) struct Record {
     log: Vec<LogLine>,

@@ -13,7 +13,7 @@ use crate::host::facts::HostFacts;
 pub struct Incapable {
     /// Name of its host.
     host: String,
-    /// Which one it is, for people.
+    /// Its name, for people.
     name: String,
     version: String,
 }

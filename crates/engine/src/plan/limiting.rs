@@ -1,4 +1,4 @@
-//! Who keeps a migration to a bandwidth limit.
+//! What keeps a migration within a bandwidth limit.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -7,7 +7,7 @@ use super::incapable::Incapable;
 use super::{Plan, PlanError, Reason};
 use crate::host::facts::HostFacts;
 
-/// Who keeps a migration to a bandwidth limit: one that holds when it begins, and one that is set later.
+/// What keeps a migration within a bandwidth limit: one that applies when it begins, and one that is set later.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LimitKeeper {

@@ -96,7 +96,7 @@ fn port(link: &MigrationLink) -> Option<&RdmaPort> {
 }
 
 impl NoRdma {
-    /// What would be said where it is not used, for whatever reason.
+    /// The reason that would be given if it is not used.
     pub(super) fn between(
         source: &HostFacts,
         target: &HostFacts,

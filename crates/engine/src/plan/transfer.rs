@@ -31,11 +31,11 @@ pub struct Parallel {
     pub channels: NonZeroU8,
     /// How they use the paths.
     pub spread: Spread,
-    /// Who packs memory; nobody where it goes as it is.
+    /// What packs memory; none if it is sent as it is.
     pub packing: Option<Packing>,
 }
 
-/// Who packs memory.
+/// What packs memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packing {
     /// A relay on either host, as far as that makes the connections faster.

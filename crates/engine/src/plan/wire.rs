@@ -43,7 +43,7 @@ pub(super) struct WirePlan {
     /// until the rest has followed, it needs both hosts.
     #[serde(default)]
     post_copy: bool,
-    /// Who keeps it to a bandwidth limit; absent for the agents.
+    /// What keeps it within a bandwidth limit; absent for the agents.
     #[serde(default, skip_serializing_if = "LimitKeeper::is_agents")]
     limit_keeper: LimitKeeper,
     /// The VM's disks that are copied, before its memory; the target sees all others.

@@ -195,7 +195,7 @@ mod tests {
             }
         }
 
-        /// What it makes to be copied, as far as it is let.
+        /// How much copying the guest's writes cause, as far as they are let through.
         fn dirty_bytes_per_s(&self) -> f64 {
             let allowed = self.held.limit().map_or(f64::INFINITY, |limit| {
                 (limit.bytes_per_s as f64 / self.write_bytes).min(limit.writes_per_s as f64)

@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 /// Name that a block device itself has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceIdentifier {
-    /// Who gave it: one device may have names of several kinds.
+    /// What assigned it: one device may have identifiers of several kinds.
     pub kind: DeviceIdentifierKind,
     /// The name.
     pub value: String,

@@ -50,7 +50,8 @@ impl KeptPart {
         Self { image: copy.image, size_bytes: copy.size_bytes, room_bytes: copy.room_bytes() }
     }
 
-    /// Of the disk that is copied: what comes back to it may go on from it. Not where the copy is of another kind.
+    /// Keeps the source's disk: a copy that comes back to it may continue from it. None if the copy is of another
+    /// kind.
     pub fn of_source(copy: &DiskCopy) -> Option<Self> {
         (!copy.is_flattened).then(|| Self::of(copy))
     }

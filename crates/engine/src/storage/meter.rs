@@ -18,7 +18,7 @@ pub struct DiskMeter {
     most_bytes_per_s: f64,
 }
 
-/// That what is left becomes less. What was gone through is no sign of it: it grows with what the guest writes, too.
+/// The sign that the rest shrinks. What was gone through is no sign: it grows with what the guest writes, too.
 #[derive(Debug, Clone, Copy)]
 struct Nearing {
     least_left_bytes: u64,

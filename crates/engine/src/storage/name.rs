@@ -1,4 +1,4 @@
-//! What people call the disks of a VM: `vda`, `vdb`, as a Linux guest does.
+//! The names of a VM's disks: `vda`, `vdb`, as in a Linux guest.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,7 +23,7 @@ pub struct DiskName(u8);
 pub struct NoDiskName(String);
 
 impl DiskName {
-    /// That of the disk at this place, from 0; none where there are no more letters.
+    /// The name of the disk at this place, from 0; none if there are no more letters.
     pub fn at(index: usize) -> Option<Self> {
         u8::try_from(index).ok().filter(|index| *index < COUNT).map(Self)
     }

@@ -13,7 +13,7 @@ use crate::host::vm_resources::{AllowedPath, VmResources};
 pub struct DiskPlaces(BTreeMap<PathBuf, PathBuf>);
 
 impl DiskPlaces {
-    /// Where a disk of this path goes, by the innermost directory that is named; none where it keeps its path.
+    /// Where a disk of this path goes, by the innermost directory that is named; none if it keeps its path.
     pub fn of(&self, path: &Path) -> Option<PathBuf> {
         let is_below = |(from, _): &(&PathBuf, &PathBuf)| path.starts_with(from) && path != from.as_path();
         let (from, to) = self.0.iter().filter(is_below).max_by_key(|(from, _)| from.components().count())?;

@@ -78,8 +78,8 @@ const FIRST_TRIALS: u32 = 3;
 /// A trial changes the figures by this part.
 const SMOOTHING: f64 = 0.1;
 
-/// Of all that would be gained over the bare wire, what costs least CPU has to keep this part. Of the gain, not of the
-/// whole: while no core is idle all codecs carry the same, and the best is to be at hand when one is again.
+/// The cheapest codec must keep this part of the gain over the bare wire. This counts the gain and not the whole:
+/// while no core is idle all codecs carry the same, and the best one must be at hand when a core is idle again.
 const AS_GOOD: f64 = 0.95;
 
 /// Another choice is taken if it promises to gain so many times as much,
@@ -105,7 +105,7 @@ pub struct CodecTrial {
 }
 
 impl CodecTrial {
-    /// Of what goes as it is.
+    /// For data that is sent as it is.
     pub const AS_IT_IS: Self = Self { seconds_per_byte: 0.0, packed_share: 1.0 };
 
     /// How far the cores are ahead of the wire if all is packed so; below 0 they do not keep up.
@@ -122,7 +122,7 @@ impl CodecTrial {
         }
     }
 
-    /// What is gained by it where the wire is full, by what the wire carries.
+    /// What is gained by it if the wire is full, by what the wire carries.
     fn gain(self) -> f64 {
         1.0 / self.packed_share.max(f64::MIN_POSITIVE) - 1.0
     }
@@ -134,7 +134,8 @@ impl CodecTrial {
     }
 }
 
-/// What all that is carried costs and leaves, by a mix of codecs and blocks that go as they are for want of cores.
+/// The cost and the rest of all that is carried, by a mix of codecs and blocks that are sent as they are for lack of
+/// cores.
 fn carried(known: &[CodecTrial; Codec::ALL.len()], mix: Mix, reading: Reading) -> CodecTrial {
     let [cheaper, stronger] = [mix.cheaper, mix.stronger].map(|codec| known[codec as usize]);
     match () {
@@ -259,7 +260,7 @@ mod tests {
 
     const MB: f64 = 1e6;
 
-    /// What the four codecs do with some content, as measured with blocks of 128 KiB.
+    /// The figures of the four codecs for some content, as measured with blocks of 128 KiB.
     fn contents() -> [[CodecTrial; 4]; 3] {
         let of = |figures: [(f64, f64); 4]| {
             figures.map(|(mb_per_core_second, ratio)| CodecTrial {

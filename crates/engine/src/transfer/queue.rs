@@ -90,7 +90,7 @@ fn unread_us(round_trip: Duration) -> u64 {
     round_trip_us.saturating_mul(UNREAD_ROUND_TRIPS).max(UNREAD_US_MIN)
 }
 
-/// Of all paths together; none where the speed of one is not known.
+/// The rate of all paths together; none if the speed of one is not known.
 fn bytes_per_ms(paths: &[Path]) -> Option<u64> {
     let carrying = paths.iter().filter(|path| !path.is_standby);
     let speeds: Option<Vec<u64>> = carrying.map(|path| path.speed_mbps).collect();

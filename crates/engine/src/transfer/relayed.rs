@@ -57,7 +57,7 @@ pub struct Compressible {
 }
 
 impl Compressible {
-    /// Of memory that could not be looked at, or that goes as what changes of it: as if it were all text.
+    /// For memory that could not be sampled, or of which only changes are sent: as if it were all text.
     const UNKNOWN: Self = Self { share: 1.0, left: 1.0 / 3.0 };
 
     /// Within its ranges, whoever said it.
@@ -95,7 +95,7 @@ pub struct RelayMeans {
     pub source_cores: f64,
     /// Cores of the target, likewise.
     pub target_cores: f64,
-    /// Of the source's, those on which it may pack, by its configuration.
+    /// The source's cores on which it may pack, by its configuration.
     pub packing_cores: f64,
     /// What earlier transfers between the two have saved, in Mb/s; absent where cores never were the limit.
     pub saved_mbps: Option<f64>,

@@ -15,7 +15,7 @@ const GUEST_AGENT: &str = "org.qemu.guest_agent.0";
 pub struct HostDevice {
     /// `pci`, `usb`, `mdev`, `scsi`, `scsi_host`; of containers also `storage`, `misc` and `net`.
     pub kind: String,
-    /// Which one it is, as far as the XML says it in one word: an address.
+    /// Its identifier, if the XML has it in one word: an address.
     pub address: String,
     /// Whether the guest goes on over another interface while this one is unplugged for a migration.
     pub is_unplugged_to_migrate: bool,
@@ -76,7 +76,7 @@ pub struct SharedMemory {
 pub struct Graphics {
     /// `vnc`, `spice` and so on.
     pub kind: String,
-    /// Where viewers connect, as far as it is an address.
+    /// The address to which viewers connect, if it is an address.
     pub listens: Vec<IpAddr>,
 }
 

@@ -15,7 +15,7 @@ pub enum DomainXmlError {
     /// More of something than a domain has.
     #[error("the domain's XML has too many {what}: at most {most} are read")]
     TooMany {
-        /// Of what.
+        /// What there is too much of.
         what: &'static str,
         /// How many there may be.
         most: usize,

@@ -19,7 +19,7 @@ pub struct Interface {
     pub model: Option<String>,
     /// Pairs of queues.
     pub queues: Option<u32>,
-    /// The MTU that the guest is told.
+    /// The MTU that the guest sees.
     pub mtu: Option<u32>,
     /// Whether the guest goes on over another interface while this one is unplugged for a migration.
     pub is_unplugged_to_migrate: bool,

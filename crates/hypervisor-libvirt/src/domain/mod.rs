@@ -127,7 +127,7 @@ impl DomainDescription {
     }
 }
 
-/// Which program libvirt starts, by its XML of what its domains may have.
+/// The program that libvirt starts, by its XML of its domains' capabilities.
 pub(crate) fn emulator_of(capabilities_xml: &str) -> Option<PathBuf> {
     let document = element::parse(capabilities_xml).ok()?;
     Element::root(&document).at("path").and_then(Element::text).map(PathBuf::from)

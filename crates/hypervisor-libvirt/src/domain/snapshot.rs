@@ -53,7 +53,7 @@ pub enum Left {
         /// Its name.
         name: String,
     },
-    /// Of another domain.
+    /// The snapshot is of another domain.
     #[error("the snapshot {} is of a domain with another name or UUID", plain(name))]
     OtherDomain {
         /// Its name.

@@ -83,7 +83,7 @@ const DEVICES: &[&str] = &[
     "watchdog",
 ];
 const CHARACTER_DEVICES: &[&str] = &["channel", "console", "parallel", "serial"];
-/// Of which readers of XML might take the first or the last.
+/// Elements of which some readers of XML might take the first and others the last.
 const ONCE_IN_A_DEVICE: &[&str] =
     &["backend", "backingStore", "driver", "format", "log", "mirror", "readonly", "source", "target"];
 /// Attributes that are paths, whatever they begin with.
@@ -109,7 +109,7 @@ const LOGS: &[&str] = &["/var/log/libvirt/"];
 const SOCKETS: &[&str] =
     &["/run/libvirt/qemu/channel/", "/var/lib/libvirt/qemu/channel/", "/var/run/libvirt/qemu/channel/"];
 const SOCKETS_WITHOUT_DIRECTORY: &str = "/var/lib/libvirt/qemu";
-/// Of what reserves a host's SCSI disks for its guests.
+/// The socket of the helper that reserves a host's SCSI disks for its guests.
 const RESERVATIONS_SOCKET: &str = "/run/qemu-pr-helper.sock";
 const VHOST_USER_SOCKETS: &[&str] = &[
     "/run/openvswitch/",

@@ -1,4 +1,4 @@
-//! What `drainpipe launch` does, for tests of this crate.
+//! Does what `drainpipe launch` does, for tests of this crate.
 
 use std::process::ExitCode;
 

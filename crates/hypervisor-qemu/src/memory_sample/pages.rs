@@ -135,7 +135,7 @@ pub(super) fn look(region: Region, pagemap: &File, memory: &File) -> Result<Seen
     })
 }
 
-/// Which pages were touched, as far as was looked.
+/// Which pages were touched, among those that were sampled.
 #[derive(Debug, Default)]
 struct Touched {
     blocks: Vec<Block>,

@@ -1,4 +1,4 @@
-//! What QEMU says about a migration, as far as any version says it.
+//! QEMU's reports about a migration, for all versions.
 
 use drainpipe_hypervisor::{MigrationStatus, RamStatus, TransferStatus};
 use serde::Deserialize;

@@ -81,7 +81,7 @@ pub fn forget_key(paths: &RuntimePaths) -> Result<(), MigrationError> {
     }
 }
 
-/// That of the migration before, of which nothing more is to come.
+/// Deletes the key of the previous migration, of which nothing more is to come.
 async fn forget(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationError> {
     match vmm.qmp().execute::<IgnoredAny>("object-del", json!({ "id": CREDENTIALS }), deadline).await {
         // It has none.

@@ -16,7 +16,7 @@ use crate::disks::{CopyState, CopyTo, DiskCopies, OpenDisk};
 use crate::error::VmError;
 use crate::spec::Disk;
 
-/// Of what the kernel counts.
+/// The kernel's unit of allocated blocks.
 const BLOCK_BYTES: u64 = 512;
 
 /// The disk of it that moves, or has moved.

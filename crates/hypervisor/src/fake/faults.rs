@@ -18,7 +18,7 @@ pub enum Act {
     RunState,
     /// Where the migration stands.
     Migration,
-    /// Whose the VM is.
+    /// Which host the VM belongs to.
     Hold,
     /// To run the guest.
     Run,

@@ -1,4 +1,4 @@
-//! A process that is none: it lives until it is told to end.
+//! A process that is not real: it lives until it is told to end.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

@@ -127,7 +127,7 @@ impl FakeVm {
         self.faults.clear(act);
     }
 
-    /// It answers nothing that it is asked from now on; what it is told to do it does not do.
+    /// From now on it answers no question, and obeys no order.
     pub fn is_mute(&self) {
         for act in [Act::RunState, Act::Migration, Act::Hold, Act::Run, Act::Cancel] {
             self.fails(act, Fault::Mute);
@@ -674,7 +674,7 @@ impl Connections for FakeVm {
     }
 }
 
-/// Of a guest that does nothing.
+/// The vCPUs of a guest that does nothing.
 #[derive(Debug)]
 struct NoTime;
 

@@ -1,4 +1,4 @@
-//! What a VM is, as its owner writes it.
+//! The specification of a VM, as its owner writes it.
 //!
 //! A [`VmSpec`] is read from TOML by people and exchanged as JSON by agents. Before a VM starts it
 //! becomes a [`ResolvedSpec`], in which nothing is left for a host to decide: the source sends its
@@ -100,8 +100,8 @@ pub struct VmSpec {
     /// Where the services of Drainpipe's own test guest answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<GuestServices>,
-    /// Who owns the VM, if not Drainpipe: it defines, starts and stops it. The rest says then what a migration must know
-    /// of it.
+    /// The VM's owner, if that is not Drainpipe: it defines, starts and stops the VM. The rest then says what a
+    /// migration must know about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manager: Option<Manager>,
 }

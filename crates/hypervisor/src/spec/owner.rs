@@ -1,4 +1,4 @@
-//! What another manager of VMs keeps to itself, of those that it owns.
+//! What another manager of VMs reserves to itself for the VMs that it owns.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::{VmName, VmSpec};
 /// The owner of VMs that no other manager owns, and its program.
 const DRAINPIPE: &str = "drainpipe";
 
-/// Who owns a VM that Drainpipe has not defined.
+/// The owner of a VM that Drainpipe has not defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Manager {
@@ -52,7 +52,7 @@ impl VmSpec {
         self.manager.map(|manager| manager.keeps(act, &self.name))
     }
 
-    /// Who owns it, if not Drainpipe, and how it is given another name.
+    /// The owner, if that is not Drainpipe, and how to give the VM another name.
     pub(crate) fn renamed_by_owner(&self) -> Option<(Manager, String)> {
         self.manager.map(|manager| (manager, manager.renaming(&self.name)))
     }

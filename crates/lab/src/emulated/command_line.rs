@@ -84,7 +84,7 @@ fn console(directory: &Path) -> Vec<String> {
     .concat()
 }
 
-/// Of this machine's root all file systems are seen, whose inodes may have the same numbers.
+/// Shares all file systems of this machine's root, whose inodes may have the same numbers.
 fn file_systems(spec: &LabSpec, machines: &MachineSpec, host: usize) -> Vec<String> {
     let shared = state::directory(&spec.name).join(&spec.hosts[host]);
     let exports = [

@@ -1,4 +1,4 @@
-//! What QEMU is told of a machine while it runs, over its QMP socket.
+//! Commands to QEMU about a running machine, over its QMP socket.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

@@ -21,7 +21,7 @@ const LIST: Procedure = remote(273, "list of domains");
 /// Domains that one list has at most (`REMOTE_DOMAIN_LIST_MAX`).
 const DOMAINS_MAX: usize = 16_384;
 const ONLY_ACTIVE: u32 = 1;
-/// Of the definition, and of what is there now if there is.
+/// Affects the definition, and the running domain if there is one.
 const LIVE_AND_CONFIG: u32 = 1 | 2;
 const CONFIG: u32 = 2;
 
@@ -39,7 +39,7 @@ pub struct XmlFlags {
 /// A text that belongs to a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetadataOf<'a> {
-    /// What it is, for people.
+    /// Its description, for people.
     Description,
     /// Its name for people.
     Title,
@@ -74,7 +74,7 @@ impl Connection {
         self.call(BY_UUID, |to| to.fixed(&uuid), deadline).await
     }
 
-    /// What it is, as XML.
+    /// Its definition, as XML.
     pub async fn xml(&self, domain: &Domain, flags: XmlFlags, deadline: Duration) -> Result<String, Error> {
         let write = |to: &mut Encoder| {
             domain.encode(to);

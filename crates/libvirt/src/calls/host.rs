@@ -56,12 +56,12 @@ impl Connection {
         self.call(HOSTNAME, |_| {}, deadline).await
     }
 
-    /// What its host has and can do, as XML.
+    /// The capabilities of its host, as XML.
     pub async fn capabilities_xml(&self, deadline: Duration) -> Result<String, Error> {
         self.call(CAPABILITIES, |_| {}, deadline).await
     }
 
-    /// What its domains may have, as XML.
+    /// The capabilities of its domains, as XML.
     pub async fn domain_capabilities_xml(
         &self,
         of: CapabilitiesOf<'_>,

@@ -14,7 +14,7 @@ const NETWORKS: Procedure = remote(283, "list of networks");
 
 /// Networks and pools that one list has at most (`REMOTE_NETWORK_LIST_MAX`, `REMOTE_STORAGE_POOL_LIST_MAX`).
 const LISTED_MAX: usize = 16_384;
-/// Of networks and of pools.
+/// Lists only active networks and pools.
 const ONLY_ACTIVE: u32 = 2;
 
 /// A network or a storage pool.

@@ -31,7 +31,7 @@ pub mod snapshot_flags {
     pub const REDEFINE: u32 = 1;
     /// And it is the current one.
     pub const CURRENT: u32 = 1 << 1;
-    /// Of disks only, without memory.
+    /// The snapshot has disks only, without memory.
     pub const DISK_ONLY: u32 = 1 << 4;
     /// All or nothing.
     pub const ATOMIC: u32 = 1 << 7;
@@ -68,7 +68,7 @@ impl Connection {
         Ok(snapshots)
     }
 
-    /// What a snapshot is, as XML, with passwords.
+    /// The description of a snapshot, as XML, with passwords.
     pub async fn snapshot_xml(&self, snapshot: &Snapshot, deadline: Duration) -> Result<String, Error> {
         let write = |to: &mut Encoder| {
             to.text(&snapshot.name);

@@ -92,7 +92,7 @@ fn find(exports: &[Offered], name: &[u8]) -> Option<(usize, u64)> {
     Some((at, exports[at].disk_bytes))
 }
 
-/// Of INFO or GO: the name, behind which comes what the client wants to know of it.
+/// The name in INFO or GO, after which comes what the client wants to know about it.
 fn asked_name(mut data: &[u8]) -> Result<&[u8], Malformed> {
     let length = u32::from_be_bytes(take(&mut data)?) as usize;
     let (name, mut rest) = data.split_at_checked(length).ok_or(Malformed("a name longer than its option"))?;

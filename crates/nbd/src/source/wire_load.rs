@@ -12,14 +12,14 @@ use tokio::time::Instant;
 /// After the last stream that had to wait for it, the wire counts as full for so long.
 const FULL_FOR: Duration = Duration::from_millis(100);
 
-/// Of what a stream has left to the kernel, which takes more only once little is left, this has not gone out.
+/// This much of a stream's data counts as unsent in the kernel, which takes more only once little is left.
 const UNSENT_BYTES: f64 = (64 << 10) as f64;
 
 /// How long a stream may wait for cores at most, and from when on it is worth it.
 pub(super) const PATIENCE_MAX: Duration = Duration::from_millis(8);
 const PATIENCE_MIN: Duration = Duration::from_millis(1);
 
-/// Of all streams of a disk.
+/// The load of all streams of a disk.
 #[derive(Debug)]
 pub(super) struct WireLoad {
     begun: Instant,

@@ -19,10 +19,10 @@ use crate::nbd::{self, REPLY_BYTES, Reply};
 use crate::requests::RequestsInFlight;
 use crate::wire::{read_full, read_next, write_both};
 
-/// Of the flush that ends a connection. No source gives it.
+/// The handle of the flush that ends a connection. No source gives it.
 const LAST_FLUSH: u64 = HANDLE_MAX + 1;
 
-/// Of those before it. No source gives it either.
+/// The handle of the flushes before it. No source gives it either.
 const FLUSH: u64 = HANDLE_MAX + 2;
 
 /// Bytes that go both ways.

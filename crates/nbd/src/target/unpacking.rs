@@ -1,4 +1,4 @@
-//! What came packed, as it was.
+//! Unpacks what came packed.
 
 use drainpipe_relay::BundleUnpacker;
 use tokio::task::spawn_blocking;

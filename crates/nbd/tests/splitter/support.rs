@@ -95,7 +95,7 @@ const WORDS: [&str; 16] = [
     "here\n",
 ];
 
-/// Of their own, in idle time.
+/// Packers of their own, in idle time.
 fn packers() -> Packers {
     let concurrent = ConcurrentSenders::default();
     let settings = PackersSettings { cores: 2, cpus: vec![], gives_way: true, concurrent };

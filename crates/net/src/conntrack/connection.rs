@@ -24,7 +24,7 @@ const TIMEOUT_MAX_S: u32 = 432_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrackedConnection {
-    /// Who began it.
+    /// The side that began it.
     pub source: SocketAddr,
     /// With whom.
     pub destination: SocketAddr,

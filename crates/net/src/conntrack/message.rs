@@ -9,9 +9,9 @@ use rustix::io::Errno;
 use super::attribute::{Attributes, aligned, nest, put};
 use super::connection::{TcpEnd, TcpState, TrackedConnection, Transport};
 
-/// Of `nlmsghdr`.
+/// The size of `nlmsghdr`.
 const HEADER_BYTES: usize = 16;
-/// Of `nfgenmsg`, which follows it.
+/// The size of `nfgenmsg`, which follows it.
 const FAMILY_BYTES: usize = 4;
 
 /// `NFNL_SUBSYS_CTNETLINK`, with what is asked for.
@@ -19,7 +19,7 @@ const NEW: u16 = 1 << 8;
 const GET: u16 = (1 << 8) | 1;
 const DELETE: u16 = (1 << 8) | 2;
 
-/// Of what is new: it must not be there, and is made.
+/// For a new entry: it must not exist, and is created.
 const EXCLUSIVE_CREATE: u16 = NLM_F_CREATE | NLM_F_EXCL;
 
 const TUPLE_ORIG: u16 = 1;
@@ -89,7 +89,7 @@ pub(super) enum Listed {
 }
 
 impl Listed {
-    /// Who began it, and with whom.
+    /// The side that began it, and the other side.
     pub(super) fn ends(&self) -> (IpAddr, IpAddr) {
         match self {
             Self::Plain(connection) => (connection.source.ip(), connection.destination.ip()),
@@ -339,7 +339,7 @@ mod tests {
         bytes
     }
 
-    /// As the kernel is told: it judges all liberally.
+    /// In the form that the kernel expects: it judges all of them liberally.
     fn liberal(mut connection: TrackedConnection) -> TrackedConnection {
         if let Transport::Tcp(state) = &mut connection.transport {
             state.source.flags |= LIBERAL;

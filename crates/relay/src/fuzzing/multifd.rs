@@ -6,7 +6,7 @@ use crate::frame::BLOCK_BYTES_MAX;
 use crate::multifd::samples::{initial, packet};
 use crate::multifd::{PAGE_BYTES, Walker};
 
-/// A block, and what is told of the pages in it and of a packet's.
+/// A block, and what is known about the pages in it and those of a packet.
 pub const MULTIFD_HOLDS_BYTES: usize = BLOCK_BYTES_MAX + (64 << 10);
 
 /// What a program sends over one connection, after a byte that says how it is cut.

@@ -149,7 +149,7 @@ impl Item {
         true
     }
 
-    /// Nothing more becomes of it; who waits for it is told.
+    /// Nothing more becomes of it; those who wait for it learn that.
     pub(super) fn is_over(&self) {
         let waker = lock(&self.state).is_over();
         waker.into_iter().for_each(Waker::wake);

@@ -17,7 +17,7 @@ use crate::host_cpu::HostCpu;
 
 pub(crate) const STEER_EVERY: Duration = Duration::from_millis(SAMPLE_EVERY_MS);
 
-/// What may wait in the sender's streams, by the time that the wire needs for it. The program counts it as sent.
+/// How much may wait in the sender's streams, by the time that the wire needs for it. The program counts it as sent.
 const STREAMS: Duration = Duration::from_millis(40);
 
 /// How long a stream waits for a block to be packed: half of the time that its part of the wire needs for one as

@@ -156,7 +156,7 @@ fn pass(passing: &Passing, stream: usize, program: &UnixStream) -> Result<(), Re
 /// How often it is looked how much a socket may hold.
 const FOLLOW_EVERY: Duration = Duration::from_millis(100);
 
-/// What one socket may hold unsent, by what the wire takes of it.
+/// How much one socket may hold unsent, by what the wire takes of it.
 struct Unsent {
     since: Instant,
     sent_bytes: usize,

@@ -152,7 +152,7 @@ pub(super) struct Order {
     pub(super) codec: Codec,
     /// If it is to be packed with each codec first, to compare them.
     pub(super) trier: Option<Trier>,
-    /// Of its pages, those of which the other end has a copy, or is to have one.
+    /// Those of its pages of which the other end has a copy, or will have one.
     pub(super) taken: Vec<TakenSlot>,
 }
 

@@ -24,7 +24,7 @@ pub(super) struct BarChart<'a> {
     pub(super) id: &'a str,
     /// What is shown.
     pub(super) title: &'a str,
-    /// What it says, for those who do not see it.
+    /// Its description, for those who do not see it.
     pub(super) description: &'a str,
     /// The rows.
     pub(super) rows: Vec<Row>,

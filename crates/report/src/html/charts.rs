@@ -87,7 +87,7 @@ fn swatch(class: &str) -> Markup {
     }
 }
 
-/// What a chart says, for those who do not see it: "tcp 13.8 s; multichannel 6.95 s".
+/// The description of a chart, for those who do not see it: "tcp 13.8 s; multichannel 6.95 s".
 fn in_words(rows: &[Row]) -> String {
     let rows: Vec<String> = rows.iter().map(|row| format!("{} {}", row.label, row.value)).collect();
     rows.join("; ")

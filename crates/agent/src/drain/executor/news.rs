@@ -1,4 +1,5 @@
-//! What a drain is told: by those that follow its migrations, by its executor, by who cancels it, and by the clock.
+//! The events of a drain: from those who follow its migrations, from its executor, from whoever cancels it, and from
+//! the clock.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::drain::Course;
 
-/// How often the engine is told that time has passed.
+/// How often the engine learns that time has passed.
 const TICK: Duration = Duration::from_millis(200);
 
 /// Events that may wait. A task that has more to send waits, too.

@@ -1,4 +1,4 @@
-//! Who may do what. One table, pure. Everybody with a certificate of the fleet may look, so looking is
+//! The rules for who may do what. One table, pure. Everybody with a certificate of the fleet may look, so looking is
 //! not in it.
 
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_identity::Peer;
 
-/// Who sent a request.
+/// The sender of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Caller {
     /// Came over the Unix socket, whose permissions let only root in.

@@ -76,7 +76,7 @@ enum Answer {
     Problem(Problem),
 }
 
-/// What one agent says to another, as JSON.
+/// The messages from one agent to another, as JSON.
 ///
 /// Holds: what is understood is passed on as it was understood. A VM that may come is one that this host can keep,
 /// needs no more memory than it was said to need, and uses what it was said to use. Paths that are taken go over this host's links only.

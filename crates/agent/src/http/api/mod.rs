@@ -79,7 +79,7 @@ pub(crate) struct Parts {
     pub(crate) disk_moves: Arc<DiskMoves>,
     /// The drain of this host.
     pub(crate) drains: Arc<Drains>,
-    /// Who comes to the fleet, and who leaves it.
+    /// Hosts that join and leave the fleet.
     pub(crate) joining: Arc<Joining>,
     /// What checks have mended here.
     pub(crate) fixes: Arc<Fixes>,

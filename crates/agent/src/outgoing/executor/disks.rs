@@ -162,7 +162,7 @@ impl Executor {
         self.copying.sender.as_ref().map_or(Ok(()), DiskSender::end_comparing)
     }
 
-    /// That a copy has failed, if one has.
+    /// The failure of a copy, if one has failed.
     pub(super) async fn look_at_disks(&mut self) -> Option<SourceEvent> {
         let states = self.disk_states().await;
         let is_alone = self.copies_disks_alone();

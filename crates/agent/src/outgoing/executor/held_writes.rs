@@ -9,7 +9,7 @@ use tracing::warn;
 use super::{Executor, qemu_failed};
 use crate::vms::QMP_DEADLINE;
 
-/// How soon QEMU is told the same limit again.
+/// How soon QEMU gets the same limit again.
 const HELD_AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// How they are held back now.

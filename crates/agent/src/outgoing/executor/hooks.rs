@@ -1,4 +1,4 @@
-//! The host's hooks: a VM's is told before the pause, and another one should the VM stay.
+//! The host's hooks: one runs before the VM's pause, and another one if the VM stays.
 
 use drainpipe_engine::migration::progress::pause_is_near;
 use drainpipe_engine::transfer::downtime::downtime_limit_ms;
@@ -13,7 +13,7 @@ use crate::vms::hooks::{self, Moment};
 /// With it the hypervisor pauses the VM only when nothing is left to send, which is rare while the guest works.
 pub(super) const HELD_DOWNTIME_LIMIT_MS: u64 = 0;
 
-/// How far the hook is that is told before the pause.
+/// The state of the hook that runs before the pause.
 #[derive(Debug, Default)]
 pub(super) enum BeforePause {
     /// There is none, or it has ended.

@@ -136,7 +136,7 @@ impl Executor {
         Ok(SourceEvent::Connected(plan))
     }
 
-    /// Of the slowest path, where the target takes it.
+    /// The round trip of the slowest path, if the target accepts it.
     fn round_trip_us(&self, trials: &[Connected]) -> Option<u32> {
         let longest = probe::longest_round_trip(trials);
         let round_trip = self.agreed.protocol?.round_trip_in_step_5(longest)?;

@@ -27,8 +27,8 @@ impl Executor {
         self.tracked.as_ref().and_then(|Gone { tracked_use, .. }| tracked_use.clone())
     }
 
-    /// Of its NICs; none where there are none, or connections stay. That of one that the definition leaves open only its
-    /// QEMU tells.
+    /// The MAC addresses of its NICs; none if there are none, or if connections stay. If the definition leaves one
+    /// open, only QEMU knows it.
     fn tracked_macs(&self) -> Option<Vec<MacAddress>> {
         let macs: Vec<MacAddress> = match &self.claimed.vmm {
             Some(vmm) => vmm.spec().macs().to_vec(),

@@ -486,7 +486,7 @@ fn zero_pages((source, target): &(HostFacts, HostFacts)) -> Option<ZeroPages> {
     source.then_some(if target { ZeroPages::InParallel } else { ZeroPages::InMain })
 }
 
-/// Who holds its bytes back.
+/// What limits its bandwidth.
 fn valve(plan: &Plan, relay: Option<&OutgoingRelay>, pacer: Pacer) -> Valve {
     match (relay, plan.limit_keeper) {
         (Some(relay), _) => Valve::Relay(relay.limiter()),
@@ -496,7 +496,7 @@ fn valve(plan: &Plan, relay: Option<&OutgoingRelay>, pacer: Pacer) -> Valve {
     }
 }
 
-/// Of late; 0 where the hypervisor does not say.
+/// The recent rate; 0 if the hypervisor does not report it.
 fn sent_mbps(status: &TransferStatus) -> u64 {
     let mbps = status.ram.map_or(0.0, |ram| ram.throughput_mbps);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates")]
@@ -504,12 +504,12 @@ fn sent_mbps(status: &TransferStatus) -> u64 {
     mbps
 }
 
-/// Where the target's QEMU listens, as seen from here.
+/// The address at which the target's QEMU listens, as seen from here.
 pub(super) fn listening_at(plan: &Plan, endpoint: &Endpoint) -> io::Result<SocketAddr> {
     on_link(&plan.paths.first().link, endpoint.address, endpoint.port)
 }
 
-/// Where the target takes copies of disks, as seen from here.
+/// The address at which the target accepts copies of disks, as seen from here.
 pub(super) fn disks_at(plan: &Plan, endpoint: &Endpoint, port: u16) -> io::Result<SocketAddr> {
     on_link(&plan.paths.first().link, endpoint.address, port)
 }

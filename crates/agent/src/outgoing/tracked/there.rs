@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_net::{ConnectionKey, Tracked, TrackedConnection};
 
-/// By then before a kernel forgets a connection that it hears nothing of, it is told anew.
+/// A connection is sent again before a kernel forgets one of which it hears nothing.
 const EXPIRY_MARGIN: Duration = Duration::from_secs(10);
 
 /// What was told to the target, and when that has said that its kernel tracks it. Without that it may be there or not.
@@ -15,7 +15,7 @@ pub(super) struct There(HashMap<ConnectionKey, (TrackedConnection, Option<Instan
 /// What is to be told to the target.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Changes {
-    /// It forgets these first, where it has them by this VM's source: they have ended, or are told anew.
+    /// Entries from this VM's source to be deleted first: they have ended, or are sent again.
     pub(super) ended: Vec<TrackedConnection>,
     pub(super) connections: Vec<TrackedConnection>,
 }

@@ -151,7 +151,7 @@ pub(super) async fn run(watch: Arc<Mutex<PeerWatch>>) {
 }
 
 impl PeerWatch {
-    /// Of no path yet. `address` is the peer's migration address.
+    /// A watch without any path yet. `address` is the peer's migration address.
     pub(super) fn new(watches: &Arc<PathWatches>, peer: &str, address: IpAddr) -> Self {
         Self {
             watches: Arc::clone(watches),

@@ -21,7 +21,7 @@ use drainpipe_api_types::{HeardMark, Hearing};
 /// Longest that another host may take to answer. It has it in mind.
 pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long after a record the others are told: several at a time.
+/// How long after a record the other hosts learn of it: several records at a time.
 const TELL_AFTER: Duration = Duration::from_millis(500);
 
 /// Whether anybody but this host itself has shown that nothing is missing in its journal.

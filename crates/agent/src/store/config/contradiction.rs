@@ -16,7 +16,7 @@ const PAGE_CACHE_MIB_MAX: u32 = 1 << 18;
 
 /// A value that cannot be meant.
 pub(super) struct Contradiction {
-    /// Where it is, as in `peer.1.name`.
+    /// Where in the file it is, such as `peer.1.name`.
     key: String,
     message: String,
 }

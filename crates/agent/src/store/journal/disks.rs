@@ -54,7 +54,7 @@ impl FromSql for FileId {
 pub(crate) struct DiskFile {
     /// Where it is, if it is.
     pub(crate) path: String,
-    /// Which file it is; absent where that is not known, as where the agent ended as it made it.
+    /// The file; absent if it is not known, for example because the agent ended while it made it.
     pub(crate) file: Option<FileId>,
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct DrainRecord {
     pub(crate) ended_at: Option<Timestamp>,
     /// Whether this host is cordoned for it.
     pub(crate) cordons: bool,
-    /// What was asked for last, of a way back how VMs are moved; absent if an older Drainpipe began it.
+    /// The last request; for a failback, how VMs move; absent if an older Drainpipe began it.
     pub(crate) request: Option<DrainRequest>,
     /// How far it has come.
     pub(crate) status: DrainStatus,

@@ -220,7 +220,7 @@ impl Journal {
         self.incoming_where(&format!("state = '{}'", word(state)))
     }
 
-    /// Of which something is left. The condition is one of ours.
+    /// Records of which something is left. The condition is one of ours.
     fn incoming_where(&self, condition: &str) -> Result<Vec<IncomingRecord>, JournalError> {
         self.run(|connection| {
             let mut statement =

@@ -1,4 +1,4 @@
-//! What comes to a host, of both classes, as its agent grants it.
+//! What the agent of a host grants to the traffic that comes to it, in both classes.
 
 use super::*;
 use crate::test_host::TestHost;

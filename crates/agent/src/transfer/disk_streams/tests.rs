@@ -1,4 +1,4 @@
-//! Who gets to the disks of a VM that moves, at both ends, and which copies count as whole.
+//! Which clients get to the disks of a VM that moves, at both ends, and which copies count as complete.
 
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixListener;

@@ -30,7 +30,7 @@ impl Sender {
         pacer
     }
 
-    /// It is told to send, as its migration does.
+    /// It is ordered to send, as its migration does.
     fn begin(&self, pacer: &Pacer) -> Pacing {
         self.host.block_on(async {
             self.vm.set_bandwidth(pacer.qemu_begins_with_mbps(), QMP_DEADLINE).await.unwrap();

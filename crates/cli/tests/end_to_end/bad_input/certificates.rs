@@ -13,7 +13,7 @@ use crate::support::TestLab;
 
 const DAYS: NonZeroU32 = NonZeroU32::new(1).unwrap();
 
-/// Of host `b`, where the VM `web` of host `a` is to go.
+/// Gives bad certificates to host `b`, where the VM `web` of host `a` is to go.
 pub(super) fn bad_certificates(lab: &TestLab) {
     let ours = lab.directory("client").join("pki");
     let strange = lab.files().join("pki");

@@ -1,4 +1,4 @@
-//! Who may do what, over TLS.
+//! The permissions of callers, over TLS.
 
 use std::fs;
 use std::path::Path;

@@ -271,7 +271,8 @@ impl<'lab> Faults<'lab> {
         self.journals.copy();
     }
 
-    /// Of one host in each round: who loses two at once has to know more than an operator here.
+    /// Spoils one host's journal in each round: if two were lost at once, one would have to know more than an operator
+    /// here does.
     fn spoil(&mut self, host: &str, way: Spoil) -> bool {
         if self.journals.spoiled().is_some() || self.lab.agent_pid(host).is_none() {
             return false;

@@ -18,7 +18,7 @@ use crate::drain::ask;
 use crate::program::Running;
 use crate::support::{TestLab, eventually};
 
-/// Of the disk under each journal.
+/// The size of the disk under each journal.
 const JOURNAL_DISK_MIB: usize = 24;
 
 /// Its parts. What `SQLite` shares between processes is made anew.
@@ -88,7 +88,7 @@ impl<'lab> Journals<'lab> {
         }
     }
 
-    /// Of a host whose agent is down.
+    /// Spoils the journal of a host whose agent is down.
     pub(super) fn spoil(&mut self, host: &str, way: Spoil) {
         let directory = self.directory(host);
         for file in FILES.into_iter().chain([SHARED_FILE]) {

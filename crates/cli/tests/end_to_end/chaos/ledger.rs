@@ -61,7 +61,7 @@ pub(super) enum Victim {
     Machine,
     /// It is wrong. No VM may stand still for that.
     Clock(String),
-    /// Of a host, by whose clock they are not valid yet: it and the others do not reach each other.
+    /// A host's certificates are not valid yet by its clock: it and the others do not reach each other.
     Certificates(String),
     /// A host gets many requests.
     Requests(String),
@@ -106,7 +106,7 @@ pub(super) struct Ledger {
     longest_silence: (Duration, String),
     /// Since somebody asked.
     longest_of_late: Duration,
-    /// Of what faults and promises allow, in percent.
+    /// The most that was used of what faults and promises allow, in percent.
     most_used_percent: u128,
     longest_settling: Duration,
 }

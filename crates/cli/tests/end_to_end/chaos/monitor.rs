@@ -110,7 +110,7 @@ fn attend(stream: &UnixStream, copies: &Mutex<Copies>, tell: &Sender<Seen>) {
     seen(Moment::Left);
 }
 
-/// Who connects, by its command line and its working directory.
+/// Identifies the client, by its command line and its working directory.
 fn identify(stream: &UnixStream) -> Option<Identity> {
     let pid = socket_peercred(stream).ok()?.pid.as_raw_nonzero().get();
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;

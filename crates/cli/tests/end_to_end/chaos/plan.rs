@@ -58,7 +58,7 @@ pub(super) struct Next {
     pub(super) turn: usize,
     /// It begins as soon as the VM runs on its first target, instead of when that move is over.
     pub(super) at_once: bool,
-    /// Who is refused asks again, for as long as the storm lasts.
+    /// A refused request is repeated, for as long as the storm lasts.
     pub(super) insists: bool,
     pub(super) way: MoveOptions,
 }

@@ -262,7 +262,7 @@ const fn at(
     [Some(aimed(kind, place, moment, after_ms, lasts_ms)), None]
 }
 
-/// Of a VM that is in flight for a second, and nothing else.
+/// A VM is in flight for a second, and nothing else happens.
 const fn quiet(name: &'static str) -> Scenario {
     Scenario {
         name,
@@ -286,7 +286,7 @@ const fn spoiled(name: &'static str, way: Spoil) -> Scenario {
     scenario
 }
 
-/// Of a VM that is throttled.
+/// A VM is throttled.
 const fn outage(name: &'static str, kind: FaultKind, way: MoveOptions) -> Scenario {
     let mut scenario = quiet(name);
     (scenario.bed, scenario.dirty_mib_per_s, scenario.way) = (IMPATIENT, BUSY, way);

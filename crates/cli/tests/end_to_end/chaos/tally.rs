@@ -28,7 +28,7 @@ pub(super) struct Ran {
     pub(super) labs: usize,
     pub(super) faults: usize,
     pub(super) told_as_lost: usize,
-    /// Of what was asked for.
+    /// How requests have ended.
     pub(super) ends: Vec<String>,
     pub(super) paths_out: usize,
     pub(super) longest_silence_ms: u64,

@@ -43,11 +43,11 @@ const MISSED: &str = "fault: its moment did not come";
 
 /// What is to be set up.
 pub(super) struct Setting {
-    /// Of each VM.
+    /// The memory of each VM.
     pub(super) memory_mib: u64,
     /// One for each VM.
     pub(super) dirty_mib_per_s: Vec<u32>,
-    /// Of its directory.
+    /// The name of its directory.
     pub(super) name: String,
     /// Which has the lab.
     pub(super) machine: Arc<Machine>,
@@ -67,7 +67,7 @@ pub(super) struct World<'lab> {
     claims: Vec<Claim>,
     /// When each VM was last sent somewhere.
     sent: BTreeMap<String, Instant>,
-    /// Of operations, since somebody asked.
+    /// How operations have ended since somebody asked.
     ends: Vec<End>,
     checked_at: Instant,
     lab: &'lab TestLab,

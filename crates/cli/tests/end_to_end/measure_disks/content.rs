@@ -6,7 +6,7 @@ use std::path::Path;
 
 use drainpipe_guest::page::{Content, PAGE_BYTES, PAGE_WORDS};
 
-/// Of one kind each, by turns.
+/// The size of a piece; pieces of each kind take turns.
 const PIECE_BYTES: u64 = 64 << 20;
 
 /// Read or written at once.

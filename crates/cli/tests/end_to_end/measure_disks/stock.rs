@@ -109,7 +109,7 @@ fn end(monitor: &mut Monitor) {
     monitor.ask("blockdev-del", &json!({ "node-name": "stock" }));
 }
 
-/// Of all its threads, in user and system mode.
+/// The CPU time of all its threads, in user and system mode.
 fn cpu_s(pid: Pid) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
     let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();

@@ -51,7 +51,7 @@ pub(super) struct Move {
     pub(super) total_s: f64,
     /// What the hypervisor has sent of memory, by the time in which it did.
     pub(super) gbps: f64,
-    /// Of everything on the machine meanwhile, which is both hosts.
+    /// The CPU time of everything on the machine meanwhile, which is both hosts.
     pub(super) cpu_s: f64,
     /// As the hypervisor says.
     pub(super) pause_ms: f64,
@@ -103,7 +103,7 @@ fn bytes(job: &str, key: &str) -> Option<f64> {
     Some(number(job, key)? * f64::from(unit))
 }
 
-/// Of all cores since the machine has booted.
+/// The CPU time of all cores since the machine was booted.
 fn cpu_used_s() -> f64 {
     const TICKS_PER_S: f64 = 100.0;
     let stat = fs::read_to_string("/proc/stat").unwrap();

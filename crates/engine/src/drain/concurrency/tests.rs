@@ -13,11 +13,11 @@ const LINKS: f64 = 237_500.0;
 /// VMs, and links or CPUs that carry them.
 #[derive(Clone, Copy)]
 struct Mix {
-    /// What so many transfers at a time carry, as a share of the links.
+    /// The share of the links that this many transfers carry.
     carries: fn(u8) -> f64,
     vms: usize,
     vm_mib: (f64, f64),
-    /// Of each VM gets dirty while it is on the links, as a share of the links.
+    /// How fast each VM's memory gets dirty while it is sent, as a share of the links.
     dirty: f64,
     seed: u64,
 }

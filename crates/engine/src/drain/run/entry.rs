@@ -137,7 +137,7 @@ pub(super) struct Entry {
     pub(super) needs_plan: bool,
     /// It failed while a plan was being made in which it is still under way.
     pub(super) missed_plan: bool,
-    /// Of its memory, in the attempt under way, or the last one.
+    /// What was sent of its memory, in the running attempt or the last one.
     pub(super) sent_bytes: u64,
     // Of its disks.
     copied_bytes: u64,
@@ -273,7 +273,7 @@ impl Entry {
         self.cancelled && self.patience != Patience::Yielded
     }
 
-    /// That it has given the links to others is no failure, nor that targets refused it.
+    /// It is no failure that it has given the links to others, nor that targets refused it.
     pub(super) fn attempts_allowed(&self, attempts: u8) -> u8 {
         attempts.saturating_add(u8::from(self.patience == Patience::Yielded)).saturating_add(self.refusals)
     }
@@ -346,7 +346,7 @@ impl Entry {
         }
     }
 
-    /// What should still be sent, by the prediction. All of it as long as nothing has arrived.
+    /// How much should still be sent, by the prediction. All of it as long as nothing has arrived.
     pub(super) fn left_bytes(&self) -> f64 {
         if self.sent_bytes == 0 {
             return f64::INFINITY;

@@ -172,7 +172,7 @@ fn the_first_one_is_prepared_alone_for_a_while() {
     assert_eq!(drain.handle(FIRST_ALONE_MS, DrainEvent::Tick), [begin_w]);
 }
 
-/// Of five, the first is on the links, and three are ready.
+/// The first of five VMs is sending, and three are ready.
 fn one_sends_and_three_are_ready() -> Drain {
     let moves = ["v", "w", "x", "y", "z"].map(|vm| planned(vm, "b")).to_vec();
     let (mut drain, _) = begin_with(moves, DrainLimits { inbound: 8, ..LIMITS });
@@ -225,7 +225,7 @@ fn what_does_not_come_to_its_end_keeps_the_links() {
     assert_eq!(drain.handle(4_001.0, paused("v"))[0], release("y"));
 }
 
-/// VMs of a second each that fill the links one after the other, and are told of up to their pauses, and after these.
+/// VMs of a second each that fill the links one after the other, with events up to their pauses, and after these.
 #[test]
 fn what_a_paused_vm_has_sent_and_was_not_told_of_is_not_taken_for_slow_links() {
     let names: Vec<String> = (0..20).map(|vm| format!("v{vm}")).collect();

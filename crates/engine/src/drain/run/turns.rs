@@ -1,4 +1,4 @@
-//! Whose turn it is: to be prepared, to use the links, and to leave them to another one.
+//! Which VM's turn it is: to be prepared, to use the links, and to leave them to another one.
 
 use super::super::limits::{AHEAD, FIRST_ALONE_MS};
 use super::super::plan::Move;
@@ -7,7 +7,7 @@ use super::planning::Planning;
 use super::{Drain, DrainAction};
 use crate::migration::ENDING_MS;
 
-/// What has arrived is told some time later.
+/// The bytes that have arrived are reported some time later.
 const TOLD_AFTER_MS: f64 = 100.0;
 
 impl Drain {

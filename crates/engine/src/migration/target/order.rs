@@ -176,7 +176,7 @@ pub enum Why {
 }
 
 impl Why {
-    /// As which kind of problem it is told.
+    /// The kind of problem as which it is reported.
     pub fn kind(self) -> ProblemKind {
         match self {
             Self::NoRecord | Self::NotOnItsWay => ProblemKind::NotFound,
@@ -463,7 +463,7 @@ mod tests {
     const WHOLE: OrderEvent = OrderEvent::Received(Received::Whole);
     const BY_SOURCE: Order = Order::Run { is_sources: true };
 
-    /// What is done of an order for a VM on its way, as this comes of it.
+    /// What to do about an order for a VM on its way, given this outcome.
     fn does(order: Order, events: &[OrderEvent]) -> Vec<OrderAction> {
         let (mut task, first) = Task::begin(order, true, false);
         std::iter::once(first).chain(events.iter().map(|event| task.handle(*event))).collect()

@@ -62,7 +62,7 @@ pub enum WatchEvent {
     Gone,
 }
 
-/// What a source says of a hand-over, by its journal.
+/// What a source says about a hand-over, by its journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandOver {
     /// Not yet; it may come.
@@ -144,7 +144,7 @@ impl Watch {
     }
 }
 
-/// Of one that was told to run here, and whose source says nothing more.
+/// For a VM that was told to run here, and whose source says nothing more.
 fn settled(view: Option<IncomingView>) -> WatchAction {
     match view {
         Some(IncomingView::Running | IncomingView::Ended) => WatchAction::Close,
@@ -152,7 +152,7 @@ fn settled(view: Option<IncomingView>) -> WatchAction {
     }
 }
 
-/// Of a source that does not say whose the VM is, and was silent for long.
+/// For a source that does not say which host the VM belongs to, and was silent for long.
 fn give_up(now_ms: f64, memory: &Memory, event: WatchEvent) -> WatchAction {
     let is_known_soon = memory.silent_for_ms(now_ms) < KEPT_MUTE_FOR_MS;
     match event {
@@ -177,7 +177,7 @@ impl Memory {
 mod tests {
     use super::*;
 
-    /// What is done of a VM whose source was last heard of so long ago, as this comes of it.
+    /// What to do about a VM whose source was last heard this long ago, given this outcome.
     fn does(silent_for_ms: f64, memory: Memory, events: &[WatchEvent]) -> Vec<WatchAction> {
         let (mut watch, _) = Watch::begin();
         events.iter().map(|event| watch.handle(silent_for_ms, &memory, *event)).collect()

@@ -31,7 +31,7 @@ pub enum Remains {
     Leave,
 }
 
-/// Of a VM that was discarded.
+/// What remains of a VM that was discarded.
 pub fn remains(is_here: bool, comes_again: bool) -> Remains {
     if is_here || comes_again { Remains::Leave } else { Remains::Remove }
 }
@@ -45,7 +45,7 @@ pub enum Waiting {
     GiveUp,
 }
 
-/// Of a VM that waits, by its hypervisor. One that lives and does not answer may have the only copy.
+/// What to do with a VM that waits, by its hypervisor. A VM that lives and does not answer may be the only copy.
 pub fn waiting(hypervisor: Hypervisor) -> Waiting {
     match hypervisor {
         Hypervisor::None | Hypervisor::Ended => Waiting::GiveUp,

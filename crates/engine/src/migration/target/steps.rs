@@ -45,7 +45,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// As which kind of problem it is told.
+    /// The kind of problem as which it is reported.
     pub fn kind(self) -> ProblemKind {
         if self == Self::NotOnItsWay { ProblemKind::NotFound } else { ProblemKind::Conflict }
     }

@@ -26,7 +26,7 @@ pub(crate) enum DisksError {
     Writers(#[from] io::Error),
 }
 
-/// Of the first disks, so many. They wait for a rate.
+/// The writers of the first `count` disks. They wait for a rate.
 pub(crate) fn writers(count: usize) -> Result<Arc<Writers>, DisksError> {
     mount(c"devtmpfs", c"/dev", c"devtmpfs", MountFlags::empty(), None).map_err(DisksError::Dev)?;
     let disks = ('a'..='z').take(count).map(open).collect::<Result<_, _>>()?;

@@ -53,7 +53,7 @@ impl Line {
 }
 
 impl Run {
-    /// Starts the program; none if it cannot be, of which the user is told.
+    /// Starts the program; none if that fails, which the user learns.
     ///
     /// All runs of a port share it: a frame of one that has lost its user is never within another's.
     pub(crate) fn start(port: &Arc<Mutex<File>>, session: Session, request: &Request) -> Option<Self> {

@@ -108,7 +108,7 @@ impl World {
         Command { operation, is_durable, keeps_allocation: false, offset: begin as u64, length }
     }
 
-    /// What the scheduler is told, which the planted bugs lie about.
+    /// The messages to the scheduler, which the planted bugs falsify.
     fn as_submitted(&self, command: Command) -> Command {
         let apart = Command { offset: self.submitted * 100, ..command };
         match self.planted {

@@ -436,7 +436,7 @@ async fn run(
 
 /// Post-copy: listen for the rest of the memory
 ///
-/// Of a VM that runs here, and whose connection to its source is broken, or stands still.
+/// For a VM that runs here, and whose connection to its source is broken or stands still.
 #[utoipa::path(post, path = "/v1/incoming/{id}/reconnection", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")
 ), request_body = ConnectionRequest, responses(

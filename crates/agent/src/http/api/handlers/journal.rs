@@ -48,8 +48,8 @@ async fn journal(State(host): State<Arc<Host>>, State(journal): State<Arc<Journa
 
 /// Go on with what is there
 ///
-/// Of a journal that is not believed: VMs that live on the host are recorded anew, by what stands beside their QEMUs, and
-/// what other hosts know of the journal that was there holds for this one.
+/// Continues without a believed journal: VMs that run on the host are recorded again, from the files beside their
+/// QEMUs, and what other hosts know about the old journal then applies to this one.
 #[utoipa::path(post, path = "/v1/journal/adoption", tag = tags::HOSTS, responses(
     (status = 200, description = "The agent goes on; what has become of the VMs.", body = JournalView),
     (status = 409, description = "The journal is believed.", body = Problem),

@@ -37,7 +37,7 @@ pub(in crate::http::api) fn routes() -> Routes {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct VmsQuery {
-    /// Whose VMs.
+    /// The hosts whose VMs are listed.
     #[serde(default)]
     #[param(inline, required = false)]
     scope: Scope,

@@ -27,7 +27,7 @@ use crate::test_host::{
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Who calls.
+/// The caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Who {
     Root,

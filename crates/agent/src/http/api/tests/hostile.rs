@@ -1,4 +1,4 @@
-//! Requests that make no sense: each is told so, as a problem, and nothing breaks.
+//! Requests that make no sense: each is refused with a problem, and nothing breaks.
 
 use drainpipe_engine::journal::GENERATION_MAX;
 use drainpipe_engine::problem::ProblemKind;
