@@ -55,7 +55,7 @@ async fn announce_at(network: &Network, vm: &VmName, tap: &str, mac: MacAddress)
                 guest sends something");
         }
         Err(error) => {
-            tracing::warn!(%vm, tap, %error, "could not announce to the network where the domain runs")
+            tracing::warn!(%vm, tap, %error, "could not announce to the network where the domain runs");
         }
     }
 }
