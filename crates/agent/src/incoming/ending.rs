@@ -29,7 +29,7 @@ pub(super) async fn clear_discarded(incoming: &Incoming) -> Result<(), Problem> 
             Ok(()) => incoming.journal.forget_incoming_vm(&record.id)?,
             // A QEMU that nobody needs and that hangs must not keep the agent from all others.
             Err(problem) => {
-                warn!(vm = record.vm, %problem, "its remains are removed when the agent restarts")
+                warn!(vm = record.vm, %problem, "its remains are removed when the agent restarts");
             }
         }
     }

@@ -429,7 +429,7 @@ impl PeerWatch {
             match set.and_then(|()| end.bind_again().map_err(Problem::failed)) {
                 Ok(()) => info!(peer = self.peer, "path {}: its link has been created again", end.path),
                 Err(problem) => {
-                    debug!(peer = self.peer, %problem, "path {} cannot be watched at the moment", end.path)
+                    debug!(peer = self.peer, %problem, "path {} cannot be watched at the moment", end.path);
                 }
             }
         }
