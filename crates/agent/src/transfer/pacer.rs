@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -177,6 +178,8 @@ impl Keeping {
                 let count = self.connections.count;
                 self.is_left_to_qemu(&format!("found {found} of QEMU's {count} connections"));
             }
+            // QEMU has just ended: the transfer is over, which others tell.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => self.is_left_to_qemu(&error.to_string()),
         }
     }
