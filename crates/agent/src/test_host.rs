@@ -1,5 +1,5 @@
-//! A host in a temporary directory, for tests: its parts as [`app`] makes them, over a fake hypervisor and a journal of its
-//! own. Its peers `source` and `target` answer what a test has them answer, or nothing.
+//! A host in a temporary directory, for tests: its parts as [`app`] makes them, over a fake hypervisor and a journal
+//! of its own. Its peers `source` and `target` answer what a test chooses, or nothing.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! Which connection is closed when a new one comes and all slots are taken.
 //!
-//! A holder is whoever connects: an address before anything else is known of it, a host or an operator after that.
-//! Its share is what each would have if all holders divided the slots evenly. A holder that keeps to its share is never
-//! closed for somebody who does not, and somebody who has priority and keeps to its share is never refused.
+//! A holder is whoever connects: an address before anything else is known about it, and a host or an operator after
+//! that. Its share is what it would have if all holders divided the slots evenly. A holder within its share is never
+//! closed for one beyond it, and a holder with priority within its share is never refused.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

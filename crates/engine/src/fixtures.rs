@@ -1,4 +1,4 @@
-//! A host, a link and a path for tests, with nothing to them that matters: each test names what does.
+//! A host, a link and a path for tests, without anything special: each test sets what matters to it.
 
 use crate::host::capabilities::Capabilities;
 use crate::host::encryption_policy::EncryptionPolicy;

@@ -1,5 +1,5 @@
-//! What is decided by what a peer says, as a function of bytes: it says what holds whatever the peer says, and
-//! panics where it does not. `make fuzz` looks for such bytes.
+//! Decisions that depend on what a peer says, as functions of bytes: each asserts what holds whatever the peer says,
+//! and panics where it does not. `make fuzz` looks for such bytes.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

@@ -1,4 +1,4 @@
-//! Fields that only tell people something, and of which a newer peer may know values that this release does not.
+//! Fields that only inform people, and for which a newer peer may know values that this release does not.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};

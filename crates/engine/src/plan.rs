@@ -1,8 +1,8 @@
-//! The plan of one migration: how memory travels, over which paths, and why so. An immutable value, shown by `--dry-run`;
-//! who carries it out decides nothing.
+//! The plan of one migration: how memory travels, over which paths, and why. An immutable value, shown by `--dry-run`;
+//! its executor decides nothing.
 //!
-//! What cannot be cannot be said: post-copy over many connections, say, or a plan without a path. What another host says
-//! is checked where it is read (`plan/wire.rs`), and nowhere else.
+//! The type has no form for what cannot be, such as post-copy over many connections or a plan without a path. What
+//! another host sends is checked where it is read (`plan/wire.rs`), and nowhere else.
 
 mod compression;
 pub mod disks;

@@ -1,17 +1,18 @@
 //! The protocol that two hosts speak with each other, agreed on in step 1.
 //!
-//! It numbers all that agents send each other: requests and answers, the relay's stream, hellos, trials of paths. A
-//! release that changes any of it so that the release before would not understand speaks one protocol more, and the one
-//! before as well. So hosts one release apart migrate both ways, by what both know, and hosts further apart do not.
+//! The number covers everything that agents send each other: requests and answers, the relay's stream, hellos, tests
+//! of paths. A release whose messages the release before would not understand speaks one protocol more, and still
+//! speaks the one before. So hosts one release apart migrate in both directions, using what both know, and hosts
+//! further apart do not.
 //!
 //! | protocol | since | new in it |
 //! |---|---|---|
 //! | 1 | 0.1.0 | all that 0.1.0 says |
 //! | 2 | 0.2.0 | a source names its release in step 2, and the round trip in step 5; QEMU itself encrypts post-copy; disks are copied; tracked connections go along |
 //!
-//! What a protocol brings, and whatever else 0.1.0 would not take, is asked of the [`Protocol`] agreed on, here and nowhere
-//! else. Answers may have new fields in any release: whoever does not know one ignores it. Requests may not: an agent
-//! refuses a field that it does not know, which might say something that matters: docs/decisions/0062.
+//! Code asks the agreed [`Protocol`] whether the peer knows a feature, here and nowhere else. Answers may have new
+//! fields in any release: an agent that does not know one ignores it. Requests may not: an agent refuses an unknown
+//! field, which might mean something important: docs/decisions/0062.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The disks of a VM that move with it: which, how large, where to, and how far they have come.
+//! The disks of a VM that move with it: which, how large, where to, and how far they have got.
 //!
 //! A disk that is copied exists twice until the hand-over. The guest writes to the source's alone, and the copy follows:
 //!

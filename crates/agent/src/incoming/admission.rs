@@ -1,5 +1,4 @@
-//! What may come to run on this host: nothing while it is cordoned, and nothing that there is no memory
-//! for.
+//! Which VMs may run on this host: none while it is cordoned, and none without memory for it.
 
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmSpec;

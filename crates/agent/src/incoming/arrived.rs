@@ -1,5 +1,5 @@
-//! VMs that were told to run here and whose source has not heard that they do, when the agent starts: carries out what the
-//! engine decides of each.
+//! VMs that were told to run here and whose source has not heard that they do, when the agent starts: carries out what
+//! the engine decides about each.
 
 use std::sync::Arc;
 use std::time::Duration;

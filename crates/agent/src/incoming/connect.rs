@@ -1,4 +1,4 @@
-//! Step 5 on the target: ports on which the source tries the paths, the network, and QEMU listening.
+//! Step 5 on the target: ports on which the source tests the paths, the network, and QEMU listening.
 
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr, TcpListener};

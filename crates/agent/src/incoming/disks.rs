@@ -1,7 +1,8 @@
-//! Disks that are copied here with a VM: their place and room, the empty file, who may write to it, and its end.
+//! Disks that are copied here with a VM: their place and room, the empty file, who may write to it, and when that
+//! ends.
 //!
-//! What is made here is the VM's once that runs. If it is given up, what is there is kept for a while, for the next copy to
-//! go on from it ([`kept`]), or goes with it. The journal knows of it first.
+//! A file that is made here belongs to the VM once that runs. If the VM is given up, the file is kept for a while, so
+//! that the next copy can continue from it ([`kept`]), or is removed. The journal knows of it first.
 
 mod kept;
 

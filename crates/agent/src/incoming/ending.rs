@@ -1,4 +1,4 @@
-//! How a VM ceases to be on its way: it runs here, it left, it was given up, or somebody ended it.
+//! How a VM stops being on its way: it runs here, it left, it was given up, or somebody ended it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Step 3: is there the memory, beside all that is promised?
+//! Step 3: is there enough memory, besides all that is promised?
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! VMs on their way to this host: the target's side of steps 2 to 5 and 9; and, as it goes by them too, what else may come
-//! to run here, and which VMs and what room there are.
+//! VMs on their way to this host: the target's side of steps 2 to 5 and 9. Because it depends on them, also what else
+//! may run here, and which VMs and how much room there are.
 //!
 //! The source leads; this side answers, and keeps two promises that hold through crashes of either
 //! agent. What it has said it discarded never runs here. What it was told to run is never discarded.

@@ -1,4 +1,4 @@
-//! Steps 8 to 10 on the target: carries out what the engine decides of an order, one action after the other.
+//! Steps 8 to 10 on the target: carries out what the engine decides about an order, one action after the other.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Looks after one VM on its way, as the engine decides: a source that falls silent is asked; one that is gone is given up,
-//! as far as it may be.
+//! Looks after one VM on its way, as the engine decides: asks a source that falls silent, and gives up a VM whose
+//! source is gone, as far as that is allowed.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Takes up what an earlier life of this agent left, as the engine says.
+//! Takes over what an earlier run of this agent left, as the engine says.
 
 use std::sync::Arc;
 

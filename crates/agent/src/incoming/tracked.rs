@@ -1,7 +1,7 @@
-//! The connections of a VM that comes: this host's firewall tracks them from before it runs here.
+//! The connections of an incoming VM: this host's firewall tracks them before it runs here.
 //!
-//! They come from another host, so they are taken only if they are of addresses that may be the VM's: no address of this
-//! host, and none that another machine here has answered for.
+//! They come from another host, so they are accepted only if their addresses may be the VM's: no address of this host,
+//! and none that another machine here has answered for.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! Agents tell each other which list of hosts they have, and hand the newer one on. A host that was away hears
+//! Agents tell each other which list of hosts they have, and pass the newer one on. A host that was away learns
 //! everything from the first one that it reaches.
 
 use std::sync::Arc;

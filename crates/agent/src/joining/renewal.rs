@@ -1,4 +1,4 @@
-//! The host's certificate, made anew by the authority before it ends. The key is new too, and leaves this host for nobody.
+//! The host's certificate, which the authority renews before it ends. The key is new too, and never leaves this host.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What `drainpipe init`, `join` and `leave` do on a host whose agent does not run: nothing of it is needed again once the
-//! host is one of a fleet.
+//! What `drainpipe init`, `join` and `leave` do on a host whose agent does not run. None of it is needed again once
+//! the host is in a fleet.
 
 use std::net::SocketAddr;
 use std::path::Path;

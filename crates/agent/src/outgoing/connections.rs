@@ -1,4 +1,4 @@
-//! What is set on the connections of the source's QEMU, which are there some time after it was told to send.
+//! Settings of the connections of the source's QEMU, which exist only some time after it was told to send.
 
 use std::io;
 use std::time::Duration;

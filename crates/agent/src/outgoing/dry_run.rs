@@ -1,4 +1,4 @@
-//! A migration that is planned, foreseen and checked, and not begun.
+//! A migration that is planned, predicted and checked, and not begun.
 
 use drainpipe_engine::estimate::convergence::{self, MovingVm};
 use drainpipe_engine::estimate::prediction;

@@ -1,5 +1,5 @@
-//! What this host's record of a hand-over means: to the target that asks, to an operator who knows the target to be lost,
-//! and to whoever would stop the VM here.
+//! What this host's record of a hand-over means: to the target that asks, to an operator who knows that the target is
+//! lost, and to a request to stop the VM here.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What a running VM's memory is to a migration: zeros, what shrinks, what gets dirty.
+//! What a running VM's memory means to a migration: zeros, what shrinks, what gets dirty.
 
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::transfer::memory_sample::MemorySample;

@@ -1,4 +1,4 @@
-//! Migrations from this host: begun, planned, taken up again after a crash, wound up.
+//! Migrations from this host: begun, planned, recovered after a crash, ended at shutdown.
 
 mod connections;
 mod disks;

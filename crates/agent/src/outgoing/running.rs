@@ -1,4 +1,4 @@
-//! Migrations from this host, as others see them while they are under way.
+//! Migrations from this host, as others see them while they run.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

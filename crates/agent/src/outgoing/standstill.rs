@@ -1,4 +1,4 @@
-//! Looks whether the VM does anything while its memory is sent: its QEMU may answer nothing for seconds.
+//! Watches whether the VM does anything while its memory is sent: its QEMU may not answer for seconds.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

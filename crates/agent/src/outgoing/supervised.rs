@@ -1,4 +1,4 @@
-//! Tasks for whose end somebody waits, and which an error in Drainpipe may end before they have told it.
+//! Tasks whose end somebody awaits, and which an error in Drainpipe may end before they have reported it.
 
 use tokio::task::AbortHandle;
 

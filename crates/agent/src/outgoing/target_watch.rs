@@ -1,7 +1,7 @@
-//! What the target says while memory is copied to it: that it cannot take the VM.
+//! The target's report, while memory is copied to it, that it cannot take the VM.
 //!
-//! The source's QEMU hears nothing of that, or too little: resets are kept from it
-//! ([`drainpipe_hypervisor::Connections::ignore_resets`]), and why a target failed only the target knows.
+//! The source's QEMU learns nothing of that, or too little: resets are kept from it
+//! ([`drainpipe_hypervisor::Connections::ignore_resets`]), and only the target knows why it failed.
 
 use std::future::pending;
 use std::sync::Arc;

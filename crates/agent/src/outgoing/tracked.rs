@@ -1,7 +1,7 @@
-//! The connections of a VM that leaves: the target's firewall is to track them from before it runs there.
+//! The connections of a VM that leaves: the target's firewall should track them before the VM runs there.
 //!
-//! Those that stand go while its memory does; what has changed since goes beside the last of its state. The VM waits for
-//! that hardly any longer than for its state.
+//! Established ones are sent while its memory is; what has changed since goes beside the last of its state. The VM
+//! hardly waits longer for that than for its state.
 
 mod there;
 

@@ -1,8 +1,8 @@
-//! Which links of two hosts reach each other by their IPv6 link-local addresses, which say nothing of
-//! it themselves: the target opens a port on each of its links that is in question, the source sends a
-//! datagram to each of them from each link of its own, and an answer tells.
+//! Which links of two hosts reach each other by their IPv6 link-local addresses. The addresses do not show that: the
+//! target opens a port on each of its links in question, the source sends a datagram to each of them from each link of
+//! its own, and an answer shows it.
 //!
-//! Nothing is sent where every link stands in a path already.
+//! Nothing is sent if every link belongs to a path already.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};

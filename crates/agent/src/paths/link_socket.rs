@@ -1,4 +1,4 @@
-//! Sockets on one link: its own addresses, link-local ones among them, which mean nothing without it.
+//! Sockets on one link: its own addresses, including link-local ones, which mean nothing without the link.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};

@@ -1,4 +1,4 @@
-//! The ways to other hosts: found, watched, tried, and counted.
+//! The paths to other hosts: found, watched, tested, and counted.
 
 pub(crate) mod discovery;
 pub(crate) mod link_socket;

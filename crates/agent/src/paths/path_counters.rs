@@ -1,6 +1,5 @@
-//! What was sent of a migration by which path, and what has arrived, by the kernel's count of its connections.
-//! QEMU counts what it has written, of which megabytes may wait in its sockets; links count what others send
-//! too.
+//! What each path has carried of a migration, and what has arrived, by the kernel's count of its connections. QEMU
+//! counts what it has written, of which megabytes may wait in its sockets; links also count what others send.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -11,10 +11,9 @@
 //! leave  a migration needs nothing more: what nobody else needs is put back
 //! ```
 //!
-//! So it does not matter which agent is first, or whether both are: each tells the other one the end that it
-//! has. A token that is not the one known means that the other agent was started anew. When nothing is
-//! heard any more on any path, or a path has no other end yet, the source of each migration tells and asks
-//! again.
+//! So it does not matter which agent is first, or whether both are: each tells the other one which end it has. A token
+//! other than the known one means that the other agent has restarted. When nothing is received any more on any path,
+//! or a path has no other end yet, the source of each migration tells and asks again.
 //!
 //! Each host sends a datagram on each path every 50 ms, and ten times as many for a moment on one that
 //! may lose packets, from a port of the migration range to one of the other host's;

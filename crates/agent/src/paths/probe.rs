@@ -1,6 +1,5 @@
-//! Tries each path before a migration trusts it: a TCP connection from link to link, to a port of the
-//! migration range, so that a cable, a VLAN or a firewall in the way shows in a second and not as a
-//! hang.
+//! Tests each path before a migration trusts it: a TCP connection from link to link, to a port of the migration range,
+//! so that a broken cable, a VLAN or a firewall shows within a second and not as a hang.
 
 use std::io;
 use std::net::SocketAddr;

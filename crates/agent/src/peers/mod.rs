@@ -1,5 +1,5 @@
-//! The other hosts, those of the configuration and those that have joined: the ways to their agents, and who this host
-//! is to them.
+//! The other hosts, those of the configuration and those that have joined: how to reach their agents, and this host's
+//! identity to them.
 
 pub mod client;
 pub(crate) mod proof;

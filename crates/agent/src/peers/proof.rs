@@ -1,4 +1,4 @@
-//! What this host's journal may be believed: docs/decisions/0051.
+//! Whether this host's journal may be believed: docs/decisions/0051.
 //!
 //! ```text
 //! heard    what other hosts have told of their journals

@@ -1,4 +1,4 @@
-//! What another host says of itself, once it is known that both speak the same protocol.
+//! What another host says about itself, once it is known that both speak the same protocol.
 
 use std::time::Duration;
 

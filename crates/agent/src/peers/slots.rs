@@ -1,4 +1,4 @@
-//! What other hosts may have this one do at once: so much each, and so much together.
+//! How much other hosts may have this one do at once: each of them, and all together.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -1,7 +1,7 @@
 //! The fleet that this host has joined: its hosts, and whose certificates are revoked.
 //!
-//! The list lies beside the host's certificate and not in the journal: an agent that has lost its journal must know
-//! whom to ask about it. What is here is gone when the certificate is.
+//! The list is beside the host's certificate and not in the journal: an agent that has lost its journal must know whom
+//! to ask about it. Both are removed together.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 

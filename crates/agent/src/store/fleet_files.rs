@@ -1,4 +1,4 @@
-//! Where a host that has joined keeps what it has from its fleet.
+//! Where a host that has joined keeps the files from its fleet.
 
 use std::path::{Path, PathBuf};
 

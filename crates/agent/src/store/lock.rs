@@ -1,4 +1,4 @@
-//! Locking values that are whole after each assignment, whoever panics.
+//! Locks for values that are consistent after each assignment, whichever thread panics.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,5 +1,5 @@
-//! Limits of what migrations take of the links, with their memory and with their disks: of what leaves this host, and of
-//! what comes to it.
+//! Limits on what migrations take of the links, with their memory and with their disks: for what leaves this host, and
+//! for what comes to it.
 
 use std::collections::BTreeMap;
 use std::pin::pin;

@@ -1,5 +1,5 @@
-//! A connection for a disk. Where disks are packed, the kernel has no more of it unsent than the wire needs: what the agent
-//! still has can be packed.
+//! A connection for a disk. If disks are packed, the kernel holds no more unsent data than the wire needs: what the
+//! agent still has can be packed.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

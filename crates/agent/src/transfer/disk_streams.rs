@@ -4,8 +4,9 @@
 //! QEMU ── NBD ──► splitter ══ TCP, over all of the plan's paths ══► splitter ── NBD, a Unix socket ──► QEMU
 //! ```
 //!
-//! QEMU's NBD client has one connection, and so would use one path. The splitters at both ends (`drainpipe-nbd`) spread its
-//! requests over several. Here is where these come from, who is let in, and when they end.
+//! QEMU's NBD client has one connection, and so would use one path. The splitters at both ends (`drainpipe-nbd`)
+//! spread its requests over several. This module decides where these connections come from, which are accepted, and
+//! when they end.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! What migrations from here and migrations to here share.
+//! What outgoing and incoming migrations share.
 
 pub(crate) mod bandwidth;
 pub(crate) mod disk_socket;

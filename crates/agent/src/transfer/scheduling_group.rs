@@ -1,4 +1,5 @@
-//! Among which threads the kernel weighs priorities: `nice` and `SCHED_IDLE` say nothing to threads of another group.
+//! Among which threads the kernel compares priorities: `nice` and `SCHED_IDLE` mean nothing to threads of another
+//! group.
 //!
 //! The kernel divides the cores among groups first, whatever runs in them, and then within each. A group is a cgroup
 //! whose `cpu` controller is on. Threads in none are grouped by session where `sched_autogroup_enabled` says so, which

@@ -1,5 +1,5 @@
-//! What stands beside a QEMU in the runtime directory, for an agent that has lost its journal: what VM it is, where it
-//! came from and where it is to go. The journal decides as long as it is there; this is never read then.
+//! The files beside a QEMU in the runtime directory, for an agent that has lost its journal: which VM it is, where it
+//! came from and where it is going. As long as there is a journal, it decides, and these files are not read.
 
 use std::fs;
 

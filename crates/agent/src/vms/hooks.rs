@@ -1,7 +1,7 @@
 //! Programs of the host's owner that run around migrations: `[hooks]` in the configuration.
 //!
-//! They are told and not asked: whatever becomes of one, the migration goes on. Each has a time limit, an environment of
-//! its own, and no capabilities where the agent may take them from it.
+//! They are informed and not asked: whatever becomes of a hook, the migration goes on. Each has a time limit, an
+//! environment of its own, and no capabilities where the agent may take them from it.
 
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};

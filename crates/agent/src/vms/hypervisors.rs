@@ -1,7 +1,7 @@
-//! All that runs VMs on this host: QEMU, driven directly, and what another manager of VMs runs. Here alone a VM's manager
-//! says which of them that is; all others ask for what it does.
+//! Everything that runs VMs on this host: QEMU, driven directly, and what another manager of VMs runs. Only this
+//! module maps a VM's manager to one of them; all other code asks for what it does.
 //!
-//! A VM's name says whose it is: [`crate::vms::Vms`] sees to it that no two have the same.
+//! A VM's name shows which of them has it: [`crate::vms::Vms`] makes sure that no two have the same.
 
 use std::io;
 use std::net::SocketAddr;

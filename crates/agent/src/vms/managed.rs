@@ -1,4 +1,4 @@
-//! VMs that another manager of VMs owns: they come and go as it says.
+//! VMs that another manager of VMs owns: they come and go as it decides.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

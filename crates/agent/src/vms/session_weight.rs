@@ -1,6 +1,6 @@
-//! How much of the cores a session has.
+//! How much of the cores a session gets.
 //!
-//! Where no control group divides the cores, the kernel divides them among sessions before it looks at the `nice` of
+//! If no control group divides the cores, the kernel divides them among sessions before it looks at the `nice` of
 //! their threads; see "The autogroup feature" in sched(7). A session has a `nice` of its own.
 
 use std::fs;

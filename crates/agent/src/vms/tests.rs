@@ -1,5 +1,5 @@
-//! The VMs of a host on a fake hypervisor: what is there after each request, what a refused one leaves behind, and what the
-//! agent's next life makes of it.
+//! The VMs of a host on a fake hypervisor: what is there after each request, what a refused one leaves behind, and
+//! what the agent's next run makes of it.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! What an agent before this one has throttled is throttled no more.
+//! Lifts what an earlier agent has throttled.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What each VM of this host takes of its cores.
+//! How much of this host's cores each VM uses.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! QEMUs that end. Each leaves a line in the agent's log: how it ended, and the last that it wrote.
+//! QEMUs that end. Each leaves a line in the agent's log: how it ended, and its last output.
 
 use std::sync::{Arc, Weak};
 

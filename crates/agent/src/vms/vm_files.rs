@@ -8,8 +8,8 @@
 //! identity  what tells one disk from another
 //! ```
 //!
-//! The storage may be gone, and then a look at it does not return. So each look is a thread's own
-//! affair, with a deadline, and there is one at a time of each path that hangs.
+//! The storage may be gone, and then a look at it does not return. So each look has its own thread, with a deadline,
+//! and only one at a time hangs on each path.
 
 mod devices;
 mod identity;

@@ -1,12 +1,12 @@
-//! Who gets how much of a host's links, of all that send or receive over them: memory and disks.
+//! How a host's links are divided among everything that migrations send or receive over them: memory and disks.
 //!
 //! ```text
 //! goes first   memory, whose VM's disks are shared or mirrored by then; what a guest writes to mirrored disks, and waits for
 //! yields       copies of disks, down to a part that they always have
 //! ```
 //!
-//! One limit holds for all together, another one for disks alone. Where there is none, copies yield all the same while
-//! memory is sent.
+//! One limit covers everything together, another one disks alone. Without a limit, copies still yield while memory is
+//! sent.
 
 use std::time::Duration;
 

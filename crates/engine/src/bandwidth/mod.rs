@@ -1,7 +1,7 @@
 //! How much of a host's links migrations may take: limits by the clock, shared among those in flight.
 //!
-//! What leaves a host and what comes to it are limited each by itself: links carry both at once. One limit holds for all
-//! that migrations send, another one for disks alone; [`classes`] says who of both gets what.
+//! Traffic that leaves a host and traffic that comes to it are limited separately, because links carry both at once.
+//! One limit covers everything that migrations send, another one disks alone; [`classes`] divides it between the two.
 
 pub mod classes;
 pub mod pacing;

@@ -1,13 +1,14 @@
 //! How fast each connection of a QEMU may send, so that all together keep to a limit.
 //!
-//! QEMU's own limit does not hold for multifd: it counts what a channel has sent once it has sent it, and by then has
-//! given 512 KiB to each of 16 others, ten times a second. So the kernel paces each connection. Which of them QEMU uses
-//! next nobody knows, so those in use share the limit, and what the others may begin with until somebody looks again is
-//! kept for them.
+//! QEMU's own limit does not hold for multifd: QEMU counts what a channel has sent only afterwards, and has by then
+//! given 512 KiB to each of 16 others, ten times a second. So the kernel paces each connection. Nobody knows which
+//! connection QEMU will use next. So those in use share the limit, and what the others may begin with until somebody
+//! looks again is reserved for them.
 //!
-//! The kernel sends less than it is allowed to: its timers are late, a higher pace counts from the next acknowledgement on
-//! and a lower one at once (`tcp_update_pacing_rate`, Linux 6.1), and what is kept for connections at rest is not used. With
-//! 17 connections and 10 Mb/s that was up to a half. So it is measured what comes of a pace, and the pace is set by that.
+//! The kernel sends less than it may: its timers are late, a higher pace counts only from the next acknowledgement on
+//! while a lower one counts at once (`tcp_update_pacing_rate`, Linux 6.1), and what is reserved for idle connections
+//! is not used. With 17 connections and 10 Mb/s, up to half was lost. So the agent measures what comes of a pace, and
+//! sets the pace accordingly.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! How much a wire takes, of a relay that does not always fill it.
+//! How much the wire carries for a relay that does not always fill it.
 //!
-//! Where the cores are the limit, the wire carries less than it could. Were that taken for all that it takes, the
-//! relay would wait longer for blocks to be packed, and choose a codec that packs more and takes longer; the wire
-//! would carry even less, and so on down.
+//! Where the cores are the limit, the wire carries less than it could. If the relay took that for all it can carry, it
+//! would wait longer for blocks to be packed, and choose a codec that packs more and takes longer; the wire would
+//! carry even less, and so on.
 
 /// A wire that was full for this part of the time has carried all that it takes.
 const FULL_SHARE: f64 = 0.8;

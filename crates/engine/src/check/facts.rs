@@ -1,4 +1,4 @@
-//! What each host says of itself to a check.
+//! What each host reports about itself to a check.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! What is wrong with single links, or worth knowing of them.
+//! What is wrong with single links, or worth knowing about them.
 
 use super::Pair;
 use super::facts::{BondFacts, CheckFacts, Duplex, LinkCounters, LinkFacts, LinkState};

@@ -1,5 +1,4 @@
-//! What is wrong between two hosts: facts of both and the results of trials between them in, findings
-//! out.
+//! What is wrong between two hosts. In: facts of both, and the results of tests between them. Out: findings.
 //!
 //! ```text
 //! facts    what each host says of itself

@@ -1,4 +1,4 @@
-//! Everything that is known of a path: what was tried on it, and what its links are.
+//! Everything that is known about a path: what was tested on it, and what its links are.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,4 +1,4 @@
-//! What was tried between two hosts, and what came of it.
+//! A test between two hosts, and its results.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

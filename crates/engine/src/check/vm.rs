@@ -1,4 +1,4 @@
-//! What two hosts say of a VM that may move from one to the other.
+//! What two hosts say about a VM that may move from one to the other.
 
 use std::collections::BTreeSet;
 

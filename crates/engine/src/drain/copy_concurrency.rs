@@ -1,8 +1,8 @@
 //! How many VMs have their disks copied at a time between the same two devices, found by trying.
 //!
-//! Each pair of devices begins with one. When copies have carried something for a while, one pair is let have one more. It
-//! stays so if all copies together carry clearly more then, else there is one fewer when the next one ends: disks seek,
-//! links do not. One pair is tried at a time, since pairs share links.
+//! Each pair of devices begins with one. When copies have been measured for a while, one pair may have one more. It
+//! keeps that if all copies together then carry clearly more; otherwise there is one fewer when the next one ends:
+//! disks seek, links do not. Only one pair is tried at a time, since pairs share links.
 
 use std::collections::{BTreeMap, BTreeSet};
 

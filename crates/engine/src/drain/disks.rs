@@ -1,4 +1,4 @@
-//! The disks that go with a VM in a drain: which devices their copies keep busy.
+//! The disks that move with a VM in a drain, and which devices their copies keep busy.
 
 use std::collections::BTreeSet;
 

@@ -1,8 +1,8 @@
-//! When a drain or a way back will be over.
+//! When a drain or a failback will be over.
 //!
-//! What it does is counted in work: how long each VM's move would take alone, as planned. Steps of which the time does not
-//! depend on the memory, such as starting QEMU on the target, are part of that: on busy cores, or with small VMs, they are
-//! most of it. How fast that work goes is first what the plan says, and soon what the drain itself shows.
+//! The estimate counts work: how long each VM's move would take alone, as planned. That includes steps whose time does
+//! not depend on the memory, such as starting QEMU on the target: on busy cores, or with small VMs, they are most of
+//! it. At first the plan says how fast that work goes, and soon the drain itself shows it.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! What a person should know of bandwidth limits before a drain begins: a plan reckons with those of its moment, and
-//! may be made the day before.
+//! What a person should know about bandwidth limits before a drain begins: a plan assumes those of its moment, and may
+//! be made the day before.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Whether a plan may be carried out as it is. Everything is derived anew from the view: nothing of the
-//! planner is used, so that what it gets wrong is seen here.
+//! Whether a plan may be carried out. Everything is derived again from the view, without any of the planner's code, so
+//! that the planner's mistakes show here.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Emptying a host: what is known, the plan that follows, who decides while it is carried out.
+//! Emptying a host: what is known, the plan that follows from it, and the decisions while it is carried out.
 //!
 //! ```text
 //! view              what was seen when the plan was made: VMs, targets, path histories

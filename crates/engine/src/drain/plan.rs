@@ -1,4 +1,4 @@
-//! The plan of a drain: an immutable value, shown by `--dry-run`; who carries it out decides nothing.
+//! The plan of a drain: an immutable value, shown by `--dry-run`; its executor decides nothing.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! What moving a VM will take.
+//! How long moving a VM will take.
 
 use super::concurrency::Concurrency;
 use super::copy_concurrency::CopyConcurrency;

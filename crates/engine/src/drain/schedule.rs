@@ -1,5 +1,5 @@
-//! How long transfers take that share the links: the drain is played through before it begins, with the same
-//! rules for how many go at a time and how many are prepared for.
+//! How long transfers that share the links take: the drain is simulated before it begins, with the same rules for how
+//! many send at a time and how many are prepared.
 
 use std::collections::{BTreeSet, VecDeque};
 

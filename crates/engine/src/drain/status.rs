@@ -1,4 +1,4 @@
-//! How far a drain has come: what the API, `drain status` and `--json` show.
+//! How far a drain has got: what the API, `drain status` and `--json` show.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Plans of any view, and what the linter finds in them.
+//! Plans of arbitrary views, and what the linter finds in them.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What is known of the VMs and of the hosts that may take them, at the moment a plan is made.
+//! What is known about the VMs and the hosts that may take them at the moment of planning.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Memory that gets dirty about as fast as it is sent: the rounds of a transfer do not come to an end.
+//! Memory that gets dirty about as fast as it is sent, so that the rounds of a transfer do not end.
 
 use std::fmt;
 

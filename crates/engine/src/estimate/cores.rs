@@ -1,4 +1,4 @@
-//! What a migration has of two hosts' cores, and what comes of few.
+//! How much CPU a migration gets on two hosts, and what few cores do to it.
 
 use crate::host::facts::HostFacts;
 

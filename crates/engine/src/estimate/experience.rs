@@ -1,4 +1,4 @@
-//! What earlier migrations to a target say of compression there, on a source as busy as it is now.
+//! What earlier migrations to a target show about compression there, on a source as busy as it is now.
 
 /// Cores that were free then and now are alike that differ by no more than this, or by this share of the more.
 const ALIKE_CORES: f64 = 0.5;

@@ -1,4 +1,4 @@
-//! What a VM has to send.
+//! How much a VM has to send.
 
 use super::cores::slowed_ms;
 use super::sending::{END_MS, START_MS};

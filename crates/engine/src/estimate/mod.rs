@@ -1,4 +1,4 @@
-//! What will come of a migration before it has begun, or of one whose rounds do not end.
+//! Estimates of a migration before it has begun, or of one whose rounds do not end.
 //!
 //! ```text
 //! prediction    how long it takes by its plan

@@ -1,4 +1,4 @@
-//! What findings there are, and how bad they are.
+//! All findings, and how bad they are.
 
 use super::Severity;
 

@@ -1,5 +1,5 @@
-//! What `check --fix` may change on a host: kernel settings that are safe to make while VMs run and
-//! migrations are under way, and that can be taken back.
+//! What `check --fix` may change on a host: kernel settings that can safely be changed while VMs run and migrations
+//! are in flight, and that can be put back.
 
 use std::fmt;
 

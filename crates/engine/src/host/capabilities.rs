@@ -1,7 +1,7 @@
 //! What a host's hypervisor can do in a migration. Plans ask for abilities, never for a hypervisor's name or version.
 //!
-//! Each is said so that two kinds of hypervisor can answer it. QEMU is driven by its agent alone. libvirt owns its
-//! domains, and its migration protocol, run phase by phase by two agents, begins, prepares, performs, finishes and
+//! Each ability is stated so that two kinds of hypervisor can answer. QEMU is driven by its agent alone. libvirt owns
+//! its domains, and its migration protocol, run phase by phase by two agents, begins, prepares, performs, finishes and
 //! confirms.
 
 use serde::{Deserialize, Serialize};

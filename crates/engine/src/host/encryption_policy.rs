@@ -1,4 +1,4 @@
-//! What a host says of encryption: the rule of its own, before anything is asked for.
+//! A host's own rule about encryption, before anybody asks for it.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! What 0.1.0 says of its host, read as what is said now. Only here does a hypervisor's name mean something:
-//! `scripts/layers` knows this file. Goes with the support of 0.1.0.
+//! What 0.1.0 reports about its host, in today's terms. Only here does a hypervisor's name mean something:
+//! `scripts/layers` knows this file. It goes when 0.1.0 is no longer supported.
 
 use super::capabilities::Capabilities;
 

@@ -1,13 +1,13 @@
-//! Cores that are there for a migration: those that nobody uses, and those that migrations under way take themselves.
+//! Cores that are there for a migration: those that nobody uses, and those that running migrations use themselves.
 //!
-//! What a host was like a minute ago says little of one that has become busy since. So what counts is the less of two
-//! means: of the last second, and of the last five, since cores that are idle for a moment are not free. What
-//! migrations take is added up with what is idle, so that a drain is not taken for other work.
+//! What a host was like a minute ago says little if it has become busy since. So the smaller of two means counts: over
+//! the last second, and over the last five, since cores that are idle for a moment are not free. What migrations use
+//! is added to what is idle, so that a drain is not mistaken for other work.
 //!
-//! Where nothing is idle, a thread gets a core all the same: the kernel shares them out among all threads that want one.
-//! How much that is follows from how many there are, but for where it divides the cores among control groups or sessions
-//! first. So what the agent's own threads got counts too, as they wanted a core: they are where migrations are. They want
-//! little, which by itself says little. The less of both counts.
+//! Where nothing is idle, a thread still gets a part of a core: the kernel divides them among all threads that want
+//! one. How large it is follows from the number of threads, unless the kernel divides the cores among control groups
+//! or sessions first. So what the agent's own threads got when they wanted a core counts too: they are where
+//! migrations are. They want little, so that alone says little. The smaller of both counts.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,14 +1,14 @@
 //! How many threads may pack, so that they take idle cores only.
 //!
-//! What nobody else uses of the cores is what is idle and what packing takes itself. It does not depend on how
-//! many threads pack, so following it cannot swing. Where others want a core, theirs it is after one sample;
-//! it is taken again once two samples in a row say that it is idle. One thread stays: it is of a priority that
-//! gives way to every other thread of its group at once, and uses the moments that no sample shows. Others that share the
-//! cores by a hypervisor below do not see that priority: where they want them, none stays.
+//! What nobody else uses of the cores is what is idle plus what packing uses itself. That does not depend on how many
+//! threads pack, so following it cannot oscillate. If others want a core, they have it after one sample; packing takes
+//! it again once two samples in a row show that it is idle. One thread stays: its priority yields to every other
+//! thread of its group at once, and it uses the moments that no sample shows. Others that share the cores through a
+//! hypervisor below do not see that priority: if they want the cores, no thread stays.
 //!
-//! Where the kernel divides the cores among groups of threads first, as by cgroup, that priority says nothing to VMs in
-//! another group, and what packing takes may be what they want. There, packing leaves a part of the cores idle: while
-//! some are, hardly anybody waits, as far as a sample shows. Where none is, nobody packs.
+//! If the kernel divides the cores among groups of threads first, such as cgroups, that priority means nothing to VMs
+//! in another group, and what packing uses may be what they want. There, packing leaves a part of the cores idle:
+//! while some are idle, hardly anybody waits, as far as a sample shows. If none is idle, nobody packs.
 
 /// Time between two samples, in ms. Others that begin to want cores in the middle of one are seen in full by
 /// the next: within twice this time.

@@ -1,10 +1,10 @@
-//! What may be believed of a host's journal: by what it says of itself, by what others have heard of it, and by what
-//! lives on the host.
+//! Whether a host's journal may be believed: judged by its own content, by what others have heard about it, and by
+//! what runs on the host.
 //!
-//! A journal is told apart by its mark: a random identity, and a generation that goes up with each record that bears on
-//! whose a VM is. The host's runtime directory, which does not outlast a boot, and the other hosts keep the last mark
-//! that they have heard. A journal that lacks what they have heard of cannot prove what it does not say: it must not
-//! answer for VMs until somebody has looked.
+//! A journal is identified by its mark: a random identity, and a generation that rises with each record that affects
+//! which host a VM belongs to. The host's runtime directory, which does not survive a reboot, and the other hosts keep
+//! the last mark that they heard. A journal that lacks what they have heard may lack anything: it must not answer for
+//! VMs until somebody has looked.
 
 pub mod start;
 

@@ -1,4 +1,4 @@
-//! Whether a VM may be started here, by what this host's journal proves and what the other hosts say.
+//! Whether a VM may be started here, by what this host's journal proves and what the other hosts answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! The disks that are copied: before the memory, while the VM runs; and over before the hand-over is recorded.
+//! The disks that are copied: before memory, while the VM runs. Their copies end before the hand-over is recorded.
 
 use super::{Migration, Phase, SourceAction};
 use crate::format::{self, seconds};

@@ -1,4 +1,4 @@
-//! Migrations for tests, that are under way.
+//! Migrations in flight, for tests.
 
 use super::{Limits, Migration, SourceAction, SourceEvent, Stage, VmCondition};
 use crate::fixtures::path;

@@ -1,9 +1,9 @@
 //! How long a guest stood still while it was to run, as far as its host can tell.
 //!
-//! A hypervisor that answers nothing mostly holds its big lock: its vCPUs need it as soon as they do I/O, and without KVM
-//! for much else. Whether they ran nevertheless, the CPU says that they used. So the guest stood still where the
-//! hypervisor owed an answer and its vCPUs used next to no CPU. One that had nothing to do at that time looks the same:
-//! the figure is the longest time that its clients may have waited.
+//! A hypervisor that does not answer mostly holds its big lock: its vCPUs need it as soon as they do I/O, and without
+//! KVM for much else. Whether they ran nevertheless shows in the CPU time that they used. So the guest stood still
+//! where the hypervisor owed an answer and its vCPUs used next to no CPU. An idle guest looks the same: the figure is
+//! the longest time that its clients may have waited.
 
 /// The share of the time between two looks: vCPUs that only wake to wait on use less, a guest that works uses more.
 const RAN_SHARE: f64 = 0.02;

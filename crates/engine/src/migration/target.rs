@@ -1,13 +1,13 @@
-//! The target's side of a migration: what its agent does with the source's orders, and what it does by itself. Events in,
-//! actions out; no I/O, no clock.
+//! The target's side of a migration: what its agent does with the source's orders, and what it does on its own. Events
+//! in, actions out; no I/O, no clock.
 //!
 //! Three machines, each of which carries one thing to its end:
 //! - [`order`]: one order, whoever gives it.
 //! - [`silence`]: looks after one VM on its way, asks a source that has fallen silent, and gives up what it may give up.
 //! - [`resume`]: after a start of the agent, a VM that was recorded to run here and may not have been let run.
 //!
-//! [`steps`] says which orders are taken before the VM may run here, and [`start`] what is taken up, and in which order,
-//! when the agent starts.
+//! [`steps`] says which orders are accepted before the VM may run here, and [`start`] which VMs an agent takes over
+//! when it starts, and in which order.
 //!
 //! The rules that the tests and the simulation hold them to:
 //! - What was recorded as discarded never runs here. What was recorded to run is never discarded, unless its hypervisor

@@ -1,4 +1,4 @@
-//! A VM whose memory gets dirty too fast: its CPUs are held back while memory is copied, and then only.
+//! A VM whose memory gets dirty too fast: its CPUs are throttled while memory is copied, and only then.
 
 use super::{Migration, Phase};
 use crate::estimate::convergence::Outpaced;

@@ -1,5 +1,5 @@
-//! How long those who carry a migration out wait, and how often they ask: the agents, the guards, and in the simulation
-//! those who stand for them.
+//! How long the executors of a migration wait, and how often they ask: agents, guards, and their stand-ins in the
+//! simulation.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Which link of one host is paired with which of the other, where several reach several.
+//! Which link of one host is paired with which link of the other, if several reach several.
 
 /// For each link of the source its partner, an index into the target's links; each link has at most
 /// one, so that a path's speed is its own.

@@ -1,5 +1,5 @@
-//! What is known of the paths between two hosts while no migration uses them: which were found to work when
-//! they were last tried, and since when the others have not.
+//! What is known about the paths between two hosts while no migration uses them: which worked when they were last
+//! tested, and since when the others have not.
 
 use std::fmt;
 

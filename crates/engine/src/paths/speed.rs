@@ -1,8 +1,8 @@
-//! What the paths of a migration in flight really carry, where that is far from what they should.
+//! What the paths of a migration in flight really carry, if that is far from what they should.
 //!
-//! A link may fall to a lower speed, or others may use it. Its channels then hold back what was given to
-//! them: 8 channels of a path of 100 Mb/s hold seconds of it, and the VM stands still until they are
-//! empty. So such a path gets a share of the route that fits what it carries.
+//! A link may fall to a lower speed, or others may use it. Its channels then hold back what was given to them: 8
+//! channels of a path of 100 Mb/s hold seconds of its traffic, and the VM stands still until they are empty. So such a
+//! path gets a share of the route that matches what it carries.
 
 /// The time over which a path's rate is taken, in ms.
 pub const READ_EVERY_MS: f64 = 1_000.0;

@@ -1,4 +1,4 @@
-//! What a plan cannot have a hypervisor do, and what is done instead.
+//! What a plan cannot make a hypervisor do, and what is done instead.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What is left of a plan once its paths were tried.
+//! What is left of a plan after its paths were tested.
 
 use super::reason::FailedPath;
 use super::{Paths, Plan, PlanError, Reason, Spread};

@@ -1,4 +1,4 @@
-//! By which paths memory goes by RDMA, and why by none.
+//! Which paths memory uses by RDMA, or why none.
 
 use std::fmt;
 

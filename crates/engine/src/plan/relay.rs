@@ -1,4 +1,4 @@
-//! What stands between QEMU and the network.
+//! The relay between QEMU and the network.
 
 /// What a relay on either host does with the connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

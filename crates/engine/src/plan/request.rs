@@ -1,4 +1,4 @@
-//! What a caller asks of a plan.
+//! What a caller asks for in a plan.
 
 use crate::option::RequestedOption;
 use crate::transfer::relayed::Compressible;

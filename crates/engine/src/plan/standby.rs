@@ -1,4 +1,4 @@
-//! Which paths would cost more than they bring, and so are kept for the day when the others are gone.
+//! Which paths would cost more than they bring, and so are kept for when the others fail.
 
 use super::Reason;
 use crate::paths::path::Path;

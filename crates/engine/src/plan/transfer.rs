@@ -1,4 +1,4 @@
-//! How memory travels from the one QEMU to the other.
+//! How memory travels from one QEMU to the other.
 
 use std::num::NonZeroU8;
 

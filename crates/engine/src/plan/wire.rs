@@ -1,5 +1,5 @@
-//! A plan in JSON, between agents and for those who ask for it: flat, as 0.1.0 has it. It can say what cannot be, which is
-//! refused where it is read.
+//! A plan in JSON, between agents and for users: flat, as in 0.1.0. JSON can describe impossible plans, which are
+//! refused when they are read.
 
 use std::borrow::Cow;
 use std::num::NonZeroU8;

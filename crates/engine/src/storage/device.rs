@@ -1,6 +1,6 @@
-//! Block devices as the two ends of a copy: whether one may take it.
+//! Block devices as the two ends of a copy, and whether a copy may go there.
 //!
-//! A device has the size that it has, holds something already, and may be the very disk that is copied.
+//! A device's size is fixed, it holds something already, and it may be the very disk that is copied.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;

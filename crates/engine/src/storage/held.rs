@@ -1,10 +1,10 @@
-//! By how much a VM's writes are held back, where they cannot be made to wait for the target. Pure.
+//! How far a VM's writes are held back if they cannot wait for the target. Pure.
 //!
-//! A copy that follows a VM goes through what the VM wrote since it was there last, again and again. Each time that nothing
-//! is left it has caught up. If it does so every few looks, the VM's pause suffices for what is left then, however fast the
-//! links are. If it does not, and what is left does not become less by at least half of what is copied either, the VM's
-//! writes are limited so that they make half of what is copied to be copied anew, then half of that, and so on; and to twice as
-//! much again, up to the first limit, while the copy keeps up.
+//! A copy that follows a VM goes again and again through what the VM has written since the last pass. When nothing is
+//! left, it has caught up. If it catches up every few looks, the VM's pause suffices for the rest, however fast the
+//! links are. If it does not, and the rest does not shrink by at least half of what is copied either, the VM's writes
+//! are limited: they may cause half as much copying as is done, then half of that, and so on. While the copy keeps up,
+//! the limit doubles again, up to the first one.
 
 /// Limits of a VM's writes to all disks that are copied, together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,10 +1,10 @@
-//! A copy that was interrupted: whether what the target has of it is kept, and which copy may go on from it. A disk that its
-//! VM has left is as good to go on from, when the VM comes back.
+//! An interrupted copy: whether the target keeps its part, and which copy may continue from it. A disk that its VM has
+//! left can be continued from in the same way, when the VM comes back.
 //!
-//! Nobody relies on what a kept part holds. The next copy compares each part of it, by a digest, with what the source has
-//! then, and sends what differs. So it need not be known what was durable when the copy broke, nor what the guest has written
-//! since. What is found to be the same must be durable by the next flush, though no hypervisor wrote it in this attempt: so
-//! who takes a part up makes all of it durable first.
+//! Nobody relies on what a kept part holds. The next copy compares each range of it, by a digest, with what the source
+//! has then, and sends what differs. So it does not matter what was durable when the copy broke, nor what the guest
+//! has written since. A range that is found to be the same must be durable by the next flush, although no hypervisor
+//! wrote it in this attempt: so whoever takes up a part first makes all of it durable.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;

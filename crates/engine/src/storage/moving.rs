@@ -1,8 +1,8 @@
-//! A disk that moves to another place on its host while its VM runs: what is to be done about a move of which nobody knows how
-//! it was left.
+//! A disk that moves to another place on its host while its VM runs: what to do about a move whose state is not known.
 //!
-//! One record decides which disk is the VM's. It is made while the hypervisor holds the guest's writes, and both disks are the
-//! same. So before it the old disk has all that was ever confirmed to the guest, and after it the new one, whoever ends when.
+//! One record decides which disk the VM has. It is made while the hypervisor holds the guest's writes, and both disks
+//! are the same. So before the record the old disk has everything that was ever confirmed to the guest, and after it
+//! the new one, whichever process ends when.
 
 /// What is found of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

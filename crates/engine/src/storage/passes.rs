@@ -1,4 +1,4 @@
-//! Whether going over a disk again and again comes to an end while the VM writes. Pure.
+//! Whether repeated passes over a disk come to an end while the VM writes. Pure.
 //!
 //! A copy goes through the disk once, then through what the VM wrote meanwhile, then through what it wrote during that. Each
 //! pass leaves less to the next one, or the copy never ends.

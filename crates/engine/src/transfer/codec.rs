@@ -1,4 +1,4 @@
-//! Which codecs pay now, from what was measured of each.
+//! Which codecs pay at present, by measurements of each.
 //!
 //! A relay sends each block as it is when the wire would stand idle otherwise, and packed when a core was
 //! free to pack it in time. So what the wire carries and what the cores save add up:

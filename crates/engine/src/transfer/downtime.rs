@@ -1,4 +1,4 @@
-//! How long a VM may stand still while the last of its memory is sent.
+//! How long a VM may be paused while the last of its memory is sent.
 
 /// The pause that QEMU may take in this round: when it expects the rest to need no longer, it pauses
 /// the VM.

@@ -1,4 +1,4 @@
-//! Whether a migration is encrypted: what both hosts say, what was asked for, and which networks it uses.
+//! Whether a migration is encrypted: by what both hosts want, what was asked for, and which networks it uses.
 
 use std::fmt;
 

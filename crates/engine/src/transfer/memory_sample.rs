@@ -1,4 +1,4 @@
-//! What a running VM's memory looks like.
+//! A sample of a running VM's memory.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,5 +1,5 @@
-//! How memory goes over the paths: encrypted or not, packed or not, how much of it may wait on its way, how long the VM stands
-//! still at the end, and how it is held back where its memory gets dirty too fast.
+//! How memory goes over the paths: encrypted or not, packed or not, how much of it may wait on its way, how long the
+//! VM is paused at the end, and how it is throttled if its memory gets dirty too fast.
 
 pub mod codec;
 pub mod downtime;

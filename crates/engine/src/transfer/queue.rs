@@ -1,10 +1,9 @@
 //! How much may wait in the source's sockets.
 //!
-//! What QEMU has written and the kernel not sent when the VM is paused is sent while it stands still.
-//! The kernel lets each socket grow to 4 MiB: 64 MiB of 16 channels are 0.27 s of two links of 1 Gb/s.
-//! But while memory is copied these queues carry the links over the moments in which a busy host does
-//! not wake the threads that fill them, most of all those of a path with few channels. So they are
-//! kept short only towards the end (docs/decisions/0015).
+//! What QEMU has written and the kernel has not sent when the VM is paused is sent while it stands still. The kernel
+//! lets each socket grow to 4 MiB: 64 MiB of 16 channels are 0.27 s of two links of 1 Gb/s. But while memory is
+//! copied, these queues keep the links busy in moments in which a busy host does not wake the threads that fill them,
+//! above all the links of a path with few channels. So they are kept short only towards the end (docs/decisions/0015).
 
 use std::time::Duration;
 

@@ -12,8 +12,8 @@
 //! packed × packing ≤ cores on which the source may pack
 //! ```
 //!
-//! Where it is encrypted, each byte on the wire is sealed and opened besides. Memory that is not packed goes by a relay
-//! then, too: so what passing it on takes is no reason against packing, as both take it.
+//! If the transfer is encrypted, each byte on the wire is sealed and opened as well. Memory that is not packed then
+//! goes through a relay, too: so the cost of passing it on is no reason against packing, as both pay it.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

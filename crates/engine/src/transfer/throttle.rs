@@ -1,8 +1,8 @@
-//! By how much a VM's CPUs are held back, since its memory gets dirty too fast to be sent.
+//! How far a VM's CPUs are throttled because its memory gets dirty too fast to be sent.
 //!
 //! A VM whose memory gets dirty less than half as fast as it is sent leaves less than half for each next round, and
-//! converges by itself: it is not touched. Of another one more is held back step by step. QEMU's `auto-converge` goes by
-//! the same rule, and cannot be used (docs/decisions/0053).
+//! converges by itself: it is left alone. Any other is throttled further step by step. QEMU's `auto-converge` has the
+//! same rule, and cannot be used (docs/decisions/0053).
 
 use crate::transfer::transferred::Transferred;
 

@@ -1,4 +1,4 @@
-//! How far memory has come, as the hypervisor says.
+//! How far the memory has got, by the hypervisor.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,8 +1,8 @@
 //! The API: HTTP and JSON, over TLS and over the Unix socket alike.
 //!
-//! A request with `?host=NAME` is for another host; the agent passes it on under its own certificate,
-//! so it can do there what a host may do, not what an operator may. What agents say among themselves
-//! is never passed on: under its agent's certificate, an operator would speak as a host.
+//! A request with `?host=NAME` is for another host; the agent forwards it under its own certificate, so it can do
+//! there what a host may do, not what an operator may. What agents say to each other is never forwarded: under the
+//! agent's certificate, an operator would speak as a host.
 //!
 //! ```text
 //! authorization  who may do what

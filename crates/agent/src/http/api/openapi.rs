@@ -1,4 +1,4 @@
-//! The OpenAPI document: what the handlers say of themselves, and what holds for all of them.
+//! The OpenAPI document: what the handlers say about themselves, and what holds for all of them.
 //!
 //! `docs/openapi.json` is a copy for readers without an agent; a test keeps it true.
 

@@ -1,4 +1,4 @@
-//! By these the OpenAPI document groups its paths.
+//! The tags by which the OpenAPI document groups its paths.
 
 /// Tag of hosts.
 pub(super) const HOSTS: &str = "hosts";

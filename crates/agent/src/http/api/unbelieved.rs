@@ -1,5 +1,5 @@
-//! What an agent answers while it starts, and what it answers when its journal is not believed: what is wrong, and what
-//! mends it. It answers for no VM, begins nothing, and ends nothing.
+//! What an agent answers while it starts, and when its journal is not believed: what is wrong, and how to fix it. It
+//! answers for no VM, begins nothing, and ends nothing.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
-//! What is here of copies that were interrupted: kept under a name that no VM has, taken up by the next copy of the same
-//! disk of the same VM from the same host, and removed when its time is over. A disk that its VM has left is taken up by the
-//! copy that comes back.
+//! Interrupted copies on this host: kept under a name that no VM uses, continued by the next copy of the same disk of
+//! the same VM from the same host, and removed when their time is over. A disk that its VM has left is continued by
+//! the copy that comes back.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What an agent finds that another life of it has left.
+//! What an agent finds that an earlier run of it has left.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Step 5: a hypervisor that is to listen.
+//! Step 5: a hypervisor that should listen.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! What is kept of copies that were interrupted.
+//! Interrupted copies that are kept.
 
 use std::fs;
 use std::os::unix::fs::FileExt;

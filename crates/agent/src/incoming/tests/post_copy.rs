@@ -1,4 +1,4 @@
-//! VMs that run here before all of them is.
+//! VMs that run here before all of their memory is here.
 
 use drainpipe_engine::migration::target::order::Order;
 use drainpipe_engine::problem::ProblemKind;

@@ -1,4 +1,5 @@
-//! Steps 8 to 10: the last of the state goes, and the VM is the target's; or all is undone, and it stays.
+//! Steps 8 to 10: the last of the state is sent, and the VM belongs to the target; or everything is undone, and the VM
+//! stays.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! The VM's writes are held back as the engine says, where they cannot wait for the target.
+//! Holds the VM's writes back as the engine says, if they cannot wait for the target.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What a bandwidth limit asks of this host beside the pace.
+//! What a bandwidth limit needs on this host besides the pace.
 
 use drainpipe_engine::bandwidth::pacing::{BYTES_PER_S_OF_MBPS, needs_small_packets};
 use drainpipe_engine::migration::{SourceEvent, Stage};

@@ -1,4 +1,4 @@
-//! Steps 1, 2 and 5: the hosts meet, the target lets the VM come, and they are connected.
+//! Steps 1, 2 and 5: the hosts meet, the target permits the VM, and they are connected.
 
 use std::net::IpAddr;
 use std::time::Duration;

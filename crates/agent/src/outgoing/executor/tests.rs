@@ -1,5 +1,5 @@
-//! The source's side on a fake hypervisor, with a journal in a temporary directory, and a target of which a test says what
-//! it answers.
+//! The source's side on a fake hypervisor, with a journal in a temporary directory, and a target whose answers a test
+//! chooses.
 
 use std::sync::Mutex;
 

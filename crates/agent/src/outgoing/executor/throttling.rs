@@ -1,4 +1,4 @@
-//! The VM's CPUs are held back as the engine says.
+//! Throttles the VM's CPUs as the engine says.
 
 use drainpipe_engine::migration::SourceEvent;
 use drainpipe_engine::problem::Problem;

@@ -1,4 +1,4 @@
-//! Steps 7, 8 and 10: the VM's connections go to the target's firewall, and this host's forgets them.
+//! Steps 7, 8 and 10: the VM's connections go to the target's firewall, and this host's deletes them.
 
 use drainpipe_engine::migration::result::TrackedUse;
 use drainpipe_hypervisor::spec::MacAddress;

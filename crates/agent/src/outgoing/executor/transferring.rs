@@ -1,4 +1,4 @@
-//! Steps 6 and 7: the VM's memory goes while it runs.
+//! Steps 6 and 7: the VM's memory is sent while it runs.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! What the target's firewall tracks of a VM already, and what it has to be told yet.
+//! What the target's firewall already tracks of a VM, and what still has to be sent.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Which connections of this host's migrations go to a peer, and on which paths they are to be.
+//! Which connections of this host's migrations go to a peer, and which paths they should use.
 
 use std::net::IpAddr;
 

@@ -1,5 +1,5 @@
-//! An operator has a host go on whose journal is not believed: what lives is recorded anew, and what others know of the
-//! journal that was there holds for the new one.
+//! An operator makes a host continue whose journal is not believed: what runs is recorded again, and what others know
+//! about the old journal then applies to the new one.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The last that each other host has told of its journal, for when that is lost. In a file of its own: this host's journal
-//! may be lost too.
+//! What each other host last said about its journal, for the case that this is lost. It has its own file: this host's
+//! journal may be lost too.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -1,4 +1,5 @@
-//! When the agent starts: journal, witnesses and live QEMUs are compared, before anything is done by what the journal says.
+//! When the agent starts: journal, witnesses and running QEMUs are compared, before anything is done on the journal's
+//! word.
 
 use drainpipe_engine::journal::{Doubt, JournalFile, Testimony, Witness, doubts};
 use drainpipe_engine::problem::Problem;

@@ -1,5 +1,5 @@
-//! Each agent tells the others how far its journal is, and hears what they know of it. Should one know of more than there
-//! is, the journal is no longer believed.
+//! Each agent tells the others how far its journal has got, and hears what they know of it. If one knows of more than
+//! there is, the journal is no longer believed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

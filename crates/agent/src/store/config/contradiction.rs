@@ -1,4 +1,4 @@
-//! What a configuration says and cannot mean, and on which line.
+//! Contradictions in a configuration, and on which line they are.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

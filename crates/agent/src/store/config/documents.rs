@@ -1,4 +1,4 @@
-//! Whether the example and docs/reference/config.md say of each key what the code does.
+//! Whether the example and docs/reference/config.md say about each key what the code does.
 
 use std::collections::BTreeSet;
 

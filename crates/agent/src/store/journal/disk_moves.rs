@@ -1,4 +1,5 @@
-//! Disks that move to another place on this host while their VMs run. Which of the two is the VM's, its definition says.
+//! Disks that move to another place on this host while their VMs run. The VM's definition says which of the two it
+//! has.
 
 use drainpipe_engine::storage::DiskName;
 use drainpipe_hypervisor::spec::VmSpec;

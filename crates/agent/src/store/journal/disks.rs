@@ -1,5 +1,5 @@
-//! What the journal knows of disks that move with their VMs: those made here for VMs on their way, those that leave, and
-//! those that have stayed behind.
+//! The journal's records of disks that move with their VMs: those made here for VMs on their way, those that leave,
+//! and those that have stayed behind.
 
 use drainpipe_engine::storage::KeptPart;
 use jiff::Timestamp;

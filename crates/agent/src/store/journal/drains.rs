@@ -1,5 +1,5 @@
-//! What the journal knows of drains and of the way back. A drain whose row is open has this host
-//! cordoned, until somebody resumes it.
+//! The journal's records of drains and failbacks. A drain whose row is open keeps this host cordoned until somebody
+//! resumes it.
 
 use drainpipe_engine::drain::status::{DrainState, DrainStatus, MoveStatus};
 use drainpipe_engine::drain::view::FoundTransfers;

@@ -1,4 +1,4 @@
-//! What the journal knows of hooks that are to be run when a VM's migration is over.
+//! The journal's records of hooks that are due when a VM's migration is over.
 
 use rusqlite::{OptionalExtension, Row, params};
 

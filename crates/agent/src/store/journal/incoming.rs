@@ -1,4 +1,4 @@
-//! What the journal knows of VMs that come here: which may run, which do, and which never will.
+//! The journal's records of VMs that come here: which may run, which do, and which never will.
 
 use drainpipe_engine::migration::target::IncomingState;
 use drainpipe_hypervisor::spec::VmSpec;

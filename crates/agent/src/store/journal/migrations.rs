@@ -1,4 +1,4 @@
-//! What the journal knows of migrations from here: whose the VM is, and how they ended.
+//! The journal's records of migrations from here: which host the VM belongs to, and how they ended.
 
 use drainpipe_engine::migration::guard::HandOver;
 use drainpipe_engine::migration::result::MigrationResult;

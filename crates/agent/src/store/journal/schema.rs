@@ -1,4 +1,4 @@
-//! The journal's tables, and how one of an older Drainpipe comes to have them.
+//! The journal's tables, and how an older Drainpipe's journal gets them.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What somebody has set while the agent ran, and what holds until it is set anew.
+//! Settings made while the agent runs, which apply until they are made again.
 
 use drainpipe_engine::bandwidth::{BandwidthSetting, Limited};
 use rusqlite::{OptionalExtension, params};

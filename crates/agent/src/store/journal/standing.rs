@@ -1,4 +1,4 @@
-//! What the journal says of itself, and how an operator puts another in its place: docs/decisions/0051.
+//! What the journal says about itself, and how an operator puts another in its place: docs/decisions/0051.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Tokens that let a host join, by their hashes alone: who reads the journal cannot join by it.
+//! Tokens that let a host join, stored only as hashes: a reader of the journal cannot join with them.
 
 use rusqlite::{Connection, params};
 

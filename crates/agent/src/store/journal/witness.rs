@@ -1,5 +1,5 @@
-//! The runtime directory as a witness of the journal: it says which journal this host had since it booted, and how far
-//! that was. It goes with the boot, as all QEMUs do.
+//! The runtime directory as a witness of the journal: it says which journal this host has had since it booted, and how
+//! far that had got. It disappears at a reboot, as all QEMUs do.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,5 @@
-//! A limit as a fake hypervisor's connections are kept to it: by the kernel where that can be, and by the hypervisor itself
-//! where not.
+//! How a fake hypervisor's connections keep a limit: by the kernel if possible, and otherwise by the hypervisor
+//! itself.
 
 use drainpipe_hypervisor::SourceVm;
 use drainpipe_hypervisor::fake::{Act, FakeVm, Fault};

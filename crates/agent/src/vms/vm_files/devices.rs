@@ -1,4 +1,4 @@
-//! Block devices that a copy of a disk overwrites: nobody else uses them, and somebody has said that it may be.
+//! Block devices that a copy of a disk overwrites: nobody else uses them, and somebody has allowed it.
 
 use std::fs;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! What tells one disk from another.
+//! What distinguishes one disk from another.
 
 use std::fs;
 use std::os::fd::OwnedFd;

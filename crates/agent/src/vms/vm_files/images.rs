@@ -1,5 +1,5 @@
-//! The files that a qcow2 image has QEMU open: the image itself names them, so a directory that is allowed says
-//! nothing of them.
+//! The files that a qcow2 image makes QEMU open: the image itself names them, so that its directory is allowed says
+//! nothing about them.
 
 use std::fs::File;
 use std::io::Read;

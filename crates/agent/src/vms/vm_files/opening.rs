@@ -1,5 +1,5 @@
 //! From a path to a descriptor, through nothing but what is allowed. What may be at the path a moment later does not
-//! matter to who has the descriptor.
+//! matter to the holder of the descriptor.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! The classic: jumbo frames on some and not on others. Small pings are fine, and large packets are lost.
+//! The classic mistake: jumbo frames on some links and not on others. Small pings work, and large packets are lost.
 
 use super::ends;
 use crate::check::Pair;

@@ -1,4 +1,4 @@
-//! Whether the guest finds on the target the CPU that it has.
+//! Whether the guest finds its CPU on the target.
 
 use super::there;
 use crate::check::Pair;

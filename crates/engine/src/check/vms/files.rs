@@ -1,4 +1,4 @@
-//! Whether the target sees the VM's disks, and the very same ones.
+//! Whether the target sees the VM's disks, and exactly the same ones.
 
 use super::there;
 use crate::check::Pair;

@@ -1,4 +1,4 @@
-//! VMs whose disks are copied: when their turn comes, and how many at a time are best.
+//! VMs whose disks are copied: when it is their turn, and how many at a time are best.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! What looks after a VM on its way to this host: a source that falls silent is asked; one that is gone is given up, as far
-//! as it may be.
+//! Looks after a VM on its way to this host: asks a source that has fallen silent, and gives up a VM whose source is
+//! gone, as far as that is allowed.
 
 use super::order::Order;
 use super::{IncomingState, IncomingView, Memory, Received};

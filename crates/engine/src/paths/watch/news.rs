@@ -1,4 +1,4 @@
-//! What the watch has to tell of a path.
+//! The watch's news about a path.
 
 use std::fmt;
 

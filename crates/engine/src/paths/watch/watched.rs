@@ -1,4 +1,4 @@
-//! One path, seen from one end: what is heard on it, and whether it is in.
+//! One path, seen from one end: what is received on it, and whether it is in use.
 
 use super::heard::Heard;
 use super::{

@@ -1,4 +1,4 @@
-//! What becomes of a plan where a hypervisor cannot do something.
+//! What becomes of a plan if a hypervisor lacks an ability.
 
 use proptest::prelude::*;
 

@@ -1,5 +1,5 @@
-//! One function a path: reads the request, checks the caller, calls the part that does it. What the
-//! OpenAPI document says of a path stands at its function, and only there.
+//! One function for each path: it reads the request, checks the caller, and calls the part that does the work. What
+//! the OpenAPI document says about a path is at its function, and only there.
 
 pub(super) mod bandwidth;
 pub(super) mod between_agents;

@@ -1,4 +1,4 @@
-//! Drains and ways back that cannot begin, and what drains do not bring.
+//! Drains and failbacks that cannot begin, and what drains do not bring.
 
 use std::time::Duration;
 

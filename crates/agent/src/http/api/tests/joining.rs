@@ -1,4 +1,4 @@
-//! What an agent answers to who has no certificate, and wants one.
+//! What an agent answers to a client that has no certificate, and wants one.
 
 use std::sync::Arc;
 

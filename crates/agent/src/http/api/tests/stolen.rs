@@ -1,5 +1,5 @@
-//! What somebody can do to a host who has the certificate of another one: each sentence of docs/security.md about it
-//! is a test. Files, devices and bridges are in `hostile.rs`, the whole table of paths in `authorization.rs`.
+//! What a thief with another host's certificate can do to a host: each sentence of docs/security.md about it is a
+//! test. Files, devices and bridges are in `hostile.rs`, the whole table of paths in `authorization.rs`.
 
 use drainpipe_engine::problem::ProblemKind;
 use serde_json::{Value, json};

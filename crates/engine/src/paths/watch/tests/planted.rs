@@ -1,4 +1,4 @@
-//! Bugs of the watch. Each is one that somebody could write, and what it is to keep to must be broken with it.
+//! Planted bugs of the watch. Somebody could write each of them, and each must break a rule of the watch.
 
 use super::*;
 
