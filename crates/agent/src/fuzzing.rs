@@ -1,4 +1,4 @@
-//! What parses a peer's bytes, as functions of bytes: each says what holds whatever the bytes are, and panics where
+//! Parsers of a peer's bytes, as functions of bytes: each asserts what holds whatever the bytes are, and panics where
 //! it does not. `make fuzz` looks for such bytes.
 //!
 //! The datagrams of [`discovery`](crate::paths::discovery) are not among them: they are compared as a whole.

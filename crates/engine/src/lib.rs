@@ -1,4 +1,4 @@
-//! What must happen in a migration: pure decisions, no I/O, no clock.
+//! The decisions of a migration: pure, no I/O, no clock.
 //!
 //! Read [`migration`] first: the ten steps as one state machine.
 //!

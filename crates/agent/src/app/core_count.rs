@@ -1,5 +1,5 @@
-//! Counts cores that are left to migrations, and those that the VMs take, as they were before migrations took some of
-//! them.
+//! Counts the cores that are left to migrations and those that the VMs use, as they were before migrations took some
+//! of them.
 
 use std::sync::Arc;
 use std::time::Duration;

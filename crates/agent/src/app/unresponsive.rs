@@ -1,7 +1,7 @@
-//! VMs whose QEMU lives, but did not answer when the agent started: taken hold of as soon as it does.
+//! VMs whose QEMU runs, but did not answer when the agent started: the agent connects to it as soon as it does.
 //!
-//! A QEMU whose target died may be mute until its guard has acted, and one whose storage hangs for as long as that
-//! does (docs/decisions/0040).
+//! A QEMU whose target died may not answer until its guard has acted, and one whose storage hangs until that answers
+//! again (docs/decisions/0040).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Tells the service manager, where it asks for it, that the agent answers: an agent that hangs is started anew.
+//! Notifies the service manager, if it asks for that, that the agent answers: it restarts an agent that hangs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

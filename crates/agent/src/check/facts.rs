@@ -1,4 +1,4 @@
-//! What a host says of itself to a check.
+//! What a host reports about itself to a check.
 
 use std::collections::BTreeSet;
 use std::fs;

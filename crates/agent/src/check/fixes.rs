@@ -1,5 +1,5 @@
-//! What `check --fix` has changed on this host: each change in the journal before it is made, standing
-//! until it is undone, whatever becomes of the agent meanwhile.
+//! What `check --fix` has changed on this host: each change is in the journal before it is made, and stays until it is
+//! undone, whatever becomes of the agent meanwhile.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The paths to each peer, tried now and then while no migration is under way, so that a dead one is known
-//! before it is needed: the links in question by link-local addresses, then one TCP connection for each path.
+//! The paths to each peer, tested now and then while no migration runs, so that a dead one is known before it is
+//! needed: first the links in question by link-local addresses, then one TCP connection for each path.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};

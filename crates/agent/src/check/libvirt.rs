@@ -1,4 +1,4 @@
-//! Which libvirt a host has, without running it: its library's name says so.
+//! Which libvirt a host has, without running it: the name of its library's file says so.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The preflight of everything between this host and another.
+//! Checks everything between this host and another before a migration.
 //!
 //! ```text
 //! facts     what this host says of itself

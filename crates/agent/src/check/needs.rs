@@ -1,4 +1,4 @@
-//! What VMs need of this host beside memory, CPU, files and bridges, and whether it is here.
+//! What VMs need of this host besides memory, CPU, files and bridges, and whether it is here.
 
 use std::net::IpAddr;
 use std::path::{Component, Path};

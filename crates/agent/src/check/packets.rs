@@ -1,7 +1,7 @@
 //! Datagrams of every size on one path, which must not be fragmented, counted where they arrive.
 //!
-//! Both ends send and count, so that a one-way path is told from a silent one. What arrived is told
-//! over the management network, which needs no path.
+//! Both ends send and count, so that a one-way path can be distinguished from a silent one. The counts travel over the
+//! management network, which needs no path.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! The quick form, before each migration and drain: what needs no traffic on the paths and no seconds.
+//! The quick form, before each migration and drain: everything that needs neither traffic on the paths nor seconds.
 
 use std::sync::Arc;
 

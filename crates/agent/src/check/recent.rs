@@ -1,5 +1,5 @@
-//! What the links have counted lately. Errors and drops that rise are worth a finding; those of a cable that
-//! was changed a month ago are not.
+//! What the links have counted recently. Errors and drops that rise are worth a finding; those of a cable that was
+//! replaced a month ago are not.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;

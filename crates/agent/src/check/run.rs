@@ -1,4 +1,4 @@
-//! A check led from here: facts of both hosts, trials of each path from both ends, findings.
+//! A check led from here: facts of both hosts, tests of each path from both ends, findings.
 
 use drainpipe_engine::check::facts::CheckFacts;
 use drainpipe_engine::check::path_report::PathReport;

@@ -1,8 +1,7 @@
-//! What only sysfs knows of a link: duplex, queues, teams.
+//! What only sysfs knows about a link: duplex, queues, teams.
 //!
-//! `/sys/class/net` shows the network namespace in which sysfs was mounted. Where that is another
-//! than the agent's, a link of the same name may be another one; so nothing is read unless the index
-//! is the one that netlink tells.
+//! `/sys/class/net` shows the network namespace in which sysfs was mounted. If that is not the agent's, a link of the
+//! same name may be another one; so nothing is read unless the index matches netlink's.
 
 use std::collections::BTreeSet;
 use std::fs;

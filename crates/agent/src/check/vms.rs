@@ -1,4 +1,4 @@
-//! What this host says of VMs: of its own that may leave, and of others' that may come.
+//! What this host says about VMs: about its own that may leave, and about others' that may come.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Whether the other host's agent reaches this one's too, as it must for migrations the other way, and to ask whose
-//! a VM is.
+//! Whether the other host's agent reaches this one's too. It must, for migrations in the other direction, and to ask
+//! which host a VM belongs to.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Disks that move to another place on this host while their VMs run: begun, followed, cancelled, and taken up again after a
-//! crash.
+//! Disks that move to another place on this host while their VMs run: begun, followed, cancelled, and continued after
+//! a crash.
 //!
 //! ```text
 //! recorded     that it is to move

@@ -1,4 +1,4 @@
-//! What carries a move out, and what its course and its end both ask of it.
+//! The operations of a move that both its course and its end need.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The end of a move, whatever has become of it: which disk the VM has, and what is done with the other one.
+//! The end of a move, whatever has become of it: which disk the VM has, and what happens to the other one.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! The disks that would go with VMs: what is known of them here, and what a target has instead of them.
+//! The disks that would move with VMs: what is known about them here, and what a target has in their place.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

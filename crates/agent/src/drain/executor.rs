@@ -1,4 +1,4 @@
-//! Carries out the engine's actions of a drain, and feeds it what happens. Decides nothing.
+//! Carries out the engine's actions of a drain, and reports events to it. Decides nothing.
 
 mod news;
 mod written;

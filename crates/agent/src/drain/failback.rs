@@ -1,4 +1,4 @@
-//! The way back: what the last drain has moved away is fetched from where it went, if it still is there.
+//! The failback: fetches what the last drain has moved away from where it went, if it is still there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

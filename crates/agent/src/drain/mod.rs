@@ -8,8 +8,8 @@
 //! record    what is told of either, from the journal and from what became of the migrations
 //! ```
 //!
-//! One drain or way back at a time. A drain cordons the host before anything is looked at, so that what is
-//! seen then is all there is to move; the cordon stays until somebody resumes the host.
+//! Only one drain or failback runs at a time. A drain cordons the host before it looks at anything, so that what it
+//! sees is all there is to move; the cordon stays until somebody resumes the host.
 
 mod disks;
 mod executor;

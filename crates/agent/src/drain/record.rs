@@ -1,5 +1,4 @@
-//! What is told of a drain: from the one under way, or from the journal and from what has become of its
-//! migrations since.
+//! The view of a drain: from the running one, or from the journal and from what has become of its migrations since.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What a drain makes of its host on a fake hypervisor: begun, refused, cancelled, and found by the agent's next life.
+//! What a drain does to its host on a fake hypervisor: begun, refused, cancelled, and found by the agent's next run.
 
 use axum::Router;
 use axum::routing::any;

@@ -1,5 +1,4 @@
-//! What is known when a drain is planned: the VMs here, the hosts that may take them, and what earlier
-//! migrations to these were like.
+//! What is known when a drain is planned: the VMs here, the hosts that may take them, and earlier migrations to these.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,28 +1,27 @@
-//! The guard of a migration: a small process of its own that lets the VM run when its agent cannot.
+//! The guard of a migration: a small separate process that lets the VM run when its agent cannot.
 //!
-//! QEMU pauses the VM by itself when little memory remains, and waits for the agent. If the agent has
-//! been killed, or stands still, nobody would answer until its next start. So a guard stands beside
-//! each migration. While the agent lives it says so every 500 ms; when it has ended, or stands still
-//! and the VM does too, the guard forbids the hand-over in the journal, and only if it was in time,
-//! stops the migration and lets the VM run. An agent that wakes up later finds the hand-over forbidden.
-//! Once the hand-over is recorded, the guard of an agent that has ended orders the target to run the VM. What it does
-//! when, [`drainpipe_engine::migration::guard`] decides.
-//! While the VM runs, an agent may stand still: the transfer goes on without it, unless it is compressed or
-//! encrypted, which the agents do.
+//! QEMU pauses the VM by itself when little memory remains, and waits for the agent. If the agent were killed or stood
+//! still then, nobody would answer until its next start. So each migration has a guard. The agent tells it every 500
+//! ms that it is alive. If the agent has ended, or stands still while the VM is paused, the guard forbids the
+//! hand-over in the journal. Only if that came in time, it stops the migration and lets the VM run. An agent that
+//! wakes up later finds the hand-over forbidden. If the hand-over is already recorded and the agent has ended, the
+//! guard orders the target to run the VM. [`drainpipe_engine::migration::guard`] decides what it does when. While the
+//! VM runs, an agent may stand still: the transfer continues without it, unless it is compressed or encrypted, which
+//! is the agents' work.
 //!
-//! While disks are copied, and each write goes to both hosts by way of the agents, the guest waits for an agent that stands
-//! still. So the guard cuts QEMU's connections to the agent then, without asking QEMU, whose main thread may wait for them
-//! too; the guest goes on with its own disks, and the migration fails.
+//! While disks are copied and each write goes to both hosts through the agents, the guest waits for an agent that
+//! stands still. So the guard then cuts QEMU's connections to the agent, without asking QEMU, whose main thread may
+//! wait for them too; the guest continues with its own disks, and the migration fails.
 //!
-//! In a compressed or encrypted migration, the guard holds the agent's ends of QEMU's connections too.
-//! Should the agent end, QEMU waits for somebody to read, and can be told to stop. If it saw all of them
-//! close at once, it might wait for its own threads without end (7.2, 10.0). But while it sends the last bytes of a VM
-//! that is paused for them, QEMU waits for that reader with the lock that each command needs. The agent says when that
-//! begins: a QEMU that does not answer then is cut off at once, and one that runs its guest has more time.
+//! In a compressed or encrypted migration, the guard also holds the agent's ends of QEMU's connections. If the agent
+//! ends, QEMU then waits for somebody to read, and can be told to stop. If QEMU saw all of them close at once, it
+//! might wait for its own threads without end (7.2, 10.0). But while it sends the last bytes of a paused VM, QEMU
+//! waits for that reader while it holds the lock that each command needs. The agent reports when that begins: from
+//! then on, a QEMU that does not answer is cut off at once, while one that runs its guest has more time.
 //!
-//! One guard a VM: no transfer begins before its guard stands, and none takes its post before the one
-//! of the migration before has left. Otherwise a guard that was slow to act could let the VM run
-//! here that a later migration has handed over.
+//! Each VM has one guard: no transfer begins before its guard is ready, and no guard is ready before that of the
+//! previous migration has left. Otherwise a guard that was slow to act could let the VM run here after a later
+//! migration has handed it over.
 
 pub(crate) mod descriptors;
 mod source;

@@ -1,7 +1,7 @@
 //! Whether this host has let go of a VM that its journal calls handed over.
 //!
-//! A commit of the journal that failed, as on a full disk, may be found in the write-ahead log by the next life of the
-//! agent. The life before took it for failed, and let the VM run on here: docs/decisions/0007.
+//! A commit of the journal that failed, for example on a full disk, may be found in the write-ahead log by the agent's
+//! next run. The run before believed that it had failed, and let the VM run on here: docs/decisions/0007.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! The migration address that an agent takes where none is configured: unique-local IPv6 (RFC 4193), the
-//! same at each start, and another on each host of the fleet.
+//! The migration address that an agent chooses if none is configured: unique-local IPv6 (RFC 4193), the same at each
+//! start, and another one on each host of the fleet.
 
 use std::net::Ipv6Addr;
 

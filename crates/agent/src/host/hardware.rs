@@ -1,4 +1,4 @@
-//! What this host is: read from `/proc`.
+//! This host's hardware, read from `/proc`.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! This host, to all parts: its name and configuration, its network, its hardware, its ports.
+//! This host, for all parts: its name and configuration, its network, its hardware, its ports.
 
 pub(crate) mod chosen_address;
 pub(crate) mod hardware;

@@ -1,5 +1,5 @@
-//! Changes of the host's network: each is in the journal before it is made. Those for migrations are
-//! put back when the last migration that needs them is over, or at the agent's next start.
+//! Changes to the host's network: each is in the journal before it is made. Those for migrations are undone when the
+//! last migration that needs them is over, or when the agent next starts.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

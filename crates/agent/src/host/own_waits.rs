@@ -1,5 +1,5 @@
-//! How long this agent's threads have waited for a core, by the kernel's count: it holds whatever the kernel divides the
-//! cores among, be it control groups, sessions or threads.
+//! How long this agent's threads have waited for a core, by the kernel's count: it is right whatever the kernel
+//! divides the cores among, be it control groups, sessions or threads.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Ports of the migration range: for QEMU, trials and the watch, one after the other.
+//! Ports of the migration range: for QEMU, tests and the watch, one after the other.
 
 use std::io;
 use std::sync::atomic::{AtomicU16, Ordering};

@@ -1,4 +1,4 @@
-//! What this host has for migrations by RDMA.
+//! This host's abilities for migrations by RDMA.
 
 use drainpipe_engine::host::facts::{MigrationLink, RdmaFacts, RdmaPort};
 use drainpipe_net::{RdmaDevice, has_rdma_connections};

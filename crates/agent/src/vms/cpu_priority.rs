@@ -1,8 +1,8 @@
-//! A VM that is paused, or has just arrived, has its host's cores first for a moment.
+//! A VM that is paused, or has just arrived, gets its host's cores first for a moment.
 //!
-//! Its guest is silent and has to catch up; the others are not. On a busy host its last bytes and its vCPUs would
-//! wait for them, and for transfers that go on: docs/decisions/0048. And all of them would wait for what else the
-//! host does in other sessions: 60.
+//! Its guest is silent and has to catch up; the others are not. On a busy host, its last bytes and its vCPUs would
+//! wait for the others, and for running transfers: docs/decisions/0048. And all of them would wait for the host's work
+//! in other sessions: 60.
 
 use std::collections::BTreeSet;
 use std::io;

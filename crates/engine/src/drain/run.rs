@@ -12,15 +12,15 @@
 //!
 //! With disks: ready ► copying disks ► transferring, as soon as the disks are there.
 //!
-//! Left: what was waiting, left out or failed, and was then moved by somebody else.
+//! Left: VMs that were waiting, left out or failed, and that somebody else has then moved.
 //!
-//! What the executor owes:
+//! What the executor must do:
 //! - Each [`DrainAction::Begin`] is answered by exactly one [`DrainEvent::Ended`], whatever happens, and by one
 //!   [`DrainEvent::Prepared`] before it unless it ends first. Other events of a VM come in their order, or not
 //!   at all; none comes after its `Ended`, but for [`DrainEvent::Settled`] where that was in doubt.
 //! - Each [`DrainAction::Plan`] is answered by [`DrainEvent::Planned`] or [`DrainEvent::NotPlanned`], within a bound. The view
 //!   of the new plan is completed by the [`Drain::standing`] of the moment at which the action was given.
-//! - What was told may be told again, but only until its VM is begun anew, or another plan is asked for.
+//! - An event may be repeated, but only until its VM is begun again, or another plan is asked for.
 //! - The time never goes back. It may stand still, or be hours later at the next event.
 //! - [`DrainEvent::Tick`] comes until [`DrainAction::Finish`].
 //!

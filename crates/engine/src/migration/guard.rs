@@ -1,4 +1,4 @@
-//! The guard of a migration as a state machine: what lets the VM run when the source's agent cannot. Events in, actions
+//! The guard of a migration as a state machine: it lets the VM run when the source's agent cannot. Events in, actions
 //! out; no I/O, no clock.
 //!
 //! ```text
@@ -18,12 +18,12 @@
 //! ```
 //!
 //! The rules that the tests and the simulation hold it to:
-//! - The VM runs here only once the journal says that it is not handed over, and cannot be any more.
-//! - The target is ordered to run it only once the record stands and the source's QEMU has let go of it: whoever wrote
+//! - The VM runs here only once the journal says that it is not handed over, and no longer can be.
+//! - The target is ordered to run it only once the record stands and the source's QEMU has let go of it: the writer of
 //!   the record may have been told that it failed, and have let the VM run on.
-//! - An agent that only stands still may know something that the journal does not say: after the record the guard
-//!   waits for its end, or its next word.
-//! - What the agent's next life does meanwhile is the same by the same records, so either may come first.
+//! - An agent that only stands still may know something that the journal does not say: after the record, the guard
+//!   waits for its end, or its next message.
+//! - The agent's next run decides the same by the same records, so either may come first.
 
 use super::SourceState;
 

@@ -21,15 +21,15 @@
 //!           └─────────┴────────────┴──────────────┴───────────────┴──── undo
 //! ```
 //!
-//! Where the hypervisor has one act for disks and memory, that goes through the same parts by itself, and the guest's writes
-//! do not wait for the target; what is left of them goes in the pause:
+//! If the hypervisor has a single operation for disks and memory, it goes through the same parts by itself, and the guest's
+//! writes do not wait for the target; the rest of them is sent in the pause:
 //!
 //! ```text
 //!  turn ─ begin ─ copy disks ─ 6,7 copy memory ─ 8 paused ─ end the copies ─ switch over ─ …
 //! ```
 //!
-//! Where the hypervisor cannot have the guest's writes wait for the target, they are held back instead, as far as is necessary
-//! for the copies to keep up: in the place of *synchronise*, and before the pause. What is left then goes in the pause.
+//! If the hypervisor cannot make the guest's writes wait for the target, they are held back instead, as far as necessary for
+//! the copies to keep up: in place of *synchronise*, and before the pause. The rest is then sent in the pause.
 //!
 //! With post-copy, the VM runs on the target before its memory is there:
 //!
@@ -47,12 +47,12 @@
 //!   own journal, that it discarded the VM and never ran it.
 //! - A source that has begun to switch over to post-copy never lets the VM run again, so the hand-over is recorded
 //!   before that. From then until all memory is on the target the VM needs both hosts.
-//! - A record that is found later proves no hand-over: whoever wrote it may have been told that it
-//!   failed. The source's hypervisor is asked first, and a VM that it has not let go of stays.
-//! - What is told of a VM that did not move, its hypervisor has said when all was undone.
-//! - Each action is answered by exactly one event; no action is given while one is under way, but
-//!   for the transfer, which goes on until it is stopped, fails or is over, and for the wait for its
-//!   turn, which ends at once when the migration is cancelled.
+//! - A record that is found later proves no hand-over: its writer may have been told that it failed. The source's
+//!   hypervisor is asked first, and a VM that it has not let go of stays.
+//! - The result reports a VM that did not move as its hypervisor described it after everything was undone.
+//! - Each action is answered by exactly one event. No action is given while another is under way, with two exceptions:
+//!   the transfer, which continues until it is stopped, fails or is over, and the wait for a turn, which ends at once
+//!   when the migration is cancelled.
 
 mod deadline;
 mod disks;

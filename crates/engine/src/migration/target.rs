@@ -4,17 +4,17 @@
 //! Three machines, each of which carries one thing to its end:
 //! - [`order`]: one order, whoever gives it.
 //! - [`silence`]: looks after one VM on its way, asks a source that has fallen silent, and gives up what it may give up.
-//! - [`resume`]: after a start of the agent, a VM that was recorded to run here and may not have been let run.
+//! - [`resume`]: when the agent starts, a VM that was recorded to run here, and that may not run yet.
 //!
 //! [`steps`] says which orders are accepted before the VM may run here, and [`start`] which VMs an agent takes over
 //! when it starts, and in which order.
 //!
 //! The rules that the tests and the simulation hold them to:
-//! - What was recorded as discarded never runs here. What was recorded to run is never discarded, unless its hypervisor
-//!   refused to run it, or had ended before it was told, while the source could still have it back.
-//! - The VM runs here only once that is recorded, and all that it needs is here.
-//! - That it runs here is said only once its hypervisor has said so, or how it has ended.
-//! - Nobody waits for a hypervisor that may itself wait for a page: what brings the page must come through.
+//! - A VM recorded as discarded never runs here. A VM recorded to run is never discarded, unless its hypervisor refused
+//!   to run it, or had ended before the order, while the source could still have it back.
+//! - The VM runs here only once that is recorded, and everything that it needs is here.
+//! - The target reports that it runs here only once its hypervisor has said so, or how it has ended.
+//! - Nobody waits for a hypervisor that may itself wait for a page: the connection that brings the page must come through.
 
 pub mod order;
 pub mod resume;

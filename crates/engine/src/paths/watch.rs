@@ -1,25 +1,26 @@
 //! Which paths of a migration in flight are fit to carry it.
 //!
-//! Both hosts say hello on each path all the time, as in Bidirectional Forwarding Detection (RFC 5880),
-//! and tell each other what they hear. So each end knows of both directions, and the two come to the
-//! same judgement without a further word. The rules:
-//! - A path on which nothing is heard, while another path is, is out. While nothing is heard on any
-//!   path, the other agent may just stand still: nothing changes, and TCP waits. Time alone proves no silence, as
-//!   either agent may have to wait for a core: others must have been heard at as many ticks of this end as hellos
+//! Both hosts send hellos on each path all the time, as in Bidirectional Forwarding Detection (RFC 5880),
+//! and tell each other what they receive. So each end knows about both directions, and the two come to the
+//! same judgement without further messages. The rules:
+//! - A path on which nothing is received while something is on another path is out. If nothing is received on any
+//!   path, the other agent may only stand still: nothing changes, and TCP waits. Time alone proves no silence, because
+//!   either agent may have to wait for a core: other paths must have been heard at as many ticks of this end as hellos
 //!   would have come meanwhile.
-//! - A path on which small packets arrive and full ones do not any more is out: the memory goes in full ones. One hello
-//!   in four is as large as a packet of the path may be. How many others have come since the last large one, or from
-//!   the beginning if there was none, says whether these are lost, however late either agent is. An agent of before
-//!   there were large ones says none on any path: where none has come on another path either, nothing is judged by it.
+//! - A path on which small packets still arrive and full ones no longer do is out: memory goes in full ones. One hello
+//!   in four is as large as a packet of the path may be. The number of others that have come since the last large one,
+//!   or from the beginning if there was none, shows whether large ones are lost, however late either agent is. An
+//!   agent from before there were large hellos sends none on any path: if none has come on another path either, they
+//!   judge nothing.
 //! - A path on which no hello has ever come through is not judged: it carried TCP a moment ago, so a
 //!   firewall drops the hellos.
 //! - A path that loses packets again and again is out: TCP would crawl on it, and the last of the memory
-//!   would wait. A short silence that is over is one loss.
-//! - A path that may lose packets, because a hello was lost or TCP had to send much again, is looked at closely
-//!   for a second: ten times as many hellos tell within a second what 20 a second tell in several. They judge,
-//!   not TCP, whose losses at a full queue are its own doing.
+//!   would wait. A short silence that is over counts as one loss.
+//! - A path that may lose packets, because a hello was lost or TCP had to send much again, is watched closely
+//!   for a second: ten times as many hellos show within a second what 20 a second show in several. They judge,
+//!   not TCP, which causes losses at a full queue itself.
 //! - A path that is out comes back once it has been good for a while; longer each time, so that a
-//!   flapping link does its harm ever more rarely.
+//!   flapping link does harm ever more rarely.
 
 mod heard;
 mod news;

@@ -1,4 +1,4 @@
-//! What the journal has of a drain.
+//! The journal's record of a drain.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What other hosts say to this one over the API, and answer.
+//! Requests and answers of other hosts over the API.
 
 use drainpipe_engine::check::facts::CheckFacts;
 use drainpipe_engine::host::facts::{MemoryNeeds, MigrationLink};

@@ -1,4 +1,4 @@
-//! What the agent of a source says to that of its target, step by step; and what a target asks.
+//! What a source's agent says to its target's, step by step; and what a target asks.
 
 use std::collections::HashSet;
 use std::sync::Arc;

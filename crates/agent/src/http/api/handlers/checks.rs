@@ -1,4 +1,4 @@
-//! The preflight between two hosts, and what their agents say to each other for it.
+//! The check between two hosts, and what their agents say to each other for it.
 
 use std::sync::Arc;
 
