@@ -161,7 +161,7 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-/// Has a peer answer until told to stop; where.
+/// Lets a peer answer until it is stopped; returns where.
 pub(crate) async fn serve_peer(
     directory: &Path,
     name: &str,

@@ -588,7 +588,7 @@ pub enum HandOverView {
     Unknown,
 }
 
-/// Between agents: what a host tells of its journal, for what it has told before.
+/// Between agents: what a host says about its journal, to hear what it has said before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Hearing {
@@ -597,10 +597,10 @@ pub struct Hearing {
     pub told: Option<JournalStanding>,
 }
 
-/// Between agents: the last that a host has told of its journal before.
+/// Between agents: the last that a host has said about its journal before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HeardMark {
-    /// Absent if it has told nothing.
+    /// Absent if it has said nothing.
     pub heard: Option<JournalMark>,
 }
 
@@ -655,7 +655,7 @@ pub struct LiveVm {
     pub will_be: String,
 }
 
-/// Steps 7 and 8, between agents: what the source's firewall tracks of the VM, since it was last told.
+/// Steps 7 and 8, between agents: what the source's firewall tracks of the VM, since the last message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TrackedRequest {

@@ -1,4 +1,4 @@
-//! Where a domain's guest is, told to the network.
+//! Announces a domain's guest to the network.
 //!
 //! QEMU does so at the target as soon as all has arrived, and libvirt has no word for it. So a domain that goes on at its
 //! source after that, or runs at its target long after, is announced by Drainpipe itself.

@@ -109,7 +109,7 @@ impl Daemon {
         Connection::open_for_long(self.sockets.path(), URI, deadline).await
     }
 
-    /// What happens to domains from now on. Nothing is told while there is no [shared](Self::shared) connection.
+    /// Events of domains from now on. None come while there is no [shared](Self::shared) connection.
     pub(crate) fn events(&self) -> broadcast::Receiver<DomainEvent> {
         self.events.subscribe()
     }

@@ -50,7 +50,7 @@ impl fmt::Display for Birth {
     }
 }
 
-/// A QEMU that this host runs, whoever has started it. It is not told apart by its id, but by its pidfd.
+/// A QEMU that this host runs, whoever has started it. It is identified by its pidfd, not by its ID.
 #[derive(Debug)]
 pub struct Process {
     pid: Pid,
@@ -100,7 +100,7 @@ impl Process {
         Ok(is_stopped(&fs::read_to_string(proc_path(pid, "stat"))?))
     }
 
-    /// Its log is kept short where one is named. Where it is no child of ours, `told` says how it ends, if anybody does.
+    /// Its log is kept short if one is named. If it is no child of ours, `told` says how it ends, if anybody does.
     fn watched(
         pid: Pid,
         pidfd: OwnedFd,

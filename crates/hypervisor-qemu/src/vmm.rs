@@ -320,7 +320,7 @@ impl Vmm {
         self.process.exit()
     }
 
-    /// Whether QEMU was told to end, or its guest to power off.
+    /// Whether QEMU got the order to end, or its guest to power off.
     pub fn is_ending(&self) -> bool {
         self.is_ending.load(Ordering::Relaxed)
     }

@@ -1,6 +1,6 @@
 //! What CPU models are on this host: which of a model's features a guest would not get.
 //!
-//! Without being told to enforce them, QEMU leaves features out in silence.
+//! Unless it is ordered to enforce them, QEMU leaves features out in silence.
 
 use std::collections::{BTreeMap, BTreeSet};
 

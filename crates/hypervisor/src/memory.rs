@@ -29,7 +29,7 @@ impl Contents {
         Self(pages)
     }
 
-    /// The pages' bytes. They are the guest's own: to be kept by nobody and told to nobody.
+    /// The pages' bytes. They are the guest's own: never keep them, and never show them to anybody.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }

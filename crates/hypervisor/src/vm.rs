@@ -83,7 +83,7 @@ pub trait Vm: fmt::Debug + Send + Sync {
     /// How the process ended, if it has and that is known by now.
     fn exit(&self) -> Option<Exit>;
 
-    /// Whether it was told to end, or its guest to power off.
+    /// Whether it got the order to end, or its guest to power off.
     fn is_ending(&self) -> bool;
 
     /// Its end is expected from now on, as after its guest has powered off.

@@ -30,7 +30,7 @@ use crate::name::{InvalidName, check_name};
 use crate::peer::Peer;
 use crate::validity::Validity;
 
-/// How long an authority lasts unless told otherwise: ten years.
+/// How long an authority lasts by default: ten years.
 const AUTHORITY_VALID_DAYS: NonZeroU32 = NonZeroU32::new(3653).expect("not zero");
 
 /// Longest common name that X.520 allows. It is for people; programs read the alternative names.

@@ -81,7 +81,7 @@ impl FromStr for JoinSecret {
 /// A token: `HOST:FINGERPRINT:SECRET`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JoinToken {
-    /// The host that has the authority. Nobody else is told the secret, whichever certificate he has.
+    /// The host that has the authority. No other holder of a certificate learns the secret.
     pub host: String,
     /// The authority's certificate.
     pub authority: Fingerprint,

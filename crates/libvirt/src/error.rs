@@ -85,7 +85,7 @@ impl Error {
             if message.contains("Failed to connect socket"))
     }
 
-    /// What it was told makes no sense to this release.
+    /// Its arguments make no sense to this release.
     pub fn is_invalid_argument(&self) -> bool {
         self.code() == Some(8)
     }
@@ -145,7 +145,7 @@ impl Error {
         self.code() == Some(84)
     }
 
-    /// A cancelled Finish has discarded the domain, as it was told to.
+    /// A cancelled Finish has discarded the domain, as it should.
     pub fn is_migrate_finish_ok(&self) -> bool {
         self.code() == Some(93)
     }

@@ -418,7 +418,7 @@ impl<P: Clone> Scheduler<P> {
     }
 }
 
-/// Whether the client may be told that it is done.
+/// Whether the client may hear that it is done.
 fn may_be_told(command: &Command, earlier: &[Command]) -> bool {
     !command.is_durable || !earlier.iter().any(Command::modifies)
 }

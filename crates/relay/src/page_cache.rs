@@ -1,4 +1,4 @@
-//! Pages that the other end has, on the sender: what a page that comes again can be told by.
+//! Pages that the other end has, on the sender: the base for sending only what has changed.
 //!
 //! Both ends have the same numbered slots. Whatever is sent of a page names its slot and how often that has
 //! changed before; the other end waits until it has, and then changes it too. So both hold the same bytes at the

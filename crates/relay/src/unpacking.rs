@@ -38,7 +38,7 @@ impl Unpacking {
 /// A block as it was packed.
 pub(crate) struct Unframed<'a> {
     pub(crate) bytes: &'a [u8],
-    /// Whether it is told by what has changed of its pages.
+    /// Whether only the changes of its pages are sent.
     pub(crate) is_paged: bool,
 }
 

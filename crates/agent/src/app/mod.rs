@@ -85,7 +85,7 @@ pub async fn run(config: Config, mut stop: watch::Receiver<bool>) -> Result<Ende
 /// How an agent ends that has served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// It was told to stop.
+    /// Somebody stops it.
     Stopped,
     /// Its journal is not believed any more. Its next start says so, and does nothing by it.
     Doubted,

@@ -101,7 +101,7 @@ fn obstacle(checks: &Checks, spec: &ResolvedSpec) -> Option<Obstacle> {
         ResolveError::NoKvm { .. } => Some(Obstacle::NoKvm),
         ResolveError::LosesWrites { .. } => Some(Obstacle::LosesWrites),
         // Nothing that is open or out of range becomes a `ResolvedSpec`.
-        // A CPU that is not known is told by what it has and lacks.
+        // A CPU that is not known is described by what it has and lacks.
         ResolveError::Invalid(_)
         | ResolveError::Unresolved { .. }
         | ResolveError::TestGuestTooSmall { .. }

@@ -76,7 +76,7 @@ impl Moved {
     /// changed again.
     fn has(&self, path: &Path) {
         let vms = &self.life.parts.vms;
-        // The end is told a moment before the VM is free.
+        // The end is reported a moment before the VM is free.
         let claimed = self.until(|_| vms.claim("web", Claim::Changing).ok());
         assert_eq!(claimed.definition.disks[0].path, path);
         assert_eq!(self.life.parts.journal.vms().unwrap()[0].disks[0].path, path);

@@ -313,7 +313,7 @@ impl Executor {
         supervised::spawn(work, lost_sight(Arc::clone(flight), self.news.sender()));
     }
 
-    /// How long the transfer of a VM is to take, by what was told last.
+    /// How long the transfer of a VM should take, by the last report.
     fn predicted_ms(&self, vm: &str) -> f64 {
         let status = self.course.status.borrow();
         status.moves.iter().find(|one| one.vm == vm).map_or(0.0, |one| one.predicted_ms)
@@ -472,7 +472,7 @@ async fn follow(drains: Arc<Drains>, flight: Arc<Running>, tell: mpsc::Sender<Dr
         if stage == Stage::Ended {
             return;
         }
-        // A closed channel means the end, which is told before.
+        // A closed channel means the end, which was reported before.
         let _ = timeout(TELL_EVERY, stages.changed()).await;
     }
 }

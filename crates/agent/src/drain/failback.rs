@@ -70,7 +70,7 @@ struct Arrival {
     eta: Eta,
     // On the way there.
     bytes_per_ms: f64,
-    // Bytes that it was told of.
+    // The bytes reported so far.
     seen_bytes: u64,
 }
 
@@ -108,7 +108,7 @@ impl Fetched {
     /// Why it may come later, if it may. Then this was no attempt.
     fn put_off(&self) -> Option<(&str, PutOff)> {
         let (why, kind) = match self {
-            // By its agent, which was told to stop.
+            // By its agent, which was stopped.
             Self::Ended(result) if result.outcome == Outcome::Cancelled => {
                 (result.error.as_deref()?, result.error_kind?)
             }
@@ -162,7 +162,7 @@ fn as_they_went(went: &DrainRequest, asked: ResumeRequest) -> DrainRequest {
 
 /// What the links carried in a millisecond while so many VMs shared them at a time: no less than for any one of them.
 fn bytes_per_ms(moves: &[MoveStatus], at_once: u8) -> f64 {
-    // What is told of the time is of memory alone.
+    // Predicted times are those of memory alone.
     let carried = || moves.iter().filter_map(|one| Some((one.sent_bytes as f64, one.transfer_ms?.max(1.0))));
     let (bytes, ms) = carried().fold((0.0, 0.0), |all, one| (all.0 + one.0, all.1 + one.1));
     let at_once = usize::from(at_once.max(1)).min(carried().count()) as f64;
@@ -478,7 +478,7 @@ impl WayBack {
         });
     }
 
-    /// Where a VM is, its own journals know; what cannot be written down here is only not told later.
+    /// A VM's place is in its own journals; what cannot be recorded here is only missing in later reports.
     fn write_down(&self, status: &DrainStatus, changed: &[(usize, &MoveStatus)], gone: &[&str]) {
         let written = self.drains.journal.record_drain(&self.course.id, status, changed, gone);
         if let Err(error) = written {
@@ -498,7 +498,7 @@ impl WayBack {
             status.elapsed_ms = self.began.elapsed().as_secs_f64() * 1_000.0;
         });
         let status = self.course.status.borrow().clone();
-        // Without this record it would be told as interrupted.
+        // Without this record it would be reported as interrupted.
         while let Err(problem) = self.end(&status) {
             warn!(%problem, failback = self.course.id, "it waits until its journal can be written");
             self.course.status.send_modify(|status| status.obstacle = Some(problem));

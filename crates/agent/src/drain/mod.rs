@@ -305,7 +305,7 @@ async fn wait_for_recovered(drains: &Drains) {
         // The sender goes only after the end.
         let _ = flight.stages().wait_for(|stage| *stage == Stage::Ended).await;
     });
-    // What is not over by then is told as being moved.
+    // Moves that are not over by then count as being moved.
     let _ = timeout(RECOVERY_DEADLINE, join_all(over)).await;
 }
 

@@ -139,7 +139,7 @@ fn a_vm_that_was_handed_over_is_run_by_its_target_and_not_here() {
 fn a_vm_that_ran_on_here_though_the_journal_hands_it_over_stays_here() {
     let mut guarded = Guarded::new();
     assert!(guarded.journal.hand_over(ID).unwrap());
-    // The agent was told that its record failed, as on a full disk.
+    // The agent believes that its record failed, as on a full disk.
     guarded.host.block_on(guarded.vm.cancel(QMP_DEADLINE)).unwrap();
     guarded.agent_ends(&[]).unwrap();
     assert!(!guarded.is_the_targets());

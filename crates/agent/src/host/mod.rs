@@ -28,7 +28,7 @@ use crate::store::fleet::Fleet;
 /// This host.
 #[derive(Debug)]
 pub(crate) struct Host {
-    /// What its agent was told.
+    /// The settings of its agent.
     pub(crate) config: Config,
     /// The hosts that it knows.
     pub(crate) fleet: Arc<Fleet>,
@@ -88,7 +88,7 @@ impl Host {
         self.network.migration_links(&self.config, &self.peers()).await
     }
 
-    /// Refuses to begin anything once the agent has been told to stop.
+    /// Refuses to begin anything once the agent is being stopped.
     pub(crate) fn check_not_stopping(&self) -> Result<(), Problem> {
         if *self.stop.borrow() {
             return Err(Problem::conflict(format!(

@@ -60,7 +60,7 @@ const HEAD_DEADLINE: Duration = Duration::from_mins(2);
 const ENDING_MAX: Duration = Duration::from_secs(3);
 const ENDED_LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Serves root on this host over a Unix socket, until told to stop.
+/// Serves root on this host over a Unix socket, until it is stopped.
 pub(crate) async fn serve_socket(listener: UnixListener, router: Router, stop: watch::Receiver<bool>) {
     accept_each(
         ROOTS_CONNECTIONS_MAX,
@@ -100,7 +100,7 @@ impl Welcome {
     }
 }
 
-/// Serves agents and operators by mutual TLS, until told to stop.
+/// Serves agents and operators by mutual TLS, until it is stopped.
 pub(crate) async fn serve_tls(
     listener: TcpListener,
     identity: Identity,
@@ -138,7 +138,7 @@ fn network_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Accepts connections, no more at once than `max`, until told to stop.
+/// Accepts connections, no more at once than `max`, until it is stopped.
 async fn accept_each<C, F>(
     max: usize,
     mut stop: watch::Receiver<bool>,

@@ -170,7 +170,7 @@ async fn make_one(incoming: &Incoming, entry: &IncomingVm, disk: &DiskCopy) -> R
     match made {
         Ok(()) => Ok(()),
         Err(NotMade { problem, may_come }) => {
-            // What may come yet is told when the VM is given up.
+            // What may still come is reported when the VM is given up.
             if !may_come {
                 incoming.journal.forget_made_disk(id, to)?;
             }

@@ -51,7 +51,7 @@ pub(super) async fn remove(incoming: &Incoming, id: &str, entry: Option<&Incomin
     if let Some(entry) = entry {
         entry.end_trials();
         match entry.built() {
-            // It was never told to run: that is recorded first, and what is so recorded is not discarded.
+            // It was never told to run: that is recorded first, and a VM so recorded is not discarded.
             Some(vmm) if !entry.memory().is_told_to_run() => {
                 vmm.destroy_unrun(QEMU_DEADLINE).await.map_err(Problem::failed)?;
             }

@@ -132,7 +132,7 @@ struct Carrier<'a> {
     is_paused: bool,
     // Why the last action that did not do did not.
     problem: Option<Problem>,
-    // The QEMU of one that was told to run here, while it lives.
+    // The QEMU of a VM that was told to run here, while it lives.
     ordered: Option<Arc<dyn Machine>>,
     // How the rest is to come, and where it does.
     request: Option<ConnectionRequest>,
@@ -373,7 +373,7 @@ impl<'a> Carrier<'a> {
             VmErrorKind::Mute => OrderEvent::Mute,
             _ => OrderEvent::Failed,
         };
-        // Otherwise it ended when it had been told.
+        // Otherwise it ended after the order.
         let event = if event == OrderEvent::Mute && !vmm.alive() { OrderEvent::Failed } else { event };
         Ok(self.note(event, Problem::failed(format!("the VM does not run on {own}: {error}"))))
     }

@@ -300,7 +300,7 @@ impl IncomingVm {
             MigrationStatus::Failed => Received::Failed,
             in_parts if in_parts.is_post_copy() => {
                 let state = vmm.run_state(self.answers_within()).await?;
-                // One that was mute when it was told to run may run since.
+                // A QEMU that did not answer when it was told to run the VM may run it by now.
                 let runs = self.is_told() && matches!(state, RunState::Running | RunState::Suspended);
                 let is_here = runs || in_parts.lets_run(&state);
                 if is_here { Received::InPart } else { Received::Incomplete }

@@ -120,7 +120,7 @@ impl Joining {
         let hash = request.secret.parse::<JoinSecret>().map(|secret| secret.hash()).unwrap_or_default();
         let key = digest(&SHA256, request.certificate_request.as_bytes());
         let user = format!("{} {key:?}", request.name);
-        // What is wrong with the request, only who has a token is told.
+        // Only a client with a token learns what is wrong with the request.
         let taken = self.journal.look_at_token(&hash, &user, now_s())?;
         if taken == TokenUse::Refused {
             return Err(self.refuse(from));

@@ -134,7 +134,7 @@ fn describe(index: usize, disk: &Disk, open: &OpenDisk) -> Result<VmDisk, Proble
         disk: name,
         path: path.to_owned(),
         is_read_only: disk.read_only,
-        // One that cannot be looked at is open all the same, and is told elsewhere.
+        // A disk that cannot be examined is open nevertheless, and is reported elsewhere.
         device: device_at(&disk.path),
         has_data_file: open.has_data_file,
         has_backing: open.has_backing,

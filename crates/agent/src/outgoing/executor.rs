@@ -75,7 +75,7 @@ pub(super) struct Executor {
     started_at: Timestamp,
     began: Instant,
     agreed: Agreed,
-    // Until the migration is told.
+    // Until the migration is reported.
     findings: Vec<Finding>,
     // Told to send the last bytes of the VM, which is paused for them.
     is_switching_over: bool,

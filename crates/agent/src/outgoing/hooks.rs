@@ -9,7 +9,7 @@ use super::Outgoing;
 use crate::store::journal::{HookDue, JournalError};
 use crate::vms::hooks::{self, Moment};
 
-/// A migration from here is over: has the hook told that the VM stays, if that is due.
+/// A migration from here is over: runs the hook for a VM that stays, if it is due.
 pub(super) fn settle(outgoing: &Arc<Outgoing>, result: &MigrationResult) {
     if let Err(error) = try_settle(outgoing, result) {
         warn!(%error, migration = result.id, "the hook `after` does not run until the agent restarts");

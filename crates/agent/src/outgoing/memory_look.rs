@@ -14,7 +14,7 @@ const RESTS_BELOW_BYTES_PER_S: u64 = 4 << 20;
 /// half as long as a page.
 const PARTS_BELOW: f64 = 0.5;
 
-/// All of it. Nothing where it cannot be told: then a plan reckons without it, and says so.
+/// Samples all of it. None if that is not possible: then a plan does without it, and says so.
 pub(crate) async fn sample(vmm: &dyn Machine) -> Option<MemorySample> {
     let sampled = vmm.sample_memory().await.inspect_err(|error| not_looked_at(vmm, error)).ok()?;
     let hypervisor::MemorySample { zero_share, dirty_bytes_per_s, dirty_set_bytes, contents, .. } = sampled;

@@ -78,7 +78,7 @@ pub(crate) struct Outgoing {
     pub(crate) checks: Arc<Checks>,
     /// Those under way.
     pub(crate) migrations: OutgoingMigrations,
-    // That this kernel tracks no connections is told once.
+    // The log says only once that this kernel tracks no connections.
     untracked_said: Once,
 }
 

@@ -39,7 +39,7 @@ impl Pause {
         }
     }
 
-    /// What the engine was told, and what the events say.
+    /// What the engine has heard, and what the events say.
     pub(super) fn correct(&self, timings: Timings) -> Timings {
         Timings {
             paused_ms: self.paused.map(|paused| paused.ms).or(timings.paused_ms),

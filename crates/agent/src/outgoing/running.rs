@@ -142,7 +142,7 @@ impl Running {
         self.send_start.send_replace(SendStart::Now);
     }
 
-    /// Leaves the links to another one, until told otherwise and for some seconds at most.
+    /// Leaves the links to another one, until further notice and for some seconds at most.
     pub(crate) fn give_way(&self) {
         self.gives_way.send_replace(true);
     }

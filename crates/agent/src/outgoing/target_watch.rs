@@ -30,7 +30,7 @@ impl TargetWatch {
     pub(super) async fn trouble(&mut self) -> Problem {
         match self.0.join_next().await {
             Some(Ok(problem)) => problem,
-            // It was told already, or nobody is asked.
+            // It has answered already, or nobody is asked.
             _ => pending().await,
         }
     }

@@ -133,7 +133,7 @@ impl OnWay {
 }
 
 impl Known {
-    /// What is to be told now that this is tracked.
+    /// What to send now that this is tracked.
     fn begin(&mut self, tracked: Tracked, moment: Moment) -> Vec<Changes> {
         let now = Instant::now();
         let parts = match moment {
@@ -197,7 +197,7 @@ impl Sender {
     async fn send_ahead(self: Arc<Self>) {
         loop {
             if let Err(problem) = self.send(Moment::Ahead, Instant::now() + WITHIN).await {
-                // The rest is sent in the pause, where that is told.
+                // The rest is sent in the pause, and reported there.
                 debug!(%problem, "established connections cannot be copied ahead");
             }
             sleep(AHEAD_EVERY).await;

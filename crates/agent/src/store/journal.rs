@@ -53,7 +53,7 @@ pub(crate) struct Journal {
     connection: Mutex<Connection>,
     path: PathBuf,
     witness: RuntimeWitness,
-    // What the witness was told last.
+    // What the witness last heard.
     witnessed: Mutex<Witnessed>,
     // Turns up with each record that the others are to hear of.
     generation: watch::Sender<u64>,

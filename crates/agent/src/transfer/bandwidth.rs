@@ -423,7 +423,7 @@ impl Flight {
                 return;
             }
             let wish = self.wish();
-            // It is asked by a migration that keeps to what it was told.
+            // A migration that keeps to its share asks.
             let answer = self.ask_target(wish);
             let Some(answer) = self.keep_to_limit_until(answer).await else { return };
             self.is_granted(wish, &answer);

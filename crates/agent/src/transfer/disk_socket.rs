@@ -60,7 +60,7 @@ pub(crate) struct DiskSocket {
     socket: TcpStream,
     // None where nothing is packed.
     unsent: Option<UnsentBytes>,
-    // As the kernel was told last.
+    // The kernel's last setting.
     unsent_bytes_set: u32,
 }
 

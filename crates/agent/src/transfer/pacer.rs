@@ -79,7 +79,7 @@ impl Pacer {
         self.limit_mbps.borrow().map(|mbps| if self.is_left_to_qemu { mbps } else { 0 })
     }
 
-    /// QEMU was told to send.
+    /// QEMU has the order to send.
     pub(crate) fn begin(&self) -> Pacing {
         let connections = self.connections.clone();
         let pace = Keeping {
@@ -133,7 +133,7 @@ struct Keeping {
     are_paced: bool,
     // Where the kernel does not let its connections be paced.
     is_kept_by_qemu: bool,
-    // What QEMU was told.
+    // QEMU's last setting.
     qemu_mbps: Option<u64>,
 }
 

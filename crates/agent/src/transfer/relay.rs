@@ -260,7 +260,7 @@ impl Packing {
     }
 }
 
-/// The configured CPUs on which the agent may not run any more, as its log told last.
+/// The configured CPUs on which the agent may no longer run, as its log last said.
 #[derive(Debug, Default)]
 pub(crate) struct LostCpus(Mutex<Option<CpuList>>);
 

@@ -321,7 +321,7 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
 /// Less than this beside the pause is not worth a line.
 const STANDSTILL_TOLD_MS: f64 = 250.0;
 
-/// How long the VM stood still, where that is not told as its downtime.
+/// How long the VM stood still, if its downtime does not say so.
 pub(super) fn standstill(result: &MigrationResult) -> Option<String> {
     let vm = &result.vm;
     let paused = result.silence.downtime_ms.filter(|_| result.outcome != Outcome::Completed);

@@ -59,7 +59,7 @@ pub struct Taker {
     pub paths_mbps: u64,
     /// What it could use of that.
     pub wanted_mbps: u64,
-    /// What it takes until it asks again; 0 where it was not told any limit.
+    /// What it takes until it asks again; 0 if it has no limit.
     pub held_mbps: u64,
 }
 

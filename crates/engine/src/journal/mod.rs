@@ -90,7 +90,7 @@ impl fmt::Display for Witness {
 pub struct Testimony {
     /// Who.
     pub by: Witness,
-    /// The last mark that it was told.
+    /// The last mark that it heard.
     pub heard: JournalMark,
 }
 

@@ -30,7 +30,7 @@ enum DiskCopies {
     UnderWay,
     /// The same, by the transfer itself, before memory.
     Along {
-        /// Whether it was told that this may never come to an end.
+        /// Whether the log says already that this may never come to an end.
         is_outpaced: bool,
     },
     /// The same, and the VM's writes are held back as far as is necessary, since they cannot be made to wait.
@@ -52,7 +52,7 @@ pub(super) struct Disks {
     copies: DiskCopies,
     meter: DiskMeter,
     held_writes: HeldWrites,
-    // The lowest limit of the VM's writes that was told.
+    // The lowest limit of the VM's writes that was logged.
     told_limit: Option<WriteLimit>,
 }
 
@@ -75,10 +75,10 @@ impl Disks {
         self.meter.record(now_ms, states);
     }
 
-    /// Changes how far the VM's writes are held back. Says to what, where that is less than was told before.
+    /// Changes how far the VM's writes are held back. Logs the limit if it is lower than the last one logged.
     fn hold_writes(&mut self, change: impl FnOnce(&mut HeldWrites)) -> Option<WriteLimit> {
         change(&mut self.held_writes);
-        // What rises and falls again was told before.
+        // A limit that rises and falls again was logged before.
         let before = self.told_limit.map_or(u64::MAX, |limit| limit.bytes_per_s);
         let limit = self.held_writes.limit().filter(|limit| limit.bytes_per_s < before)?;
         self.told_limit = Some(limit);

@@ -142,7 +142,7 @@ pub enum SourceEvent {
     Paused,
     /// A check before the migration found this.
     Found(Finding),
-    /// Something is to be told of a path, by its name.
+    /// News about a path, by its name.
     PathTurned(String, PathNews),
     /// The transfer may use so many Mb/s of the links from now on; absent for all that they have.
     BandwidthLimited(Option<u64>),

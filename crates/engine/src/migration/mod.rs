@@ -634,7 +634,7 @@ impl Migration {
         }
     }
 
-    /// Whether it runs is told later, once its hypervisor says so.
+    /// Whether it runs is reported later, once its hypervisor says so.
     fn note_told(&mut self, now_ms: f64) {
         self.error = None;
         if self.timings.resumed_ms.is_none() {

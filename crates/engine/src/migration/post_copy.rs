@@ -49,7 +49,7 @@ pub(super) struct Rest {
 enum Follows {
     #[default]
     No,
-    /// The hypervisor was told so, before the VM was paused.
+    /// The hypervisor has that order, since before the VM was paused.
     Yes,
     /// Another life of the migration began it: the target has to say.
     Unknown,

@@ -326,10 +326,10 @@ pub struct PathUse {
     // Its name in 0.1.0.
     #[serde(rename = "is_spare")]
     pub is_standby: bool,
-    /// Connections that went over it last; absent where it could not be told.
+    /// Connections that used it last; absent if that is not known.
     #[serde(default)]
     pub connections: Option<u64>,
-    /// TCP segments that had to be sent again; absent where it could not be told.
+    /// TCP segments that had to be sent again; absent if that is not known.
     #[serde(default)]
     pub retransmitted_segments: Option<u64>,
     /// When it went out of use and came back, in their order.
@@ -423,9 +423,9 @@ pub enum PathState {
     Back,
     /// Its share of the traffic has changed with what it carries.
     Weighted,
-    /// Whether it is fit cannot be told.
+    /// It is not known whether it is fit.
     Unwatched,
-    /// Whether it is fit can be told again.
+    /// It is known again whether it is fit.
     Watched,
 }
 

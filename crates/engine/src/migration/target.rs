@@ -309,7 +309,7 @@ mod tests {
         assert!(!awaits(Found { state: Some(IncomingState::Waiting), ..FOUND }, Some(memory)));
         memory.let_run();
         assert!(!awaits(FOUND, Some(memory)));
-        // An earlier life of the agent told it, or nobody remembers.
+        // An earlier run of the agent ordered it, or nobody knows.
         for earlier in [Some(Memory::of_part(0.0)), None] {
             assert!(awaits(FOUND, earlier));
             assert!(!awaits(Found { on_its_way: Hypervisor::Ended, ..FOUND }, earlier));

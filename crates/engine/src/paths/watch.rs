@@ -194,7 +194,7 @@ impl PathWatch {
         news
     }
 
-    /// No path is watched, for this reason, until hellos are heard again. What is to be told of it.
+    /// No path is watched, for this reason, until hellos are received again. Returns the news about it.
     pub fn unwatched(&mut self, why: Unwatched) -> Vec<PathChange> {
         self.news_of_all(|path| path.unwatched(why))
     }
@@ -275,7 +275,7 @@ impl PathWatch {
         path.peer = Some(hello);
     }
 
-    /// Judges all paths; to be called after each [`HELLO_EVERY_MS`]. What is to be told of it.
+    /// Judges all paths; to be called after each [`HELLO_EVERY_MS`]. Returns the news.
     pub fn tick(&mut self, now_ms: f64) -> Vec<PathChange> {
         let is_any_heard = self.paths.iter().any(|path| path.heard_at_tick > 0);
         let is_any_large_heard = self.paths.iter().any(Watched::has_heard_large);

@@ -210,7 +210,7 @@ fn what_does_not_shrink_is_not_compressed_whoever_asks() {
     let mut other = host("b", 2, 2);
     other.links.iter_mut().for_each(|link| link.speed_mbps = None);
     assert!(!plan_of(&unknown, &other).is_compressed());
-    // Of what shrinks it is told that nobody knows whether it pays.
+    // For what shrinks, the plan says that nobody knows whether it pays.
     let plan = super::plan(&unknown, &other, RequestedOption::Compression, &[], GIB).unwrap();
     assert!(plan.is_compressed() && plan.reason().unwrap().contains("set speed_mbps"));
 }

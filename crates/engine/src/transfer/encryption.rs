@@ -112,7 +112,7 @@ fn trusts(host: &HostFacts, link: &str) -> bool {
 }
 
 /// Why a host cannot take part in a migration over these paths, seen from that host, that is not encrypted.
-/// A target does not rely on what the source has decided, nor on being told all paths: none is no trusted one.
+/// A target does not rely on what the source has decided, nor on a full list of paths: no path is not a trusted one.
 pub fn refuses_clear(host: &HostFacts, paths: &[Path]) -> Option<String> {
     if host.encryption != EncryptionPolicy::Required {
         return None;

@@ -73,7 +73,7 @@ pub struct DomainDescription {
     pub title: Option<String>,
     /// What its owner wrote.
     pub description: Option<String>,
-    /// Where it may be when a host is emptied, or why that cannot be told.
+    /// Where it may be when a host is emptied, or why that is not known.
     pub placement: Result<Placement, PlacementError>,
     /// Its memory.
     pub memory: Memory,

@@ -127,7 +127,7 @@ fn check_part(part: Element<'_>, spec: &VmSpec) -> Result<(), Untrusted> {
     match part.name() {
         "description" => Ok(()),
         "domain" | "inactiveDomain" => trust::check(part, spec),
-        // What is in files of its own is told of as such.
+        // Snapshots in files of their own are reported as such.
         "disks" | "memory" => part.within().try_for_each(trust::check_own),
         _ => part.within().try_for_each(|within| trust::check_part(part, within, spec)),
     }

@@ -47,7 +47,7 @@ pub(super) fn estimate(changed: [(Duration, usize); 2], bytes_per_page: f64) -> 
 /// as after the first.
 fn changes_per_s(first_s: f64, second_s: f64, times: f64) -> f64 {
     let ratio = |per_s: f64| (-per_s * second_s).exp_m1() / (-per_s * first_s).exp_m1();
-    // All have changed but one in e^10: more cannot be told apart.
+    // All have changed but one in e^10: no more can be distinguished.
     let (mut low, mut high) = (0.0, 10.0 / first_s);
     for _ in 0..HALVINGS {
         let middle = f64::midpoint(low, high);

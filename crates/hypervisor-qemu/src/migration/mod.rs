@@ -343,7 +343,7 @@ pub async fn interrupt(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationErr
     }
 }
 
-/// Whether a target was told that it may run before all memory is there.
+/// Whether a target may run its guest before all memory is there.
 pub(crate) async fn allows_post_copy(vmm: &Vmm, deadline: Duration) -> Result<bool, QmpError> {
     let capabilities = capabilities(vmm, deadline).await?;
     Ok(capabilities.iter().any(|known| known.state && known.capability == "postcopy-ram"))

@@ -195,7 +195,7 @@ impl FakeVm {
         self.lock().paces.clone()
     }
 
-    /// What it was told to keep to by itself.
+    /// The limit that it keeps by itself.
     pub fn bandwidth_mbps(&self) -> Option<u64> {
         self.lock().bandwidth_mbps
     }

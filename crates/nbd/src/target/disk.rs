@@ -162,7 +162,7 @@ async fn hear(
             read_next(&mut reader, DISK_ANSWERS).await.map_err(|error| SplitterError::disk(&error))?;
         let header = header.ok_or_else(|| SplitterError::Disk("it closed the connection".into()))?;
         let reply = nbd::decode_reply(&header).map_err(of_reply)?;
-        // One that failed is told by the next that somebody waits for.
+        // The next flush for which somebody waits reports one that failed.
         if reply.cookie == FLUSH && window.shared.flushes.end() {
             continue;
         }

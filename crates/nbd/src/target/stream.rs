@@ -88,7 +88,7 @@ async fn carry<S: AsyncRead + AsyncWrite>(
     };
     let (ended, ()) = tokio::join!(work(window, open, connection, &mut reader, &deaf, answers), telling);
     if ended.is_err() {
-        // Closed with something unread, TCP would drop what the source was told last.
+        // If it were closed with something unread, TCP would drop the last answers to the source.
         timeout(LINGER, copy(&mut reader, &mut sink())).await.ok();
     }
     ended

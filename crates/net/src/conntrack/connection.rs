@@ -17,7 +17,7 @@ const WINDOW_SCALE_MAX: u8 = 14;
 /// acknowledgements, has closed first, and is judged liberally.
 const TCP_FLAGS: u8 = 0b1111;
 
-/// For how long the kernel keeps an idle TCP connection at most unless it was told otherwise: five days.
+/// The longest time for which the kernel keeps an idle TCP connection by default: five days.
 const TIMEOUT_MAX_S: u32 = 432_000;
 
 /// A connection that a kernel tracks, with the addresses that it has on either side of the host: none is translated.

@@ -93,7 +93,7 @@ fn generate(choices: &mut Choices<'_>) -> GeneratedStream {
             break;
         }
         let end = generate_one(choices, &mut sender, &mut generated);
-        // What comes after an end is told too, and is to make no difference.
+        // What comes after an end is received too, and must make no difference.
         if generated.end == End::Silent {
             generated.end = end;
         }

@@ -61,7 +61,7 @@ pub(crate) struct Parts {
     pub(crate) peers: Arc<Peers>,
     /// What must survive a crash.
     pub(crate) journal: Arc<Journal>,
-    /// What other hosts have told of their journals.
+    /// What other hosts have said about their journals.
     pub(crate) heard: Arc<Heard>,
     /// Whether others have shown that nothing is missing in this host's.
     pub(crate) proof: Arc<Proof>,

@@ -32,7 +32,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How far post-copy is.
 #[derive(Default)]
 pub(super) struct PostCopy {
-    /// QEMU was told to go over to it.
+    /// QEMU has the order to switch over to it.
     pub(super) is_begun: bool,
     // For the rest of the memory there is none.
     is_limit_lifted: bool,

@@ -42,7 +42,7 @@ pub(super) struct Agreed {
     pub(super) plan: Option<Plan>,
     /// Where the target takes the VM.
     pub(super) endpoint: Option<Endpoint>,
-    /// From the request to the end; absent where it cannot be told.
+    /// From the request to the end; absent if it cannot be predicted.
     pub(super) predicted_total_ms: Option<f64>,
 }
 

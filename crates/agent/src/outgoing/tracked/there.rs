@@ -8,11 +8,11 @@ use drainpipe_net::{ConnectionKey, Tracked, TrackedConnection};
 /// A connection is sent again before a kernel forgets one of which it hears nothing.
 const EXPIRY_MARGIN: Duration = Duration::from_secs(10);
 
-/// What was told to the target, and when that has said that its kernel tracks it. Without that it may be there or not.
+/// What was sent to the target, and when that has said that its kernel tracks it. Without that it may be there or not.
 #[derive(Debug, Default)]
 pub(super) struct There(HashMap<ConnectionKey, (TrackedConnection, Option<Instant>)>);
 
-/// What is to be told to the target.
+/// What to send to the target.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Changes {
     /// Entries from this VM's source to be deleted first: they have ended, or are sent again.
@@ -21,7 +21,7 @@ pub(super) struct Changes {
 }
 
 impl There {
-    /// What has to be told, so that the target tracks all that is listed.
+    /// What has to be sent, so that the target tracks all that is listed.
     pub(super) fn changes(&self, listed: &Tracked, now: Instant) -> Changes {
         self.changes_to(listed, listed.connections.iter().copied(), now)
     }

@@ -107,7 +107,7 @@ struct Connecting {
 struct End {
     path: Path,
     socket: UdpSocket,
-    // None until it is told.
+    // None until it is known.
     other: Option<SocketAddr>,
     // Largest packet that the links of both ends take, in bytes.
     mtu: u16,
@@ -599,7 +599,7 @@ impl PeerWatch {
         }
     }
 
-    /// Whether the route is another program's, which is told once for each time that it becomes so.
+    /// Whether the route is another program's. This is reported once each time that it becomes so.
     async fn is_route_anothers(&mut self) -> bool {
         let routes = self.host.network.foreign_host_routes().await.unwrap_or_else(|problem| {
             debug!(peer = self.peer, %problem, "it cannot be determined at the moment whose route it is");
@@ -619,7 +619,7 @@ impl PeerWatch {
         self.is_route_taken
     }
 
-    /// What the others have been told before.
+    /// What the others already know.
     fn tell_newcomer(&self) {
         let Some(listener) = self.users.last().and_then(|user| user.news.as_ref()) else { return };
         for (index, end) in self.ends.iter().enumerate() {

@@ -36,7 +36,7 @@ impl Heard {
         Ok(Self { path, marks: Mutex::new(marks) })
     }
 
-    /// What a host has told before. What it tells now is kept, unless it lacks what it has told before.
+    /// What a host has said before. What it says now is kept, unless it lacks what it has said before.
     pub(crate) fn note(&self, host: &str, standing: Option<&JournalStanding>) -> Option<JournalMark> {
         let mut marks = lock(&self.marks);
         let before = marks.get(host).cloned();

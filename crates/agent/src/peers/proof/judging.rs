@@ -94,7 +94,7 @@ async fn ask_all(config: &Config, identity: &Identity) -> Result<Vec<Testimony>,
         clients.push((peer.name.clone(), ApiClient::over_tls(&peer.name, peer.address, identity)?));
     }
     let asked = clients.iter().map(|(name, client)| async move {
-        // One that does not answer knows nothing for now; it is told as soon as it does.
+        // A host that does not answer knows nothing for now; it hears of this as soon as it does.
         let heard = hear(client, None).await.ok().flatten()?;
         Some(Testimony { by: Witness::Peer(name.clone()), heard })
     });

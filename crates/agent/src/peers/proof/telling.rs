@@ -29,7 +29,7 @@ const TELL_AFTER: Duration = Duration::from_millis(500);
 pub(crate) struct Proof {
     peers: Arc<Peers>,
     journal: Arc<Journal>,
-    // As it was when the agent started, before anybody was told of it.
+    // As it was when the agent started, before anybody heard of it.
     at_start: JournalMark,
     is_proven: AtomicBool,
 }

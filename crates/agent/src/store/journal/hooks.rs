@@ -4,7 +4,7 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use super::{Journal, JournalError};
 
-/// A migration of which a hook is to be told.
+/// A migration for which a hook is due.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HookDue {
     /// Its identifier.
@@ -24,7 +24,7 @@ impl HookDue {
 }
 
 impl Journal {
-    /// Records that a hook is to be told how this migration has ended.
+    /// Records that a hook is due when this migration has ended.
     pub(crate) fn hook_is_due(&self, due: &HookDue) -> Result<(), JournalError> {
         let HookDue { migration, vm, source, target } = due;
         self.run(|connection| {
@@ -37,7 +37,7 @@ impl Journal {
         })
     }
 
-    /// What a hook is to be told of a migration, if that is due.
+    /// The migration's hook, if one is due.
     pub(crate) fn hook_due(&self, migration: &str) -> Result<Option<HookDue>, JournalError> {
         self.run(|connection| {
             let select = "SELECT migration, vm, source, target FROM hooks_due WHERE migration = ?1";
@@ -45,7 +45,7 @@ impl Journal {
         })
     }
 
-    /// All that hooks are to be told.
+    /// All hooks that are due.
     pub(crate) fn hooks_due(&self) -> Result<Vec<HookDue>, JournalError> {
         self.run(|connection| {
             let mut statement = connection.prepare("SELECT migration, vm, source, target FROM hooks_due")?;
@@ -54,7 +54,7 @@ impl Journal {
         })
     }
 
-    /// Records that it was told, or is not to be.
+    /// Records that the hook has run, or need not run.
     pub(crate) fn hook_is_done(&self, migration: &str) -> Result<(), JournalError> {
         self.run(|connection| {
             connection.execute("DELETE FROM hooks_due WHERE migration = ?1", [migration])?;

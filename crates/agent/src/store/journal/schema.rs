@@ -171,7 +171,7 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
     ALTER TABLE left_disks ADD COLUMN part TEXT;
     ALTER TABLE left_disks ADD COLUMN kept_until_s INTEGER;
 ",
-    // Migrations of whose end a hook is to be told.
+    // Migrations at whose end a hook is due.
     "
     CREATE TABLE hooks_due (
         migration TEXT PRIMARY KEY,

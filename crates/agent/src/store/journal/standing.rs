@@ -38,7 +38,7 @@ pub(crate) fn file_of(directory: &Path) -> PathBuf {
     directory.join("journal.sqlite")
 }
 
-/// The journal as it lies there. Makes none; fails if it cannot be told what it is.
+/// The journal as it is on disk. Makes none; fails if it cannot be determined what it is.
 pub(crate) fn look(directory: &Path) -> Result<JournalFile, JournalError> {
     let path = file_of(directory);
     let failed = |source| JournalError { path: path.clone(), source };

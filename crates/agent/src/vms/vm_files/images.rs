@@ -73,7 +73,7 @@ fn beginning(image: &Found) -> std::io::Result<Vec<u8>> {
     let mut file = File::from(image.open(OFlags::RDONLY)?);
     let mut bytes = Vec::new();
     file.by_ref().take(u64::try_from(LENGTH_TOLD_BYTES).unwrap_or(0)).read_to_end(&mut bytes)?;
-    // What is wrong with one that is none is told by who reads it.
+    // Whoever reads the image reports what is wrong with it.
     let cluster = qcow2::first_cluster_bytes(&bytes).unwrap_or(LENGTH_TOLD_BYTES);
     let rest = u64::try_from(cluster.saturating_sub(bytes.len())).unwrap_or(0);
     file.take(rest).read_to_end(&mut bytes)?;

@@ -70,7 +70,7 @@ fn of_file(pair: Pair<'_>, checked: &VmCheck, file: &VmFile, found: &FileState) 
     }
 }
 
-/// Why two are not the same; `None` also where that cannot be told.
+/// Why two are not the same; `None` also if that cannot be determined.
 fn difference(purpose: FilePurpose, here: &FileIdentity, there: &FileIdentity) -> Option<String> {
     if purpose == FilePurpose::Boot {
         return None;

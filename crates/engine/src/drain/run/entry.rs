@@ -130,7 +130,7 @@ pub(super) struct Entry {
     pub(super) attempts: u8,
     // How often targets have refused it, up to `REFUSALS_MAX`: more do not count.
     refusals: u8,
-    /// Its migration was told to be undone.
+    /// Its migration is being undone.
     pub(super) cancelled: bool,
     pub(super) patience: Patience,
     /// It failed, and no plan has placed it since.
@@ -339,7 +339,7 @@ impl Entry {
         self.link_claim = link_claim;
     }
 
-    /// Its disks are there. That may not have been told before something else is.
+    /// Its disks are there. Other news may have come before that.
     pub(super) fn memory_follows(&mut self) {
         if self.stage == Stage::CopyingDisks {
             self.stage = Stage::Transferring;
@@ -400,7 +400,7 @@ impl Entry {
         }
     }
 
-    /// All of it has been sent; that it was paused may not have been told.
+    /// All of it has been sent; the news of its pause may not have come.
     pub(super) fn sent(&mut self, now_ms: f64) {
         self.paused(now_ms);
         if matches!(self.stage, Stage::SwitchingOver | Stage::SendingRest) {

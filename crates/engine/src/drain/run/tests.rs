@@ -721,7 +721,7 @@ fn who_was_moved_by_somebody_else_has_left_and_is_no_failure() {
     let moves = ["v", "w", "x"].map(|vm| planned(vm, "b")).to_vec();
     let (mut drain, _) = Drain::begin(plan_of(moves, &["y"]), DrainLimits { outbound: 1, ..LIMITS }, 0, 0.0);
     assert_eq!(drain.unmoved().collect::<Vec<_>>(), ["w", "x", "y"]);
-    // What the drain itself moves is told by its migration.
+    // The drain's own moves are reported by their migrations.
     assert_eq!(drain.handle(1.0, left("v")), []);
     assert_eq!(state(&drain, "v"), MoveState::Preparing);
     assert_eq!(drain.handle(2.0, left("w")), []);

@@ -54,7 +54,7 @@ impl fmt::Display for Unwatched {
     }
 }
 
-/// What is to be told of a path.
+/// News about a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathNews {
     /// It went out.
@@ -63,9 +63,9 @@ pub enum PathNews {
     Back,
     /// It carries so many Mb/s, or as many again, and has a share to fit.
     Carries(u64),
-    /// Whether it is fit cannot be told.
+    /// It is not known whether it is fit.
     Unwatched(Unwatched),
-    /// Whether it is fit can be told again.
+    /// It is known again whether it is fit.
     Watched,
 }
 
@@ -81,7 +81,7 @@ impl fmt::Display for PathNews {
     }
 }
 
-/// What is to be told, and of which path.
+/// The news, and the path that it is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathChange {
     /// Which path.

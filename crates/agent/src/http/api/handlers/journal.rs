@@ -59,9 +59,9 @@ async fn adopt(State(host): State<Arc<Host>>, Extension(caller): Extension<Calle
     Err(nothing_to_adopt(&host.config).into())
 }
 
-/// How far is your journal, and what have I told you of mine?
+/// Asks how far the journal has got, and what the caller has said about its own before.
 ///
-/// Answers what the caller has told before, which the caller's journal must not lack.
+/// The answer is what the caller has said before, which the caller's journal must not lack.
 #[utoipa::path(post, path = "/v1/journal/marks", tag = tags::BETWEEN_AGENTS, request_body = Hearing, responses(
     (status = 200, description = "What it has told before.", body = HeardMark),
 ))]
