@@ -191,7 +191,7 @@ impl DiskMoves for Vmm {
             nodes(self, until(end)).await?.into_iter().map(|node| node.node_name).collect();
         for node in unused(&names, name.disk, &used) {
             match execute(self, "blockdev-del", json!({ "node-name": node }), until(end)).await {
-                // It costs an open file, and no VM is to be out of reach for that.
+                // It costs an open file, and that is no reason to lose a VM.
                 Err(error @ QmpError::Command { .. }) => {
                     warn!(node, %error, "QEMU keeps what it no longer needs");
                 }

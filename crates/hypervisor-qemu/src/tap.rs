@@ -10,7 +10,7 @@ use drainpipe_hypervisor::spec::{MacAddress, ResolvedSpec};
 /// Why a NIC of a VM has no network.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// The kernel's network interface is out of reach.
+    /// The kernel's netlink interface cannot be reached.
     #[error("cannot open a netlink socket: {0}")]
     Netlink(#[source] std::io::Error),
     /// The bridge or the tap is not there.

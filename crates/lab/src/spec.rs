@@ -138,7 +138,7 @@ pub enum SpecError {
     /// Too few or too many links.
     #[error("a lab has 1 to {MAX_LINKS} links between its hosts, not {0}")]
     LinkCount(usize),
-    /// The rate is zero or out of reach.
+    /// The rate is zero or too high.
     #[error("rate of {rate_mbps} Mb/s on link {link} is out of range: choose 1 to {MAX_RATE_MBPS} Mb/s")]
     Rate {
         /// The link's name.

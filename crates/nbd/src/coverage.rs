@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Ranges that are remembered apart. A copy that goes through the disk in order has a few.
+/// How many separate ranges are kept. A copy that goes through the disk in order has a few.
 const RANGES_MAX: usize = 1 << 16;
 
 /// What is covered of a disk. It may forget, but never has more than there was.

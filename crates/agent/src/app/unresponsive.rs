@@ -21,7 +21,7 @@ use crate::vms::throttles;
 const TRY_EVERY: Duration = Duration::from_secs(5);
 const TRIES_MAX: u32 = 17_280;
 
-/// Tries to take hold of each that is out of reach, until it is not.
+/// Tries to connect to each unresponsive VM, until that succeeds.
 pub(crate) fn keep_trying(outgoing: &Arc<Outgoing>, moves: &Arc<DiskMoves>) {
     for name in outgoing.vms.unresponsive() {
         tokio::spawn(try_for_long(Arc::clone(outgoing), Arc::clone(moves), name));

@@ -461,7 +461,7 @@ fn was_told(record: &IncomingRecord) -> bool {
     matches!(record.state, IncomingState::Running | IncomingState::Finished)
 }
 
-/// What there is of a migration here, beside what is remembered of it.
+/// What there is of a migration here, besides what the agent keeps in memory about it.
 pub(super) fn found(
     incoming: &Incoming,
     record: &IncomingRecord,

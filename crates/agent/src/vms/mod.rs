@@ -295,14 +295,14 @@ impl Vms {
         names
     }
 
-    /// Why a VM is out of reach, if it is.
+    /// Why a VM is unresponsive, if it is.
     pub(crate) fn why_unresponsive(&self, name: &str) -> Option<String> {
         let entries = self.lock();
         let claim = entries.get(name).and_then(|entry| entry.claim.as_ref());
         claim.filter(|claim| matches!(claim, Claim::Unresponsive(_))).map(|claim| claim.describe(name))
     }
 
-    /// Takes hold of a VM that was out of reach, or removes its remains, and claims it.
+    /// Connects to a VM that was unresponsive, or removes its remains, and claims it.
     pub(crate) async fn reach(self: &Arc<Self>, name: &str, claim: Claim) -> Result<Claimed, Problem> {
         let definition = self.lock().get(name).map(|entry| entry.definition.clone());
         let vmm = self.find_own(&definition.ok_or_else(|| self.unknown(name))?).await?;
@@ -397,7 +397,7 @@ impl Vms {
         disks.map(|disk| disk.path.clone()).collect()
     }
 
-    /// The names of all VMs, also of those that are out of reach.
+    /// The names of all VMs, including unresponsive ones.
     pub(crate) fn names(&self) -> Vec<VmName> {
         self.lock().values().map(|entry| entry.definition.name.clone()).collect()
     }

@@ -26,7 +26,7 @@ use crate::connection::Host;
 /// followed is over.
 const ASK_EVERY: Duration = Duration::from_millis(200);
 
-/// How long an agent may be out of reach, as it is while it is restarted, before it is given up.
+/// How long an agent may be unreachable, as it is during a restart, before the program gives up.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// What has become of what is followed.

@@ -36,7 +36,7 @@ pub const SILENCE_MS: u64 = 3_000;
 pub const SILENCES_MAX: u32 = 100;
 
 /// How often a guard tries to let the VM run, and how long it waits in between, in ms: the journal's disk may be full,
-/// QEMU may hang for a while, the target be out of reach. Past this only a person helps.
+/// QEMU may hang for a while, or the target be unreachable. After this time, only a person can help.
 pub const ATTEMPTS_MAX: u32 = 600;
 /// See [`ATTEMPTS_MAX`].
 pub const AGAIN_AFTER_MS: u64 = 1_000;

@@ -24,7 +24,7 @@ const CONNECTIONS: usize = 17;
 /// What a thread touches of its stack, and what the allocator adds; measured 20 KiB.
 const THREAD_BYTES: usize = 32 << 10;
 
-/// Bytes of which each second one is near the one before: they shrink by little, and nothing is sieved out.
+/// Bytes of which every second one is close to the one before: they shrink by little, and the entropy filter stops nothing.
 fn hardly_shrinks() -> Vec<u8> {
     let noise = crate::entropy_filter::tests::noise(UNPACKED_BYTES_MAX + 1);
     noise
