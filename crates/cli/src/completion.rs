@@ -1,4 +1,4 @@
-//! What a shell completes: it asks this program, which asks an agent for the names that there are.
+//! What a shell completes: it asks this program, which asks an agent for names.
 
 use std::ffi::OsString;
 use std::time::Duration;

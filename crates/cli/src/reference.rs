@@ -1,4 +1,4 @@
-//! The parts of docs/reference that are made from this program: whether they say what it does.
+//! The generated parts of docs/reference: whether they match this program.
 
 mod commands;
 

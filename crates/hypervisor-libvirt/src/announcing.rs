@@ -1,7 +1,7 @@
 //! Announces a domain's guest to the network.
 //!
-//! QEMU does so at the target as soon as all has arrived, and libvirt has no word for it. So a domain that goes on at its
-//! source after that, or runs at its target long after, is announced by Drainpipe itself.
+//! The target's QEMU does so as soon as everything has arrived, and libvirt has no call for it. So Drainpipe itself
+//! announces a domain that continues at its source after that, or that runs at its target long after.
 
 use std::sync::Arc;
 use std::time::Duration;

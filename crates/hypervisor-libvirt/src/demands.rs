@@ -1,4 +1,4 @@
-//! What moving a domain asks for: by its XML, and by what libvirt keeps beside it.
+//! What moving a domain needs: by its XML, and by what libvirt keeps beside it.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the agent keeps of a domain while it deals with it: `<runtime directory>/libvirt/vms/<name>`.
+//! What the agent keeps about a domain while it handles it: `<runtime directory>/libvirt/vms/<name>`.
 
 use std::fs;
 use std::io::{self, Write};

@@ -1,5 +1,5 @@
-//! What parses a peer's bytes, as functions of bytes: each says what holds whatever the bytes are, and panics where it does
-//! not. `make fuzz` looks for such bytes.
+//! Parsers of a peer's bytes, as functions of bytes: each asserts what holds whatever the bytes are, and panics where
+//! it does not. `make fuzz` looks for such bytes.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What the files of a domain's disks hold, and which of them libvirt does not copy well.
+//! The images on a domain's disks, and which of them libvirt does not copy safely.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

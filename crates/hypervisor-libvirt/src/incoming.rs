@@ -1,5 +1,6 @@
-//! A domain that comes here: libvirt's `Prepare` and `Finish`, on a connection of their own. Until `Finish` libvirt ends the
-//! domain with that connection; after it, the domain stays paused, without a job, until it is told to run.
+//! An incoming domain: libvirt's `Prepare` and `Finish`, on a connection of their own. Until `Finish`, libvirt ends
+//! the domain together with that connection; after it, the domain stays paused, without a job, until it is ordered to
+//! run.
 
 use std::path::Path;
 use std::sync::Mutex;

@@ -21,9 +21,9 @@
 //! domain       what a domain's XML says: its machine, what speaks against a migration, what the target needs; pure
 //! ```
 //!
-//! libvirt owns its domains, and Drainpipe the hand-over: libvirt's own migration decides by itself when an answer is lost
-//! in its last phase, and two copies may run. So its phases are run one by one, by the agents of both hosts, and the guest
-//! stays paused on both sides until the hand-over is recorded (docs/decisions/0071).
+//! libvirt owns its domains, and Drainpipe the hand-over: if an answer is lost in the last phase of libvirt's own
+//! migration, libvirt decides by itself, and two copies may run. So the agents of both hosts run its phases one by
+//! one, and the guest stays paused on both sides until the hand-over is recorded (docs/decisions/0071).
 
 mod announcing;
 mod daemon;

@@ -1,8 +1,9 @@
-//! Where a domain's QEMU and the agent meet, if a migration goes through the agent: `drainpipe/` beside libvirt's socket.
+//! Where a domain's QEMU and the agent connect, if a migration goes through the agent: `drainpipe/` beside libvirt's
+//! socket.
 //!
-//! QEMU is another user's, which is known only once libvirt has started it, and `AppArmor` may confine it. So there QEMU makes
-//! its socket in a directory open to all, of a name that nobody else knows, and closed as soon as it has; and the socket has
-//! a name that libvirt lets a QEMU of this domain use (docs/decisions/0073).
+//! QEMU runs as another user, which is known only once libvirt has started it, and `AppArmor` may confine it. So QEMU
+//! makes its socket in a directory that is open to all, whose name nobody else knows, and which is closed as soon as
+//! the socket is there; and the socket has a name that libvirt lets a QEMU of this domain use (docs/decisions/0073).
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;

@@ -1,7 +1,7 @@
-//! QEMU's own control socket, which is libvirt's for as long as libvirt lives.
+//! QEMU's own control socket, which belongs to libvirt as long as libvirt runs.
 //!
-//! QEMU listens there for one client. When libvirt has ended it may be another, which leaves before libvirt comes back:
-//! one that is started anew waits for its turn (docs/decisions/0072).
+//! QEMU accepts one client there. When libvirt has ended, another may connect, and leaves before libvirt comes back: a
+//! libvirt that starts meanwhile waits for its turn (docs/decisions/0072).
 
 use std::fs::{self, File};
 use std::io;

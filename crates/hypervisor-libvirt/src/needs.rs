@@ -1,4 +1,4 @@
-//! Which of what domains need this host's libvirt does not have.
+//! Which of the things that domains need this host's libvirt lacks.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What QEMU says of its CPU models on this host.
+//! What QEMU reports about its CPU models on this host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Which of a host's VMs has the cores first when several want them.
+//! Which of a host's VMs has priority when several want the cores.
 
 use std::io;
 

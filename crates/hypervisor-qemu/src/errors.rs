@@ -1,4 +1,4 @@
-//! What went wrong with a QEMU, in the words of every hypervisor.
+//! Translates failures of QEMU into every hypervisor's.
 
 use drainpipe_hypervisor::{VmError, VmErrorKind};
 

@@ -1,4 +1,4 @@
-//! What QEMU gets open: it may open none of this by itself.
+//! The files that QEMU gets open: it may open none of them itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};

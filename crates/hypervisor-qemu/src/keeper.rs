@@ -1,6 +1,6 @@
 //! A program beside the agent that starts QEMU and reaches into it, so that the agent needs no capabilities for that.
 //!
-//! Where there is none, the agent does both by itself, by the same code: [`Launch::run`](crate::launcher::Launch::run) and
+//! Without it, the agent does both itself, by the same code: [`Launch::run`](crate::launcher::Launch::run) and
 //! [`Reach::perform`].
 
 mod serve;

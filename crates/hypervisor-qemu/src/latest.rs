@@ -1,5 +1,5 @@
-//! A value that is replaced now and then, and lent all the time. What was lent stays good: earlier versions are kept as long
-//! as the whole, so this is for what seldom changes.
+//! A value that is replaced now and then, and lent all the time. What was lent stays valid: earlier versions are kept
+//! as long as the whole, so this is for what seldom changes.
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,4 @@
-//! Starting a QEMU process and getting hold of it.
+//! Starts a QEMU process and connects to it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

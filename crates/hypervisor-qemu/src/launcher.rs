@@ -1,7 +1,7 @@
-//! A process that becomes QEMU: it gives up what QEMU needs not, and runs it in its own place.
+//! A process that becomes QEMU: it gives up what QEMU does not need, and executes it in its own place.
 //!
-//! A program of its own, since the threads of one that starts QEMU cannot each become somebody else. What QEMU may use
-//! but not open by itself comes open, under the numbers that its command line has.
+//! It is a separate program, since the threads of one that starts QEMUs cannot each become another user. It gets open
+//! what QEMU may use but not open itself, under the numbers that its command line has.
 
 use std::ffi::OsString;
 use std::fs;

@@ -1,4 +1,4 @@
-//! A QEMU as every hypervisor's VM. What is here says only by which of QEMU's acts an act is done.
+//! A QEMU as every hypervisor's VM. This module only says which of QEMU's operations implements which.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What only capabilities let a process do to a QEMU, which is another user's.
+//! What a process can do to a QEMU, which is another user's, only with capabilities.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,4 +1,4 @@
-//! The TCP connections of a running QEMU. QEMU sets no options on them but those of its own.
+//! The TCP connections of a running QEMU. QEMU sets only its own options on them.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};

@@ -1,10 +1,10 @@
 //! How much of their time a guest's vCPUs may run: a quota on each one's thread, by the kernel's control groups.
 //!
 //! QEMU's own way (`auto-converge`) is not used. Since 9.2 it looks for changed memory in its main loop every 5 s, and
-//! waits there for its migration thread: where nobody takes what that sends, guest and QMP stand still, and a QEMU whose
+//! waits there for its migration thread: if nobody takes what that sends, guest and QMP stand still, and a QEMU whose
 //! migration is cancelled meanwhile fails an assertion (docs/decisions/0053).
 //!
-//! The group is its own record: by its name anybody finds the threads that are held back, and where they came from.
+//! The group is its own record: its name shows anybody which threads are throttled, and where they came from.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

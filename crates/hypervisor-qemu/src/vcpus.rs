@@ -1,4 +1,4 @@
-//! The threads that run a guest, and what CPU they have used.
+//! The threads that run a guest, and the CPU time that they have used.
 
 use std::collections::BTreeSet;
 use std::fs;

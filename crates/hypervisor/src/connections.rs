@@ -1,4 +1,4 @@
-//! The TCP connections of a migration, where they are ours to deal with.
+//! The TCP connections of a migration, if Drainpipe may handle them.
 
 use std::fmt;
 use std::io;

@@ -1,4 +1,4 @@
-//! What CPU models are on this host: which of a model's features a guest would not get.
+//! The CPU models on this host: which of a model's features a guest would not get.
 //!
 //! Unless it is ordered to enforce them, QEMU leaves features out in silence.
 

@@ -1,4 +1,4 @@
-//! What moving a VM asks for, beside what its specification says: of VMs that another manager of VMs owns.
+//! What moving a VM needs besides its specification: for VMs that another manager of VMs owns.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Where a VM of this host has what it needs while it runs.
+//! The directory of a running VM on this host.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -10,8 +10,8 @@
 //! note, tidy   so does its specification; the old disk is let go of
 //! ```
 //!
-//! Before the record, [`DiskMoves::abandon`] leaves the guest with the old disk. While writes are held, neither disk has what
-//! the other lacks: that is what lets one record decide, whoever ends then.
+//! Before the record, [`DiskMoves::abandon`] leaves the guest with the old disk. While writes are held, neither disk
+//! has data that the other lacks: that is why one record can decide, whichever process ends then.
 
 use std::path::Path;
 use std::time::Duration;

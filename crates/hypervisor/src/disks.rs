@@ -12,8 +12,8 @@
 //!                                            close: nobody writes any more
 //! ```
 //!
-//! A hypervisor may have one act for disks and memory ([`DiskCopies::go_along`]). Then `start` only says where they go, the
-//! transfer copies them before it sends memory, and no write of the guest waits for the target:
+//! A hypervisor may have a single operation for disks and memory ([`DiskCopies::go_along`]). Then `start` only says
+//! where they go, the transfer copies them before it sends memory, and no write of the guest waits for the target:
 //!
 //! ```text
 //!   start
@@ -24,8 +24,8 @@
 //!                                            close
 //! ```
 //!
-//! Or it cannot have the guest's writes wait ([`DiskCopies::holds_writes`]). Then they are held back as far as is necessary for the
-//! copies to keep up:
+//! Or it cannot make the guest's writes wait ([`DiskCopies::holds_writes`]). Then they are held back as far as
+//! necessary for the copies to keep up:
 //!
 //! ```text
 //!   start

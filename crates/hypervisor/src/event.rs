@@ -1,4 +1,4 @@
-//! What a hypervisor reports by itself.
+//! What a hypervisor reports without being asked.
 
 use std::time::SystemTime;
 

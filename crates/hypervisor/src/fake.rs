@@ -1,8 +1,8 @@
 //! A hypervisor without guests, for tests: its VMs live in memory, and fail on request.
 //!
-//! It outlives the agents of a test, as QEMUs do: an agent that is made anew over the same [`FakeHypervisor`] finds by
-//! [`Hypervisor::attach`] what the one before has left. What a network or a guest would do is done by the test, as in
-//! [`FakeVm::receives_all`].
+//! It outlives the agents of a test, as QEMUs do: a new agent over the same [`FakeHypervisor`] finds with
+//! [`Hypervisor::attach`] what the one before has left. The test does what a network or a guest would do, for example
+//! with [`FakeVm::receives_all`].
 
 mod disks;
 mod faults;

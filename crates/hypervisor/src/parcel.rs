@@ -1,4 +1,4 @@
-//! What one act of a hypervisor hands to the next one, on the other host.
+//! What one operation of a hypervisor hands to the next one, on the other host.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,4 +1,4 @@
-//! What a VM's process is for.
+//! The purpose of a VM's process.
 
 /// What a new VM's process is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What a VM is doing, and where its migration stands.
+//! The state of a VM, and of its migration.
 
 use crate::open_enum::open_enum;
 

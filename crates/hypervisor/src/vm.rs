@@ -1,4 +1,4 @@
-//! One running VM, as the acts of its life and of its migration need it.
+//! One running VM, with the operations of its life and of its migration.
 //!
 //! ```text
 //!   source                                   target

@@ -1,4 +1,4 @@
-//! Texts of VMs as they may be shown on a terminal: anybody may have written them.
+//! Texts of VMs in a form that can be shown on a terminal: anybody may have written them.
 
 /// Longer ones are cut.
 const LENGTH_MAX: usize = 200;

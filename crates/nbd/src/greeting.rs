@@ -1,4 +1,4 @@
-//! What a stream begins with: which disk's it is, and which of its streams.
+//! The beginning of a stream: which disk it is for, and which of the disk's streams it is.
 
 use crate::error::{Malformed, Refusal};
 use crate::frame::StreamNumber;

@@ -6,10 +6,10 @@
 //!                    └─ stream ─►              …  ── NBD connection ─┘
 //! ```
 //!
-//! QEMU's NBD client has one connection with 16 requests in flight, so that one disk uses one link. Here each request
-//! goes over the least loaded stream, and answers come in any order. A write is acknowledged when the target's disk has
-//! acknowledged it, and a flush when all of it is flushed. What keeps that so when streams are lost stands in
-//! [`scheduler`](crate::scheduler) and in `docs/decisions/0084`.
+//! QEMU's NBD client has one connection with 16 requests in flight, so one disk uses one link. Here each request goes
+//! over the least loaded stream, and answers come in any order. A write is acknowledged when the target's disk has
+//! acknowledged it, and a flush when everything is flushed. [`scheduler`](crate::scheduler) and `docs/decisions/0084`
+//! describe how that stays true when streams are lost.
 //!
 //! - [`SourceSplitter::listen`] serves a disk on loopback, to one client that knows its name;
 //!   [`run`](SourceSplitter::run) takes streams as they come, until the client disconnects.
@@ -20,8 +20,8 @@
 //!   [`Packers`](drainpipe_relay::Packers). What a stream wants to send now never waits for them while the wire is idle.
 //! - [`Counters`] say how far it is, and which streams live: who brings the streams brings new ones, too.
 //!
-//! The caller has connected, and encrypted, the streams; they are any bytes that go both ways. Memory is bounded at both
-//! ends, each wait has an end, and nothing that the other host sends is trusted.
+//! The caller connects and encrypts the streams; to this crate, they are bytes in both directions. Memory is bounded
+//! at both ends, each wait has an end, and nothing that the other host sends is trusted.
 
 mod buffers;
 mod command;

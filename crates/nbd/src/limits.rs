@@ -1,4 +1,4 @@
-//! Bounds on what is held, and on how long anything is waited for.
+//! Bounds on memory, and on every wait.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! NBD as far as it is needed: fixed newstyle negotiation, simple replies. Numbers are big-endian.
+//! The part of NBD that is needed: fixed newstyle negotiation, simple replies. Numbers are big-endian.
 //!
 //! The protocol: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>
 

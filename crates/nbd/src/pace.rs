@@ -1,7 +1,7 @@
 //! How fast streams may send, all together: a limit that may change while they do.
 //!
-//! A request goes out as a whole before the next one does, though over another stream: with a low limit, all of them at once
-//! would be answered after minutes, and none before. One whose stream is slower than the limit lets others by.
+//! A request is sent completely before the next one, even over another stream: with a low limit, all of them at once
+//! would be answered after minutes, and none before. A request whose stream is slower than the limit lets others pass.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

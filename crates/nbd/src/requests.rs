@@ -1,4 +1,4 @@
-//! What one stream holds at the target: its window, and what of it the disk has not answered. Pure.
+//! What one stream holds at the target: its window, and the requests that the disk has not answered. Pure.
 
 use std::collections::HashMap;
 

@@ -17,9 +17,9 @@
 //!    the target flushes before it answers a fence.
 //! 4. A durable write (FUA) is answered when all changes before it are.
 //!
-//! A piece of a write may begin as a comparison with what is there, by its digest, and is sent only where that differs. Until
-//! then its request is under way, as rules 1 and 2 have it: so nothing changes what was found to be the same. A durable
-//! write is not compared: what is the same need not be durable before the next flush.
+//! A piece of a write may begin as a comparison with what is there, by its digest; its data is sent only if that
+//! differs. Until then its request is under way in the sense of rules 1 and 2: so nothing changes what was found to be
+//! the same. A durable write is not compared: data that is the same need not be durable before the next flush.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 

@@ -1,4 +1,4 @@
-//! What of a WRITE is nothing but zeroes. Pure.
+//! Which part of a WRITE is nothing but zeroes. Pure.
 
 use std::ops::Range;
 

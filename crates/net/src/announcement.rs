@@ -1,7 +1,7 @@
-//! Tells a network where a guest is, in the guest's place.
+//! Announces to a network where a guest is, in the guest's place.
 //!
-//! A guest that goes on may have nothing to say, while the bridge here and the switches behind it have
-//! learned that it is elsewhere.
+//! A guest that continues elsewhere may have nothing to send, while the bridge here and the switches behind it have
+//! learnt its old place.
 //!
 //! - The bridge is told at which port the guest is, as if it had heard it there.
 //! - The switches learn from frames with the guest's address. A packet socket on the bridge would need `CAP_NET_RAW`. So they

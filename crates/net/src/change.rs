@@ -1,8 +1,8 @@
 //! One change of the host's network: observed, applied, undone.
 //!
-//! The caller writes the [`Change`] and what was there [`Before`] to its journal, and only then
-//! applies the change; so whoever finds the journal after a crash can undo it, whether or not it
-//! was applied. Several changes are undone in the reverse order of their application.
+//! The caller writes the [`Change`] and what was there [`Before`] to its journal, and only then applies the change. So
+//! after a crash, a reader of the journal can undo it, whether or not it was applied. Several changes are undone in
+//! the reverse order of their application.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! The connections that the kernel tracks, `nf_conntrack`: what stateful firewalls go by.
+//! The connections that the kernel tracks (`nf_conntrack`), on which stateful firewalls rely.
 //!
 //! The kernel's side of it is `ctnetlink`. No crate that we found has all that is needed of it (filters, zones, the
 //! scales of TCP's windows), so its few messages are written and read here.

@@ -1,4 +1,4 @@
-//! What TCP connections had counted when they ended.
+//! The counters of TCP connections when they ended.
 
 use std::collections::HashMap;
 

@@ -1,8 +1,8 @@
-//! A port on which nobody but some sources is answered.
+//! A port on which only certain sources are answered.
 //!
-//! Rules of routing, see ip-rule(8), throw away what the host would answer to others, the second packet of TCP's
-//! handshake first of all. So they hold from before the port is listened on, whoever listens, and leave firewalls alone.
-//! Programs on this host are none of those that are kept out: what goes to them is looked up before any rule.
+//! Routing rules, see ip-rule(8), discard what the host would answer to others, above all the second packet of TCP's
+//! handshake. So they hold before anybody listens on the port, whoever listens, and leave firewalls alone. Programs on
+//! this host are not kept out: the kernel looks up local addresses before any rule.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! How large packets TCP makes of a slow connection's bytes.
+//! How large TCP makes the packets of a slow connection.
 
 use crate::{Change, Error};
 

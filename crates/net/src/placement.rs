@@ -1,4 +1,4 @@
-//! Which weights put a number of connections on the paths as they should be.
+//! Weights that put a number of connections on the right paths.
 //!
 //! A route's weights are chances: the kernel makes a number of 31 bits of each connection's addresses
 //! and ports, and each next hop gets an interval of numbers as wide as its weight, in their order

@@ -1,4 +1,4 @@
-//! What tells switches where a machine is: a question of its own that nobody needs to answer (RFC 903).
+//! The frame that tells switches where a machine is: a question of its own that nobody needs to answer (RFC 903).
 
 /// The shortest frame that Ethernet takes, without its checksum.
 const FRAME_BYTES: usize = 60;

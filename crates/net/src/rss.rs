@@ -1,5 +1,4 @@
-//! Over which receive queues a driver spreads what arrives (receive side scaling), by ethtool's netlink
-//! family.
+//! Over which receive queues a driver spreads incoming packets (receive side scaling), by ethtool's netlink family.
 
 use std::collections::BTreeSet;
 

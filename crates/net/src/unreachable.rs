@@ -1,9 +1,9 @@
-//! The end of the way for packets to a destination that has lost its route.
+//! An `unreachable` route for packets to a destination that has lost its route.
 //!
-//! Without it they would follow the next less specific route, such as the default route, over a network that
-//! nobody has chosen for them. It is `unreachable`, and not `blackhole`: who connects is told that there is no
-//! route (EHOSTUNREACH) and not that an argument is invalid (EINVAL). To a connection that stands either is an
-//! error that passes: TCP sends again until there is a route, or until it gives up as it would anyway.
+//! Without it they would follow the next less specific route, such as the default route, over a network that nobody
+//! has chosen for them. It is `unreachable`, and not `blackhole`: a new connection then fails because there is no
+//! route (EHOSTUNREACH) and not because an argument is invalid (EINVAL). For an established connection, either is a
+//! temporary error: TCP sends again until there is a route, or until it gives up as it would anyway.
 
 use ipnet::IpNet;
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};

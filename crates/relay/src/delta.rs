@@ -1,5 +1,5 @@
-//! What differs between two versions of a page: runs of changed bytes, each after how many that are the same.
-//! Numbers are little-endian and of two bytes.
+//! The difference between two versions of a page: runs of changed bytes, each preceded by the number of equal bytes
+//! before it. Numbers are little-endian and have two bytes.
 
 use crate::error::RelayError;
 use crate::multifd::PAGE_BYTES;

@@ -1,4 +1,4 @@
-//! What packing would make of some memory, before any of it is sent.
+//! What packing would make of some memory, estimated before any of it is sent.
 
 use drainpipe_engine::transfer::codec::Codec;
 use drainpipe_engine::transfer::relayed::Compressible;

@@ -1,4 +1,4 @@
-//! What a sender has done so far.
+//! A sender's figures so far.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What parses a peer's bytes, as functions of bytes: each says what holds whatever the bytes are, and panics where
+//! Parsers of a peer's bytes, as functions of bytes: each asserts what holds whatever the bytes are, and panics where
 //! it does not. `make fuzz` looks for such bytes; see `fuzz/` and docs/architecture.md.
 //!
 //! Each has seeds, made by the real sender, and a bound of the memory that it may hold on top of its input.

@@ -1,21 +1,21 @@
-//! Streams, compressed or encrypted or both on their way from one host to another.
+//! Streams from one host to another: compressed, encrypted, or both.
 //!
 //! ```text
 //!   program ── Unix socket ──► Sender ── TCP ──► Receiver ── Unix socket ──► program
 //! ```
 //!
-//! Each connection that the one program makes becomes one to the other program, in the same order of bytes.
-//! Of the first connection, what the other program answers goes back too: QEMU's return path, which libvirt always asks for.
-//! A sender is for one program and one purpose, and so is a receiver: they have threads of their
-//! own, end with their value, and hold a bounded amount of memory.
+//! Each connection that one program makes becomes one to the other program, with the bytes in the same order. On the
+//! first connection, the other program's answers go back too: QEMU's return path, which libvirt always asks for. A
+//! sender serves one program and one purpose, and so does a receiver: they have their own threads, end with their
+//! value, and hold a bounded amount of memory.
 //!
-//! What is encrypted has TLS 1.3 between the two ends, each of which knows who the other must be. Nothing else
-//! is said on such a connection, and nothing is sent in the clear when that fails.
+//! Encrypted streams have TLS 1.3 between the two ends, each of which knows who the other must be. Nothing else is
+//! sent on such a connection, and nothing is sent in the clear if that fails.
 //!
-//! [`Packers`] do the same for data that go out by themselves, in any order, over connections of another one's.
+//! [`Packers`] do the same for data that is sent by other code, in any order, over its own connections.
 //!
-//! A block goes out packed when a core was free to pack it by the time the wire wanted it, and as it is
-//! otherwise. So a sender is never slower than the wire alone, as long as the copying itself keeps up.
+//! A block is sent packed if a core was free to pack it by the time the wire wanted it, and otherwise as it is. So a
+//! sender is never slower than the wire alone, as long as the copying itself keeps up.
 
 mod answers;
 mod block;

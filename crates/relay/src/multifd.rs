@@ -1,8 +1,8 @@
 //! Where the pages of memory are in a connection of QEMU's multifd; see QEMU's `migration/multifd.h`.
 //!
-//! A connection begins with 64 bytes, and goes on with packets: 1344 bytes that say which pages follow, and then
-//! the pages. What looks different is opaque from there on. Nothing depends on being right about it: pages that
-//! are none are bytes like others, and arrive as they are.
+//! A connection begins with 64 bytes, and continues with packets: 1344 bytes that say which pages follow, and then the
+//! pages. Anything that looks different is opaque from there on. Nothing depends on being right: bytes that are
+//! mistaken for pages arrive unchanged.
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod samples;

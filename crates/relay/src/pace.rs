@@ -1,4 +1,4 @@
-//! A limit of what goes out, in bytes per second.
+//! A limit on what is sent, in bytes per second.
 
 use std::io;
 use std::net::TcpStream;

@@ -1,12 +1,11 @@
-//! Threads that pack data which go out by themselves, in any order: as much of them as idle cores come to before they
-//! are wanted.
+//! Threads that pack data which other code sends, in any order: as much as idle cores can pack before it is wanted.
 //!
 //! ```text
 //! offer ─► waits ─► in work, block by block ─► taken: frames of blocks, packed as far as it came
 //! ```
 //!
-//! Who sends them takes what there is at that moment, so that nothing waits longer than it wants to. They are steered by
-//! the idle cores as a [`Sender`](crate::Sender)'s threads are, and count among those.
+//! The sender takes what is packed at that moment, so that nothing waits longer than it wants to. The idle cores
+//! decide how many threads pack, as with a [`Sender`](crate::Sender)'s threads, and these count among those.
 
 mod bundle;
 mod controller;

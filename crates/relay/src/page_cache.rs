@@ -1,12 +1,12 @@
 //! Pages that the other end has, on the sender: the base for sending only what has changed.
 //!
-//! Both ends have the same numbered slots. Whatever is sent of a page names its slot and how often that has
-//! changed before; the other end waits until it has, and then changes it too. So both hold the same bytes at the
-//! same count, and nothing rests on hashes or on which connection is faster.
+//! Both ends have the same numbered slots. Whatever is sent of a page names its slot and how often that slot has
+//! changed before; the other end waits until it has changed as often, and then changes it too. So both hold the same
+//! bytes at the same count, and nothing depends on hashes or on which connection is faster.
 //!
-//! The other end must never wait for what waits for itself. Connections wait for each other at each of QEMU's
-//! syncs. So a slot is changed only by what comes after a later sync than its change before: that one is on its
-//! way already, and needs nothing of what waits for it.
+//! The other end must never wait for something that waits for the other end. Connections wait for each other at each
+//! of QEMU's syncs. So a slot changes again only after a later sync than its last change: that change is on its way
+//! already, and needs nothing of what waits for it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,4 +1,5 @@
-//! What a sender says first on each connection: that it is one, that it may, and which connection it is.
+//! What a sender sends first on each connection: that it is a sender, that it is permitted, and which connection this
+//! is.
 
 use crate::error::RelayError;
 

@@ -1,10 +1,10 @@
 //! The blocks of a sender on their way from the program to the wire, and which of them to pack. Knows
 //! neither threads nor sockets.
 //!
-//! The wire takes from the front of a stream whatever is there, packed or not. So the cores begin at the
-//! back, with the block that has the longest time left: where they do not keep up, the wire never comes
-//! upon one that is half done. But first comes what a wire waits for. That is to be packed fast, as is all while many
-//! blocks wait; else there is time to pack small.
+//! The wire takes whatever is at the front of a stream, packed or not. So the cores begin at the back, with the block
+//! that has the longest time left: if they do not keep up, the wire never meets a half-packed block. But blocks that a
+//! wire waits for come first. They must be packed fast, and so must all blocks while many wait; otherwise there is
+//! time to pack them small.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

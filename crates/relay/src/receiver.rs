@@ -1,4 +1,4 @@
-//! The receiving end. What comes in is hostile until it is understood.
+//! The receiving end. It treats all input as hostile until it has understood it.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -1,8 +1,8 @@
 //! The records of TLS 1.3 once the handshake is over, many at a time.
 //!
-//! rustls' own connections hand out and take records one by one, with a copy or two of each. A migration is
-//! nothing but records. So here a block is sealed at once and written in one call, and whatever has come is
-//! opened where it lies. Sealing, opening and new keys are rustls'; see [`rustls::kernel`].
+//! rustls' own connections hand out and take records one by one, copying each once or twice. A migration is nothing
+//! but records. So here a block is sealed at once and written in one call, and received records are opened in place.
+//! Sealing, opening and new keys are rustls' own; see [`rustls::kernel`].
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;

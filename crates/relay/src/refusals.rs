@@ -1,5 +1,5 @@
-//! What a receiver's log says of connections that it has closed. Anybody may connect as often as it likes, and shall
-//! not fill the log.
+//! The receiver's log messages about connections that it has closed. Anybody may connect as often as they like, and
+//! must not be able to fill the log.
 
 use std::fmt::Display;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Hosts that come to a fleet and leave it.
+//! Hosts that join and leave a fleet.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

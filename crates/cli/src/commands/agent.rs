@@ -1,4 +1,4 @@
-//! `drainpipe agent`, the guards and QEMUs that it starts, and what starts QEMU in its stead.
+//! `drainpipe agent`, the guards and QEMUs that it starts, and the keeper that starts QEMU in its place.
 
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;

@@ -1,4 +1,4 @@
-//! The scripts and pages that tell shells and people of the command line.
+//! Completion scripts for shells, and man pages for people.
 
 use std::path::Path;
 

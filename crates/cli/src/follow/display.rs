@@ -1,4 +1,4 @@
-//! How one thing that is followed is shown.
+//! How something that is followed is shown.
 
 use indicatif::ProgressBar;
 

@@ -1,4 +1,4 @@
-//! Follows a drain, or the way back of what it moved.
+//! Follows a drain or a failback.
 
 use drainpipe_api_types::{DrainKind, DrainRequest, DrainView, PLAN_DEADLINE, ResumeRequest};
 use drainpipe_engine::problem::{Problem, ProblemKind};

@@ -1,5 +1,5 @@
-//! Progress of a drain: a line for each VM that is under way and one for the whole on a terminal; a line
-//! for each turn of events in a log.
+//! Progress of a drain: on a terminal, a line for each VM that is moving and one for the whole drain; in a log, a line
+//! for each change.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

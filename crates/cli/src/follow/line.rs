@@ -1,4 +1,5 @@
-//! A line of progress at a terminal, which it never outgrows: one that wraps would be left behind at each step.
+//! A progress line on a terminal, which never gets wider than the terminal: a wrapped line would be left behind at
+//! each step.
 
 use indicatif::ProgressStyle;
 

@@ -1,4 +1,4 @@
-//! Follows what an agent does to its end: progress for the person, Ctrl-C for the agent.
+//! Follows an agent's work to its end: progress for the person, Ctrl-C for the agent.
 
 mod disk;
 mod disk_move;

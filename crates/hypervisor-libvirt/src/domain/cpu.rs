@@ -1,4 +1,4 @@
-//! The CPUs of a domain, and what of the host they are bound to.
+//! The CPUs of a domain, and the CPUs of the host to which they are pinned.
 
 use super::element::Element;
 use super::error::DomainXmlError;

@@ -1,4 +1,4 @@
-//! Other devices of a domain that a migration meets.
+//! Other devices of a domain that matter to a migration.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What a domain boots with.
+//! The firmware of a domain.
 
 use std::path::PathBuf;
 

@@ -1,8 +1,8 @@
 //! Bounds on a domain's XML, checked before a parser sees it: it may come from another host.
 //!
-//! The parser compares each attribute of an element with all the others, and copies namespaces from element to element, so a
-//! few megabytes made for the purpose would keep it busy for hours. One pass over the bytes counts both here. It also refuses
-//! document types, and with them entities.
+//! The parser compares each attribute of an element with all the others, and copies namespaces from element to
+//! element, so a few megabytes made for the purpose would keep it busy for hours. Here, one pass over the bytes counts
+//! both. It also refuses document types, and with them entities.
 
 use super::error::DomainXmlError;
 

@@ -1,4 +1,4 @@
-//! How much memory a domain has, and what holds it.
+//! How much memory a domain has, and what provides it.
 
 use super::element::Element;
 use super::error::DomainXmlError;

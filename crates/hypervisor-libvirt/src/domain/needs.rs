@@ -1,4 +1,4 @@
-//! What a target must have for a domain, beside the disks, bridges and memory that a specification says.
+//! What a target must have for a domain, besides the disks, bridges and memory that a specification names.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

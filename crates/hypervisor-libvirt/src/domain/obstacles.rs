@@ -1,11 +1,11 @@
 //! What keeps a domain from migrating, in libvirt's and QEMU's words, before anything is sent.
 //!
-//! A disk's cache mode is no obstacle: QEMU 4.0 and later drop their cache when the target takes over, so libvirt refuses
-//! none. Whether both hosts share a disk's storage, the XML does not say.
+//! A disk's cache mode is no obstacle: QEMU 4.0 and later drop their cache when the target takes over, so libvirt
+//! refuses none. The XML does not say whether both hosts share a disk's storage.
 //!
-//! Where several versions of libvirt refuse the same thing in other words, these are the plainest. Newer ones leave it to QEMU
-//! which devices of a host may migrate, and QEMU 8.0 and later let some VFIO, vDPA and virtiofs devices pass if their drivers
-//! can. Drainpipe refuses them all the same: nothing says whether the target has such a device.
+//! If several versions of libvirt refuse the same thing in different words, these are the plainest. Newer ones leave
+//! it to QEMU which devices of a host may migrate, and QEMU 8.0 and later let some VFIO, vDPA and virtiofs devices
+//! pass if their drivers can. Drainpipe refuses them nevertheless: nothing says whether the target has such a device.
 
 use std::fmt;
 

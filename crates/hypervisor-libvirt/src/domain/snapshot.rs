@@ -1,7 +1,8 @@
-//! What libvirt knows of a domain's snapshot, which goes with the domain where the snapshot itself is in disks that go too.
+//! What libvirt knows about a domain's snapshot. It moves with the domain if the snapshot itself is in disks that move
+//! too.
 //!
-//! To revert to a snapshot, libvirt starts the domain that it was made of. So what another host sends of one is let in
-//! as a domain's XML is ([`super::trust`]), and names no disk but those of the domain that comes.
+//! To revert to a snapshot, libvirt starts the domain from which it was made. So what another host sends of a snapshot
+//! is judged like a domain's XML ([`super::trust`]), and may name only disks of the incoming domain.
 
 use std::collections::BTreeSet;
 

@@ -1,8 +1,8 @@
-//! What XML of another host must not have this host's libvirt do, which runs as root: only what is known to stay within the
-//! specification is let in.
+//! What XML from another host must not make this host's libvirt do, which runs as root: only what is known to stay
+//! within the specification is accepted.
 //!
-//! Somebody with a host's certificate may send any XML. libvirt would change the owner of what it names, write to it, or run
-//! it. So each path must be one of the specification, which `[vms]` lets in, or one where libvirt has its own.
+//! Somebody with a host's certificate may send any XML. libvirt would change the owner of what it names, write to it,
+//! or run it. So each path must be in the specification, which `[vms]` allows, or be one of libvirt's own.
 
 use std::path::{Component, Path};
 

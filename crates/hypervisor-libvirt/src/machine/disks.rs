@@ -1,4 +1,4 @@
-//! The disks of a domain that go with it: libvirt copies them in `Perform`, before memory, from QEMU to QEMU by way of the
+//! The disks that move with a domain: libvirt copies them in `Perform`, before memory, from QEMU to QEMU through the
 //! agents.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! What libvirt has of a domain when it has left, or has come.
+//! What libvirt still has of a domain after it has left, or has come.
 
 use std::time::Duration;
 

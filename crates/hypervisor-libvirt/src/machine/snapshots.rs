@@ -1,4 +1,4 @@
-//! The snapshots of a domain that leaves, or comes.
+//! The snapshots of an outgoing or incoming domain.
 
 use std::time::Duration;
 

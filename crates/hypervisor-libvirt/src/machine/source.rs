@@ -1,4 +1,4 @@
-//! A domain that leaves: its phases at the source, and the way back.
+//! An outgoing domain: its phases at the source, and the way back.
 
 use std::io;
 use std::pin::pin;

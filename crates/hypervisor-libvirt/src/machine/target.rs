@@ -1,4 +1,4 @@
-//! A domain that comes.
+//! An incoming domain.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The keeper's side: believes root alone, and does two things for it.
+//! The keeper's side: trusts only root, and does two things for it.
 
 use std::fs;
 use std::io::{self, Write};

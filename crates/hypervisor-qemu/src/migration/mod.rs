@@ -1,4 +1,4 @@
-//! The single acts of a migration. Which one comes when is not decided here.
+//! The single operations of a migration. Which one comes when is not decided here.
 //!
 //! ```text
 //!   source                                   target
@@ -30,14 +30,15 @@
 //!   resume ──────── postcopy-recover, postcopy-active ──► (the guest goes on)
 //! ```
 //!
-//! Here `switch_over` is what cannot be taken back, not the target's `run`: before it, `cancel` and `run` on the source
-//! bring the guest back, after it they mostly cannot ([`MigrationError::LeftForPostCopy`]). The guest needs both QEMUs until
-//! both say `completed`. Without `start_post_copy` all is as in the first picture.
+//! Here `switch_over` is what cannot be taken back, not the target's `run`: before it, `cancel` and `run` on the
+//! source bring the guest back; after it, they mostly cannot ([`MigrationError::LeftForPostCopy`]). The guest needs
+//! both QEMUs until both say `completed`. Without `start_post_copy`, everything is as in the first picture.
 //!
-//! After a migration with [`Transport::PostCopy`] that failed or was cancelled, whether `start_post_copy` was called or
-//! not, the next one of a QEMU 7.2 with another transport fails at the target, at its end: that gets a reset, it seems
-//! since the source still has a return path that nobody reads. The guest is to be run at the source again, as after any
-//! such failure, and the migration after that is well. One with [`Transport::PostCopy`] is at once.
+//! After a migration with [`Transport::PostCopy`] that failed or was cancelled, whether `start_post_copy` was called
+//! or not, a QEMU 7.2's next migration with another transport fails at the target, at its end: the target gets a
+//! reset, apparently because the source still has a return path that nobody reads. The guest must then be run at the
+//! source again, as after any such failure, and the migration after that succeeds. One with [`Transport::PostCopy`]
+//! succeeds at once.
 
 mod status;
 mod tls;

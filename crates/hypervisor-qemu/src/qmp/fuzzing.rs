@@ -1,4 +1,4 @@
-//! What a QEMU says, which a guest may have taken over.
+//! Messages of a QEMU, which a guest may have taken over.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! The disks of a VM in memory: files that are there, and that nobody copies.
+//! The disks of a VM in memory: files that exist, and that nobody copies.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

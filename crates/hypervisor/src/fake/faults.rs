@@ -1,4 +1,4 @@
-//! Acts that fail when a test wants it.
+//! Operations that fail when a test wants it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! Where a VM's owner allows it to be, when a host is emptied. It changes nothing of the machine.
+//! Where a VM's owner allows it to be when a host is emptied. It changes nothing about the machine.
 
 use std::collections::BTreeSet;
 

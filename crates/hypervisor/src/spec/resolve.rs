@@ -1,4 +1,4 @@
-//! From what the owner wrote to what QEMU is given.
+//! From the owner's specification to QEMU's.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What a hostile target answers.
+//! Answers of a hostile target.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a local client sends: it is not trusted more than it must be.
+//! Messages of a local client, which is trusted no more than necessary.
 
 use super::DISK_BYTES;
 use crate::command::{Command, Operation};

@@ -1,4 +1,4 @@
-//! What a hostile source sends.
+//! Messages of a hostile source.
 
 use std::collections::VecDeque;
 

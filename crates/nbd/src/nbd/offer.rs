@@ -1,4 +1,5 @@
-//! The server's side of the negotiation: exports of which only the right client knows the names, or is let in.
+//! The server's side of the negotiation: exports whose names only the right client knows, or that let only the right
+//! client in.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 

@@ -1,9 +1,9 @@
-//! The real scheduler, and the real fences, against a modelled wire, target and disk, by the thousand.
+//! The real scheduler and the real fences against a modelled wire, target and disk, thousands of times.
 //!
-//! Streams are cut at any moment: what was sent may be lost, or arrive long after the source has given the stream up, or
-//! be at the disk for as long as it likes. The disk does what it has in any order, and each of its connections has a
-//! cache of its own. After every step the rules are checked, and once the faults stop, all must be answered. Planted bugs
-//! prove the rules. A failing seed replays exactly: `DRAINPIPE_SEED=17 cargo test -p drainpipe-nbd simulation`.
+//! Streams are cut at any moment: what was sent may be lost, or arrive long after the source has given the stream up,
+//! or be at the disk for any time. The disk carries out its requests in any order, and each of its connections has its
+//! own cache. After every step the rules are checked, and once the faults stop, everything must be answered. Planted
+//! bugs prove the rules. A failing seed replays exactly: `DRAINPIPE_SEED=17 cargo test -p drainpipe-nbd simulation`.
 
 mod disk;
 mod planted;

@@ -1,4 +1,4 @@
-//! Data on their way, and what was packed of them.
+//! Data on its way, and what was packed of it.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};

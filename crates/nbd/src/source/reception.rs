@@ -1,5 +1,5 @@
-//! One address for several disks, for a client that asks for each by a name of its own. Others may know such names, so whoever
-//! has the reception says which connections are the client's.
+//! One address for several disks, for a client that asks for each by a name of its own. Others may know such names, so
+//! the owner of the reception says which connections are the client's.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What the client's and the streams' tasks share: the scheduler, and who is woken by it.
+//! What the client's and the streams' tasks share: the scheduler, and which tasks it wakes.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Whether the wire is what holds up a disk's streams: only then is there time to pack.
+//! Whether the wire is what delays a disk's streams: only then is there time to pack.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! When the disk flushes while it is written to: so that not much is lost if its server ends without having done so, as
-//! where an image's tables wait in the server's memory. Nothing that is promised hangs on it.
+//! When the disk flushes while it is written to, so that not much is lost if its server ends without having done so,
+//! for example because an image's tables wait in the server's memory. No promise depends on it.
 
 use std::sync::Mutex;
 

@@ -1,4 +1,4 @@
-//! Which streams may reach the disk, and those who wait for others to end.
+//! Which streams may reach the disk, and which wait for others to end.
 
 use tokio::sync::watch;
 

@@ -1,4 +1,4 @@
-//! A tracked connection as a value that another host can be given.
+//! A tracked connection as a value that can be sent to another host.
 
 use std::net::{IpAddr, SocketAddr};
 

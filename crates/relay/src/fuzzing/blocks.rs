@@ -1,4 +1,4 @@
-//! Blocks that a sender of no good packs well: what is wrong is behind a codec, where chance would not get.
+//! Blocks that a malicious sender packs correctly: what is wrong is behind a codec, where chance would not get.
 
 use std::cell::RefCell;
 

@@ -1,4 +1,4 @@
-//! What unauthenticated peers say first.
+//! The first bytes from unauthenticated peers.
 
 use std::io::{self, Read, Write};
 

@@ -1,4 +1,4 @@
-//! Data that are packed until they are taken.
+//! Data that is being packed until somebody takes it.
 
 use std::future::poll_fn;
 use std::ops::Range;

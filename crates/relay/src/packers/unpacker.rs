@@ -1,4 +1,4 @@
-//! What [`Packers`](super::Packers) have packed, at the other end.
+//! Unpacks what [`Packers`](super::Packers) have packed, at the other end.
 
 use crate::error::RelayError;
 use crate::unpacking::{Frames, Unframed};

@@ -1,5 +1,5 @@
-//! Streams between cores that pack and a wire that are but numbers: whether what is packed fast or small, by how many
-//! wait, fills both.
+//! Streams between packing cores and a wire, where cores and wire are only numbers: whether packing fast or small, by
+//! how many blocks wait, fills both.
 
 #![expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "all is small and positive")]
 

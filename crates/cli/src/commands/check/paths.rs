@@ -1,4 +1,4 @@
-//! The table of the paths that were tried.
+//! The table of the tested paths.
 
 use drainpipe_engine::check::facts::BondFacts;
 use drainpipe_engine::check::path_report::{PathEndFacts, PathReport};

@@ -1,4 +1,4 @@
-//! Bugs around the scheduler. Each is one that somebody could write, and the simulation must find.
+//! Planted bugs around the scheduler. Somebody could write each of them, and the simulation must find it.
 
 /// A bug of what carries the scheduler's decisions out, or of the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
