@@ -46,7 +46,7 @@ pub(crate) struct TestHost {
     stop_peers: watch::Sender<bool>,
 }
 
-/// One life of the host's agent. It ends with its drop, as one that is killed does: in the midst of what it was doing.
+/// One run of the host's agent. It ends with its drop, as one that is killed does: in the middle of what it was doing.
 pub(crate) struct Life {
     pub(crate) parts: Parts,
     runtime: Runtime,

@@ -114,7 +114,7 @@ pub struct MemberView {
     pub by: String,
 }
 
-/// Somebody whose certificates are good no more.
+/// Somebody whose certificates are no longer valid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RevokedView {
     /// `host a`, or `operator ann`.

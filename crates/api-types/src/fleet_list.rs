@@ -16,7 +16,7 @@ pub const MEMBERS_MAX: usize = 1024;
 /// Longest text of a list. With its signature it fits into a request.
 pub const LIST_BYTES_MAX: usize = 512 << 10;
 
-/// Which hosts there are, and whose certificates are good no more.
+/// Which hosts there are, and whose certificates are no longer valid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetList {
     /// Goes up with each change.
@@ -111,7 +111,7 @@ impl FleetList {
         Ok(self)
     }
 
-    /// Without this holder, whose certificates from before are good no more. The clock may have been set back since they
+    /// Without this holder, whose certificates from before are no longer valid. The clock may have been set back since they
     /// were made, or since they were revoked for the first time.
     #[must_use]
     pub fn without(mut self, holder: &Peer, now: Timestamp) -> Self {

@@ -335,7 +335,7 @@ pub struct StorageLimitView {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BandwidthRequest {
-    /// What holds from now on, until it is set anew.
+    /// What holds from now on, until it is set again.
     pub setting: BandwidthSetting,
     /// For what; all that migrations send, if absent.
     #[serde(default, skip_serializing_if = "Limited::is_all")]
@@ -399,7 +399,7 @@ pub struct MigrationView {
     pub progress: Option<Progress>,
     /// How it ended; absent while it is under way.
     pub result: Option<MigrationResult>,
-    /// Why nothing goes on for now, in words for people: the agent was started anew, and the VM's QEMU does not answer.
+    /// Why nothing goes on for now, in words for people: the agent has restarted, and the VM's QEMU does not answer.
     #[serde(default)]
     pub waits_for: Option<String>,
 }
@@ -420,7 +420,7 @@ pub struct IncomingRequest {
     /// Whether the source waits and asks again while this host takes no more VMs at a time: those of drains do.
     #[serde(default)]
     pub may_wait: bool,
-    /// Cores that the VM took of late, 0 or more: what it will want at the target, until that has counted itself.
+    /// Cores that the VM took recently, 0 or more: what it will want at the target, until that has counted itself.
     /// Absent while that is not known.
     #[serde(default)]
     #[schema(minimum = 0)]

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::exit::Exit;
 
-/// Set to have the pages written anew.
+/// Set to have the pages written again.
 const UPDATE: &str = "DRAINPIPE_UPDATE";
 const HOW: &str = "DRAINPIPE_UPDATE=1 cargo test -p drainpipe-cli --bins reference";
 const BEGIN: &str = "<!-- generated";

@@ -19,7 +19,7 @@ const DECISION_WORDS_MAX: usize = 200;
 /// Between them stands what a test makes.
 const BEGIN: &str = "<!-- generated";
 const END: &str = "<!-- end of what is generated -->";
-/// Set to have it made anew.
+/// Set to have it made again.
 const UPDATE: &str = "DRAINPIPE_UPDATE";
 const HOW: &str = "DRAINPIPE_UPDATE=1 cargo test -p drainpipe-cli --test documents decisions";
 

@@ -31,7 +31,7 @@ use crate::page::PAGE_WORDS;
 ///   guest wakes its host a third less often (about 60 against 90 times a second).
 /// * `cryptomgr.notests`: its self-tests took 0.44 s of the boot under TCG (kernel 6.1).
 /// * `noreplace-smp`: with one vCPU the kernel would take the locks out of its code, which took 0.28 of 2.5 s of CPU
-///   until the guest was ready (QEMU 7.2, kernel 6.1): under TCG what has been translated is then translated anew.
+///   until the guest was ready (QEMU 7.2, kernel 6.1): under TCG what has been translated is then translated again.
 /// * `mitigations=off`: the lab's guest keeps no secrets, and runs nothing but its one program.
 /// * `clearcpuid=erms,fsrm`: TCG moves `rep movsb` and `rep stosb` byte by byte; a CPU model that
 ///   has them, such as `max`, takes 5 s more of CPU time to fill 1.5 GiB.

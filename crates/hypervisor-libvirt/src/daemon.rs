@@ -23,7 +23,7 @@ const URI: &str = "qemu:///system";
 /// Events kept for a domain that is slow to read them.
 const EVENTS_KEPT: usize = 256;
 
-/// A daemon, which may end and be started anew meanwhile.
+/// A daemon, which may end and be restarted meanwhile.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     sockets: Sockets,

@@ -127,7 +127,7 @@ impl DomainVm {
         }
     }
 
-    /// A guard has it, which leaves once the guest runs: the agent's next life sees to its snapshots, and nobody to what
+    /// A guard has it, which leaves once the guest runs: the agent's next run sees to its snapshots, and nobody to what
     /// goes on beside it.
     pub(crate) fn be_guards(&mut self) {
         self.is_guards = true;

@@ -150,7 +150,7 @@ impl Hierarchy {
         };
         for (file, value) in files {
             let file = directory.join(file);
-            // The kernel begins a period anew whenever it is written.
+            // The kernel begins a period again whenever it is written.
             if fs::read_to_string(&file).map_err(used(&file))?.trim() != value {
                 write(&file, value)?;
             }

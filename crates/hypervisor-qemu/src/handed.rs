@@ -44,7 +44,7 @@ impl Numbers {
         format!("/dev/fdset/{number}")
     }
 
-    /// How QEMU opens a file anew that it has open, whatever directory that is in.
+    /// How QEMU opens a file again that it has open, whatever directory that is in.
     pub(crate) fn file_path(number: RawFd) -> String {
         format!("/proc/self/fd/{number}")
     }

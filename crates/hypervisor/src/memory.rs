@@ -11,7 +11,7 @@ pub struct MemorySample {
     /// How fast pages get dirty that were not: each counts once, however often it changes.
     pub dirty_bytes_per_s: u64,
     /// How much gets dirty again and again, as far as that could be seen in so short a time; what has to be
-    /// sent anew is never more. At most the guest's memory.
+    /// sent again is never more. At most the guest's memory.
     pub dirty_set_bytes: u64,
     /// The share of bytes that changed in pages that got dirty, in sixteenths of a page: 0 to 1; 1 if none was seen.
     pub dirty_share_of_pages: f64,

@@ -188,7 +188,7 @@ pub struct RamStatus {
     pub page_bytes: u64,
     /// Pages that the guest dirties per second, as of the last round.
     pub dirty_pages_per_second: u64,
-    /// Throughput of late, in Mb/s.
+    /// Throughput recently, in Mb/s.
     pub throughput_mbps: f64,
 }
 

@@ -217,7 +217,7 @@ pub trait SourceVm: Vm {
     /// Cancels the migration and waits for its end, which may be [`MigrationStatus::Completed`] if that came too late.
     async fn cancel(&self, deadline: Duration) -> Result<MigrationStatus, VmError>;
 
-    /// Breaks the connection of a migration in post-copy, unless it is broken, so that it can be made anew.
+    /// Breaks the connection of a migration in post-copy, unless it is broken, so that it can be made again.
     async fn interrupt(&self, deadline: Duration) -> Result<(), VmError>;
 
     /// Goes on in post-copy over another connection, to a target that listens at `address`.

@@ -225,7 +225,7 @@ pub(crate) fn check_absent(files: &[PathBuf], overwrite: bool) -> Result<(), Fil
 
 /// Writes all files or none, each one whole under its name from the first moment.
 pub(crate) fn write_all(files: &[NewFile<'_>], overwrite: bool) -> Result<(), FileError> {
-    // What can fail for want of space or rights is done here, before any name is taken.
+    // What can fail for lack of space or rights is done here, before any name is taken.
     let staged = files.iter().map(stage).collect::<Result<Vec<_>, _>>()?;
     for (index, (temporary, file)) in staged.into_iter().zip(files).enumerate() {
         if let Err(error) = publish(temporary, &file.path, overwrite) {

@@ -1,4 +1,4 @@
-//! Certificates that are good no more before their end: looked at in each handshake, from either side.
+//! Certificates that are no longer valid before their end: looked at in each handshake, from either side.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};

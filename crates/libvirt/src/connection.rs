@@ -194,7 +194,7 @@ impl Connection {
 
     /// Has the daemon say what happens to its domains. Once is enough; again does nothing.
     ///
-    /// If it fails for want of an answer, events may come twice after the next try.
+    /// If it fails for lack of an answer, events may come twice after the next try.
     pub async fn subscribe(&self, deadline: Duration) -> Result<(), Error> {
         let subscribing = async {
             let mut subscribed = self.inner.subscribed.lock().await;

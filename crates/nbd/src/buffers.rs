@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::limits::HELD_BYTES_MAX;
 
-/// What is shorter costs nothing to make anew.
+/// What is shorter costs nothing to make again.
 const KEPT_BYTES_MIN: usize = 64 << 10;
 
 /// Buffers that nobody uses now.

@@ -127,7 +127,7 @@ impl Network {
             Change::Address { link, address } => self.observe_address(link, *address).await,
             Change::Route { destination, way } => self.observe_route(*destination, way).await,
             Change::Unreachable { destination } => self.observe_unreachable(*destination).await,
-            // Rules that are there already are an earlier life's.
+            // Rules that are there already are an earlier run's.
             Change::OnlyFrom { .. } => Ok(Before::Absent),
             Change::Sysctl { key, .. } => crate::sysctl::observe(key),
         }

@@ -95,9 +95,9 @@ pub struct LinkCounters {
     pub rx_errors: u64,
     /// Packets that could not be sent.
     pub tx_errors: u64,
-    /// Packets dropped on arrival for want of room.
+    /// Packets dropped on arrival for lack of room.
     pub rx_dropped: u64,
-    /// Packets dropped before sending for want of room.
+    /// Packets dropped before sending for lack of room.
     pub tx_dropped: u64,
 }
 

@@ -40,7 +40,7 @@ const LEVEL_3: [CParameter; 2] = [CParameter::HashLog(HASH_LOG), CParameter::Cha
 const LZ4_TABLE_BYTES: usize = 4096 * size_of::<u32>();
 
 /// Packs blocks, one after the other. Holds what one codec of zstd keeps between two of them: for another one its
-/// context is set up anew, which takes half of the memory of all of them.
+/// context is set up again, which takes half of the memory of all of them.
 pub(crate) struct Packer {
     context: CCtx<'static>,
     // What the context is set up for.

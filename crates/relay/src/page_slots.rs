@@ -63,7 +63,7 @@ impl PageSlots {
         if inner.slots.len() <= slot {
             inner.slots.resize(slot + 1, Slot::default());
         }
-        // How many are still to come before it; the count begins anew past its end.
+        // How many are still to come before it; the count begins again past its end.
         let ahead = changes.wrapping_sub(inner.slots[slot].changes);
         if ahead > u32::MAX / 2 {
             return Err(RelayError::Malformed("a change of a page that has changed since"));

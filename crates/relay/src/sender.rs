@@ -44,7 +44,7 @@ use crate::{CONNECTIONS_MAX, MAIN_STREAM, PACKING_THREADS_MAX, answers};
 /// What a sender is to do.
 #[derive(Debug, Clone)]
 pub struct SenderSettings {
-    /// Unix socket at which the program connects. Made anew, and removed with the sender. Its directory
+    /// Unix socket at which the program connects. Made again, and removed with the sender. Its directory
     /// says who may use it.
     pub path: PathBuf,
     /// Users whose programs may connect there; empty for all. Others' are closed at once.

@@ -17,7 +17,7 @@ pub struct Pace {
 impl Pace {
     /// So many bytes were done at this moment.
     pub fn see(&mut self, at_ms: f64, done_bytes: u64) {
-        // Another method has begun anew.
+        // Another method has begun again.
         if self.seen.back().is_some_and(|(_, before)| done_bytes < *before) {
             self.seen.clear();
         }
@@ -27,7 +27,7 @@ impl Pace {
         }
     }
 
-    /// Bytes in a second, of late.
+    /// Bytes in a second, recently.
     pub fn bytes_per_s(&self) -> Option<f64> {
         let ((from_ms, from), (to_ms, to)) = (self.seen.front()?, self.seen.back()?);
         let ms = to_ms - from_ms;

@@ -274,7 +274,7 @@ fn with_managers(config: &Config, own: Arc<dyn Hypervisor>) -> Arc<dyn Hyperviso
     if !config.libvirt.enabled {
         return own;
     }
-    // Looked for anew until somebody answers: it may be installed while the agent runs.
+    // Looked for again until somebody answers: it may be installed while the agent runs.
     let sockets = config.libvirt.socket.clone().map_or_else(Sockets::default, Sockets::from);
     let libvirt = Libvirt::new(config.runtime_directory.clone(), config.state_directory.clone(), sockets);
     Arc::new(Hypervisors::new(own, Arc::new(libvirt)))
@@ -328,7 +328,7 @@ pub(crate) async fn open(
     })
 }
 
-/// Takes up what an earlier life of this agent left.
+/// Takes up what an earlier run of this agent left.
 pub(crate) async fn recover(parts: &Parts) -> Result<(), Problem> {
     let Parts { host, journal, vms, incoming, checks, drains, outgoing, disk_moves, .. } = parts;
     if let Err(problem) = vms.look_at_managed().await {

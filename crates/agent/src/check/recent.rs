@@ -63,7 +63,7 @@ fn totals(link: &Link) -> LinkCounters {
 }
 
 fn difference(now: LinkCounters, before: LinkCounters, over: Duration) -> LinkCounters {
-    // A driver that was loaded anew counts from 0.
+    // A driver that was loaded again counts from 0.
     let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
     LinkCounters {
         over_s: Some(over.as_secs()),

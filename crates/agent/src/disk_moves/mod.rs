@@ -232,7 +232,7 @@ fn check_hypervisor(vmm: &dyn Machine) -> Result<(), Problem> {
     moves.check().map_err(Problem::refused)
 }
 
-/// Goes on with what an earlier life of this agent has left, before anybody else has the VMs.
+/// Goes on with what an earlier run of this agent has left, before anybody else has the VMs.
 pub(crate) fn recover(moves: &Arc<DiskMoves>) -> Result<(), Problem> {
     for record in moves.incoming.journal.disk_moves()? {
         let (vm, id) = (record.vm.clone(), record.id.clone());

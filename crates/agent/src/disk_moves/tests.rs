@@ -44,7 +44,7 @@ impl Moved {
         self.life.block_on(begin(&self.life.parts.disk_moves, "web", &request))
     }
 
-    /// The agent's next life.
+    /// The agent's next run.
     fn again(self) -> Self {
         drop(self.life);
         let life = self.host.start();
@@ -231,7 +231,7 @@ fn the_record_decides_where_nobody_hears_that_it_was_done() {
 #[test]
 fn after_the_record_the_vm_has_the_new_disk_whoever_ends() {
     let moved = Moved::new();
-    // It holds the guest's writes for the agent's next life.
+    // It holds the guest's writes for the agent's next run.
     moved.vm.fails(Act::SwitchDisk, Fault::Mute);
     moved.begin().unwrap();
     moved.until(|_| {

@@ -123,7 +123,7 @@ impl Executor {
     async fn run(mut self, first: Vec<DrainAction>) {
         let mut actions = VecDeque::from(first);
         loop {
-            // What is not written down is not done: a later life of the agent must know what this one moved.
+            // What is not written down is not done: a later run of the agent must know what this one moved.
             if self.write_down() {
                 while let Some(action) = actions.pop_front() {
                     if action == DrainAction::Finish {

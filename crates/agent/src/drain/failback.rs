@@ -46,7 +46,7 @@ const SILENCE_MAX: Duration = Duration::from_mins(2);
 /// Between two attempts: what keeps a VM, as somebody who is just changing it, may be over by then.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// How long a host from which VMs come may give no answer, as while its agent is started anew, and how long something
+/// How long a host from which VMs come may give no answer, as while its agent restarts, and how long something
 /// else may be under way with a VM. An agent that is told to stop ends within 20 s, and begins nothing meanwhile.
 const PUT_OFF_MAX: Duration = Duration::from_secs(30);
 

@@ -374,7 +374,7 @@ async fn crashed(drains: Arc<Drains>) {
     drains.under_way.ended();
 }
 
-/// Takes up what an earlier life of the agent left: nothing goes on by itself.
+/// Takes up what an earlier run of the agent left: nothing goes on by itself.
 pub(crate) fn recover(drains: &Drains) -> Result<(), Problem> {
     Ok(drains.journal.interrupt_drains(Timestamp::now())?)
 }

@@ -126,7 +126,7 @@ fn settle(drains: &Drains, one: &mut MoveStatus) -> Result<(), Problem> {
     Ok(())
 }
 
-/// What it was doing is lost, and somebody has booted it anew: it runs here, and is still to move.
+/// What it was doing is lost, and somebody has booted it again: it runs here, and is still to move.
 fn note_boot(one: &mut MoveStatus) {
     let again = "it was booted again and runs here: drain again to move it";
     one.state = MoveState::Failed;

@@ -21,7 +21,7 @@ fn with_vm(host: &TestHost) -> (Life, Arc<FakeVm>) {
     (life, host.vm("web"))
 }
 
-/// The agent's next life.
+/// The agent's next run.
 fn again(host: &TestHost, life: Life) -> Life {
     drop(life);
     host.start()

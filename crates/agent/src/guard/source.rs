@@ -104,11 +104,11 @@ impl Source {
     }
 
     /// Copies of disks go through the agent, and the guest's writes wait for them. Not at its first silence: the copy would
-    /// have to begin anew.
+    /// have to begin again.
     pub(super) fn cut_disk_copies_if(&mut self, heard: GuardEvent) {
         self.silences =
             if matches!(heard, GuardEvent::Silent { .. }) { self.silences.saturating_add(1) } else { 0 };
-        // Also one that QEMU has connected anew since.
+        // Also one that QEMU has connected again since.
         if self.silences >= SILENCES_MAX {
             self.cut_disk_copies();
         }

@@ -195,7 +195,7 @@ impl HostNetwork {
         self.put_back_where(|made| made.owner == owner && same_object(&made.change, change)).await
     }
 
-    /// Undoes everything that an earlier life of the agent left, but for the owners named.
+    /// Undoes everything that an earlier run of the agent left, but for the owners named.
     pub(crate) async fn put_back_all_but(&self, owners: &[String]) -> Result<(), Problem> {
         self.put_back_where(|change| !owners.contains(&change.owner)).await
     }

@@ -451,7 +451,7 @@ pub(crate) async fn bind_tls(address: SocketAddr) -> Result<TcpListener, Problem
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // As `TcpListener::bind` does: an agent starts anew at once.
+    // As `TcpListener::bind` does: an agent starts again at once.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)

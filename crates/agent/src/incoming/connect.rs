@@ -149,7 +149,7 @@ async fn join_watch(
     incoming.transfer.watches.join(joining).await
 }
 
-/// The source hears nothing of this host any more: this agent may have been started anew. For the paths that
+/// The source hears nothing of this host any more: this agent may have been restarted. For the paths that
 /// are `absent`, this host has no address now.
 pub(crate) async fn watch_again(
     incoming: &Arc<Incoming>,

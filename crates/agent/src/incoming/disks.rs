@@ -244,7 +244,7 @@ pub(super) async fn close_before_it_runs(
     if has_copies { shut(entry, vmm).await } else { Ok(()) }
 }
 
-/// An earlier life of this agent has recorded that the VM runs here, and may have ended before it closed them.
+/// An earlier run of this agent has recorded that the VM runs here, and may have ended before it closed them.
 pub(super) async fn close_left_open(incoming: &Incoming, id: &str, vmm: &dyn Machine) -> Result<(), Problem> {
     if incoming.journal.made_disks(id)?.is_empty() {
         return Ok(());

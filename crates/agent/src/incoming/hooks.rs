@@ -14,7 +14,7 @@ use crate::store::journal::{HookDue, JournalError};
 use crate::vms::QMP_DEADLINE;
 use crate::vms::hooks::{self, Moment};
 
-/// How often it is looked whether the VM runs, after the agent was started anew, and how many times.
+/// How often it is looked whether the VM runs, after the agent has restarted, and how many times.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 60;
 

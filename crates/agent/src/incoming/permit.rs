@@ -68,7 +68,7 @@ fn enter(
 }
 
 /// Refuses a VM that is described as one that cannot be, or as two: it is built by its specification here, and booted
-/// anew by its definition later.
+/// again by its definition later.
 pub(crate) fn check_described(request: &IncomingRequest) -> Result<(), Problem> {
     let IncomingRequest { spec, definition, .. } = request;
     definition.validate().map_err(Problem::bad_input)?;
@@ -86,7 +86,7 @@ pub(crate) fn check_described(request: &IncomingRequest) -> Result<(), Problem> 
 }
 
 /// A drain's plan keeps VMs of one `apart` group on different hosts, but does not know what other drains bring
-/// meanwhile: the one that comes later plans anew. A single migration is somebody's own decision.
+/// meanwhile: the one that comes later plans again. A single migration is somebody's own decision.
 fn check_apart(
     incoming: &Incoming,
     entries: &BTreeMap<String, Arc<IncomingVm>>,

@@ -37,14 +37,14 @@ pub(super) const WATCH_EVERY: Duration = Duration::from_millis(WATCH_EVERY_MS);
 pub(super) struct IncomingVm {
     pub(super) id: String,
     pub(super) source: String,
-    /// Absent once the agent has been started anew: its QEMU stands then, or never will.
+    /// Absent once the agent has been restarted: its QEMU stands then, or never will.
     pub(super) spec: Option<ResolvedSpec>,
     pub(super) definition: VmSpec,
     /// Where it comes from.
     pub(super) cores_taken: Option<f64>,
     /// Agreed on in step 2; nothing after a restart of this agent, when it goes no further here.
     pub(super) protocol: Option<Protocol>,
-    /// The disks that are copied here; none of those of an earlier life of this agent.
+    /// The disks that are copied here; none of those of an earlier run of this agent.
     pub(super) disks: Vec<DiskCopy>,
     pub(super) agent_cpu_at_start: Duration,
     /// What the firewall here tracks for it since this was loaded; one request at a time, and none once it is given up.
@@ -109,7 +109,7 @@ impl IncomingVm {
         }
     }
 
-    /// One that was on its way when an earlier life of this agent ended. Its source is asked at once.
+    /// One that was on its way when an earlier run of this agent ended. Its source is asked at once.
     pub(super) fn taken_up(record: IncomingRecord, vmm: Option<Arc<dyn Machine>>) -> Self {
         let mut memory = Memory::new(-SILENCE_MS);
         if record.post_copy {
@@ -124,7 +124,7 @@ impl IncomingVm {
         }
     }
 
-    /// One that runs here and lacks a part, since an earlier life of this agent.
+    /// One that runs here and lacks a part, since an earlier run of this agent.
     pub(super) fn in_parts(record: IncomingRecord, vmm: Arc<dyn Machine>) -> Self {
         Self {
             resources: Mutex::new(Resources { vmm: Some(vmm), ..Resources::default() }),
@@ -133,7 +133,7 @@ impl IncomingVm {
         }
     }
 
-    /// What this life of the agent knows of it.
+    /// What this run of the agent knows of it.
     pub(super) fn memory(&self) -> MutexGuard<'_, Memory> {
         lock(&self.memory)
     }

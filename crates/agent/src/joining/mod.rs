@@ -42,7 +42,7 @@ pub(crate) const TOKEN_LIFE_S_MAX: u32 = 24 * 60 * 60;
 /// A renewed certificate begins with the latest one if that began this short a time before: it needs no new list then.
 const BEGIN_TOGETHER: SignedDuration = SignedDuration::from_mins(10);
 
-/// How often a change is made anew when a newer list has come from others meanwhile.
+/// How often a change is made again when a newer list has come from others meanwhile.
 const CHANGES_MAX: usize = 3;
 
 /// Joins that are looked at at a time, of one address and together.
@@ -224,7 +224,7 @@ impl Joining {
         })
     }
 
-    /// Certificates of a host or an operator that were made until now are good no more. A host is no member from now on.
+    /// Certificates of a host or an operator that were made until now are no longer valid. A host is no member from now on.
     pub(crate) fn revoke(&self, request: &RevocationRequest) -> Result<FleetView, Problem> {
         check_name(&request.name).map_err(Problem::bad_input)?;
         let name = request.name.clone();

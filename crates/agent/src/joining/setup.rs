@@ -47,7 +47,7 @@ pub fn standing(config: &Config) -> Standing {
     if by_hand.iter().any(|path| path.exists()) {
         return Standing::ByHand;
     }
-    // The host was installed anew, or its certificate taken away: the key is the fleet's still.
+    // The host was installed again, or its certificate taken away: the key is the fleet's still.
     if authority_directory(directory).join("ca.key").exists() { Standing::Authority } else { Standing::New }
 }
 

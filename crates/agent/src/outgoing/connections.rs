@@ -38,7 +38,7 @@ impl Setting {
         matches!(self.state, State::Set | State::GivenUp)
     }
 
-    /// To be set anew, to something else; unless that was given up.
+    /// To be set again, to something else; unless that was given up.
     fn change(&mut self) {
         if matches!(self.state, State::Set) {
             self.state = State::NotTried;

@@ -21,7 +21,7 @@ const DECISION_LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Gives a VM back to this host that was handed over to one which does not answer, because the operator says
 /// that that one is lost with all that ran there. Does not believe it while it answers. The VM is to be booted
-/// anew: it may have run there for a while, and its disks would not fit its memory here.
+/// again: it may have run there for a while, and its disks would not fit its memory here.
 pub(crate) async fn reclaim(outgoing: &Outgoing, vm: &str, lost: &str) -> Result<MigrationResult, Problem> {
     let running = handed_over(outgoing, vm)?.ok_or_else(|| {
         Problem::conflict(format!(

@@ -100,7 +100,7 @@ impl Measurements {
         self.sample(network, now_ms).await
     }
 
-    /// The connection is broken, and another one will be made to `destination`. If an earlier life of
+    /// The connection is broken, and another one will be made to `destination`. If an earlier run of
     /// the agent began the transfer, only QEMU counts it.
     pub(crate) fn transfer_goes_on(&mut self, destination: SocketAddr) {
         if let Some(counters) = &mut self.counters {

@@ -105,7 +105,7 @@ impl Outgoing {
     }
 }
 
-/// The migrations that an earlier life of the agent left open, and that cannot be taken up yet.
+/// The migrations that an earlier run of the agent left open, and that cannot be taken up yet.
 pub(crate) fn left_open(outgoing: &Outgoing) -> Result<Vec<MigrationView>, Problem> {
     let mut open = outgoing.journal.open_migrations()?;
     open.retain(|open| outgoing.migrations.get(&open.id).is_none());
@@ -193,7 +193,7 @@ fn received_path(migration: &str, is_paused: bool) -> String {
     format!("/v1/incoming/{migration}/received?wait_ms={}&is_paused={is_paused}", RECEIVED_WAIT.as_millis())
 }
 
-/// Takes up the migrations that an earlier life of the agent left open.
+/// Takes up the migrations that an earlier run of the agent left open.
 ///
 /// Also those of which the VM has no QEMU here any more, or the target is no peer: until it is known
 /// where the VM belongs, the claim keeps everybody from starting it here a second time.

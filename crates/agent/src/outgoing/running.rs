@@ -33,7 +33,7 @@ pub(crate) struct Running {
     pub(super) target: String,
     pub(super) requested_option: RequestedOption,
     pub(super) started_at: Timestamp,
-    // Begun by an earlier life of the agent, or by a task that has crashed.
+    // Begun by an earlier run of the agent, or by a task that has crashed.
     pub(super) is_taken_up: bool,
     pub(super) cancel: Notify,
     pub(super) cancel_requested: AtomicBool,
@@ -76,7 +76,7 @@ impl OutgoingMigrations {
         running.values().filter(|other| other.id != id && uses_links(*other.stage.borrow())).count()
     }
 
-    /// Those that an earlier life of the agent, or a task that has crashed, has begun, but for those in doubt: these
+    /// Those that an earlier run of the agent, or a task that has crashed, has begun, but for those in doubt: these
     /// end when their target answers.
     pub(crate) fn taken_up(&self) -> Vec<Arc<Running>> {
         let running = self.lock();
@@ -167,7 +167,7 @@ impl Running {
         if *self.stage.borrow() == Stage::Ended { vec![] } else { self.progress.borrow().paths.clone() }
     }
 
-    /// What compression does of late; none without it.
+    /// What compression has recently done; none without it.
     pub(crate) fn compression(&self) -> Option<CompressionProgress> {
         self.progress.borrow().compression
     }

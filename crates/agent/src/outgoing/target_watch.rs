@@ -36,7 +36,7 @@ impl TargetWatch {
     }
 }
 
-/// A target that does not answer may be well: its agent is started anew, and the links are watched by others.
+/// A target that does not answer may be well: its agent restarts, and the links are watched by others.
 async fn watch(outgoing: Arc<Outgoing>, running: Arc<Running>) -> Problem {
     let path = received_path(&running.id, false);
     loop {

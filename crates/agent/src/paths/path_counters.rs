@@ -133,7 +133,7 @@ impl PathCounters {
         count.arrived_bytes += now.acknowledged_bytes.saturating_sub(before.acknowledged_bytes);
         let retransmitted = now.retransmitted_segments.saturating_sub(before.retransmitted_segments);
         count.retransmitted_segments += u64::from(retransmitted);
-        // The kernel's count begins anew after 2³² segments.
+        // The kernel's count begins again after 2³² segments.
         let sent = now.sent_segments.wrapping_sub(before.sent_segments);
         count.lately.sent = count.lately.sent.saturating_add(sent);
         count.lately.retransmitted = count.lately.retransmitted.saturating_add(retransmitted);

@@ -79,7 +79,7 @@ impl Sent {
 }
 
 impl Bandwidth {
-    /// With what was set in an earlier life of the agent.
+    /// With what was set in an earlier run of the agent.
     pub(crate) fn open(
         host: &Arc<Host>,
         peers: &Arc<Peers>,
@@ -132,7 +132,7 @@ impl Bandwidth {
         }
     }
 
-    /// Sets a limit until it is set anew, also for migrations in flight.
+    /// Sets a limit until it is set again, also for migrations in flight.
     pub(crate) fn set(&self, limited: Limited, setting: BandwidthSetting) -> Result<BandwidthView, Problem> {
         if setting == BandwidthSetting::Mbps(0) {
             return Err(Problem::bad_input(
@@ -322,7 +322,7 @@ impl Throttle {
 impl Drop for Throttle {
     fn drop(&mut self) {
         self.following.abort();
-        // First of all: another thread may be in the midst of following, and sets a relay's or a splitter's limit only of
+        // First of all: another thread may be in the middle of following, and sets a relay's or a splitter's limit only of
         // one that is found here.
         self.leaving = None;
         match &self.valve {

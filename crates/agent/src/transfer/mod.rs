@@ -44,7 +44,7 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// With the bandwidth limit of an earlier life of the agent.
+    /// With the bandwidth limit of an earlier run of the agent.
     pub(crate) fn open(
         host: &Arc<Host>,
         peers: &Arc<Peers>,

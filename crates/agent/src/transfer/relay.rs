@@ -144,7 +144,7 @@ impl OutgoingRelay {
         }
     }
 
-    /// What it does of late.
+    /// What it has recently done.
     pub(crate) fn progress(&self) -> Option<CompressionProgress> {
         let ((begin_ms, begin), (end_ms, end)) = (self.readings.front()?, self.readings.back()?);
         let wire_bytes = end.wire_bytes - begin.wire_bytes;

@@ -65,7 +65,7 @@ pub(crate) struct Vms {
 struct Entry {
     definition: VmSpec,
     vmm: Option<Arc<dyn Machine>>,
-    // Cores that its QEMU took of late, here or on the host that it came from. Absent until they were counted.
+    // Cores that its QEMU took recently, here or on the host that it came from. Absent until they were counted.
     cores_taken: Option<f64>,
     claim: Option<Claim>,
     // What keeps it here, by its manager.
@@ -410,7 +410,7 @@ impl Vms {
         }
     }
 
-    /// Cores that the VMs that run here took of late, as far as they were counted.
+    /// Cores that the VMs that run here took recently, as far as they were counted.
     pub(crate) fn cores_taken(&self) -> f64 {
         let entries = self.lock();
         let running = entries.values().filter(|entry| entry.running().is_some());

@@ -41,7 +41,7 @@ fn runs(host: &TestHost, life: &Life) -> Arc<FakeVm> {
     host.vm("web")
 }
 
-/// The agent's next life.
+/// The agent's next run.
 fn again(host: &TestHost, life: Life) -> Life {
     drop(life);
     host.start()

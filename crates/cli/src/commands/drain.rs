@@ -97,7 +97,7 @@ async fn dry_run(host: &Host, request: &DrainRequest, json: bool) -> Result<Exit
     Ok(if view.findings.is_empty() { Exit::Done } else { Exit::Refused })
 }
 
-/// Shows the plan and asks. The agent plans anew when it begins: until then things may change.
+/// Shows the plan and asks. The agent plans again when it begins: until then things may change.
 async fn agreed(host: &Host, request: &DrainRequest) -> Result<bool, Problem> {
     let view = plan(host, request).await?;
     output::remark(describe_plan(&view.plan).trim_end());

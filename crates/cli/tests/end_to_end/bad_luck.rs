@@ -77,7 +77,7 @@ fn the_source_agent_is_killed() {
     scene.assert_moves("a");
 }
 
-/// The source's agent is killed in mid-flight and started anew.
+/// The source's agent is killed in mid-flight and restarted.
 #[track_caller]
 pub(crate) fn runs_on_without_its_agent(scene: &Scene, migrating: Running) {
     let heartbeat = scene.guest.heartbeat();
@@ -290,7 +290,7 @@ fn the_source_agent_is_stopped_in_flight(scene: &Scene) {
     scene.guest.assert_intact();
     assert_eq!(scene.lab.qemu_pid("b", "web"), None, "the target has discarded it");
     assert_eq!(scene.lab.network(), scene.network, "put back before the agent ended");
-    // Told by the agent that was stopped, not by its next life.
+    // Told by the agent that was stopped, not by its next run.
     let output = migrating.wait();
     assert_eq!(output.code, 5, "{output:#?}");
     assert_eq!(result_of(&output).outcome, Outcome::Cancelled);

@@ -6,7 +6,7 @@
 //! software and have neither errors nor queues (`link-errors`, `one-receive-queue`,
 //! `one-receive-queue-used`, `interrupts-on-one-core`), and the ports of their switches are in no VLAN: one
 //! in a wrong VLAN is a silent path (`path-silent`, `no-path`), which is provoked by a fault; an authority
-//! that ends soon (`authority-ends`) would need every certificate of a lab anew; a VM by KVM
+//! that ends soon (`authority-ends`) would need every certificate of a lab again; a VM by KVM
 //! (`vm-kvm-missing`), one of 64 GiB (`vm-small-pages`), storage that hangs (`vm-storage-silent`) and a
 //! machine without memory (`target-memory-low`) are not there to be had.
 

@@ -38,7 +38,7 @@ pub(crate) fn start_vm(lab: &TestLab, name: &str, machine: &str, more: &str) -> 
     disk.display().to_string()
 }
 
-/// Starts a host's agent anew where the shell command has changed what is mounted, for it alone.
+/// Starts a host's agent again where the shell command has changed what is mounted, for it alone.
 #[track_caller]
 pub(crate) fn restart_agent_with_mounts(lab: &TestLab, host: &str, command: &str) {
     lab.stop_agent(host, Signal::TERM);

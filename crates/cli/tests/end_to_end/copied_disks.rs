@@ -28,7 +28,7 @@ pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
 /// The size of each disk.
 pub(crate) const DISK_MIB: usize = 24;
 
-/// Slow enough for a test to act in the midst of a copy.
+/// Slow enough for a test to act in the middle of a copy.
 const SLOW_MBPS: &str = "40";
 
 /// Slow enough that even the cores of a busy machine come to pack some of what waits.

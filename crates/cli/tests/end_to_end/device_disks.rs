@@ -28,7 +28,7 @@ const MIB: usize = 1 << 20;
 /// The size of a device with a qcow2 image, which takes more than its disk.
 const IMAGE_MIB: usize = DISK_MIB + 8;
 
-/// Slow enough for a test to act in the midst of a copy.
+/// Slow enough for a test to act in the middle of a copy.
 const SLOW_MBPS: &str = "10";
 
 /// Slow enough for it not to go on meanwhile.

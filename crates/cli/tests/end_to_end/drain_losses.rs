@@ -69,7 +69,7 @@ fn assert_has_died(lab: &TestLab, vm: &str, host: &str) {
     assert!(hosts.iter().all(|host| lab.qemu_pid(host, vm).is_none()), "a QEMU of {vm} is left");
 }
 
-/// Boots a VM anew where it has died.
+/// Boots a VM again where it has died.
 #[track_caller]
 fn boot(lab: &TestLab, guest: &Guest, host: &str) {
     lab.start_again(host, &guest.name);

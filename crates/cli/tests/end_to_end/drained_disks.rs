@@ -210,7 +210,7 @@ fn room_for_disks_is_promised_once() {
 fn a_drain_with_disks_is_carried_on_after_a_crash() {
     let site = Site::up("a,b");
     let lab = &site.lab;
-    // Long enough to act in the midst of a copy.
+    // Long enough to act in the middle of a copy.
     let mib = 4 * DISK_MIB;
     for name in ["w1", "w2"] {
         site.start_local(name, mib);

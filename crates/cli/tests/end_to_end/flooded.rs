@@ -30,7 +30,7 @@ pub(crate) const TESTS: &[Test] = &[
 const UNAUTHENTICATED: usize = 1_500;
 const IDLE: usize = 300;
 
-/// As fast as it grows, and as what is closed is made anew: what is silent is closed after 3 s, so that all of the agent's
+/// As fast as it grows, and as what is closed is made again: what is silent is closed after 3 s, so that all of the agent's
 /// places are taken all the time.
 const UNAUTHENTICATED_EVERY: Duration = Duration::from_millis(1);
 const IDLE_EVERY: Duration = Duration::from_millis(10);
@@ -99,7 +99,7 @@ fn time_of_a_request(lab: &TestLab, operator: &Path) -> Duration {
     begun.elapsed()
 }
 
-/// Connections from host `c`, each silent. The last ones that came are kept; one that is closed is made anew.
+/// Connections from host `c`, each silent. The last ones that came are kept; one that is closed is made again.
 pub(crate) struct Flood {
     going: Arc<AtomicBool>,
     thread: JoinHandle<()>,

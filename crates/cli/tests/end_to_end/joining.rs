@@ -226,7 +226,7 @@ fn hosts_leave_and_are_revoked() {
     lab.start_agent("b");
     assert_eq!(reached(&lab, "b"), ["a", "b"]);
     assert_eq!(reached(&lab, "c"), ["c"]);
-    // Whom nobody listens to any more cannot renew either, but join anew.
+    // Whom nobody listens to any more cannot renew either, but join again.
     lab.stop_agent("c", Signal::TERM);
     fs::remove_dir_all(lab.directory("c").join("state/fleet")).unwrap();
     // A certificate that is younger than the revocation, by the second.

@@ -37,7 +37,7 @@ fn an_agent_without_rights_has_a_keeper() {
     ends_are_told(&lab);
 }
 
-/// Starts the host's agent anew with what its unit leaves it. Whether this machine has what that needs; says so if not.
+/// Starts the host's agent again with what its unit leaves it. Whether this machine has what that needs; says so if not.
 #[track_caller]
 pub(crate) fn give_keeper(lab: &TestLab, host: &str) -> bool {
     if lab.exec(host, &[ACTIVATE, "--version"]).code != 0 {
@@ -74,7 +74,7 @@ fn lives_on_without_agent_and_keeper(lab: &TestLab) {
     }
     eventually("the keeper has ended", || keepers(lab, "b").is_empty());
     assert_eq!(lab.qemu_pid("b", "web"), before);
-    // The next request has one started anew.
+    // The next request starts another one.
     lab.migrate("web", "a", &["--option", "multichannel"]);
     assert_eq!(keepers(lab, "b").len(), 1);
     let before = lab.qemu_pid("a", "web");

@@ -33,7 +33,7 @@ enum Victim {
     BothAgents,
 }
 
-/// When killed agents are started anew.
+/// When killed agents restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Start {
     AtOnce,
@@ -184,7 +184,7 @@ pub(crate) fn qemu_of(lab: &TestLab, host: &str) -> Pid {
     panic!("no QEMU on {host} within {PATIENCE:?}");
 }
 
-/// Where the VM is once everything is over, whole and there alone. One that has died is booted anew there.
+/// Where the VM is once everything is over, whole and there alone. One that has died is booted again there.
 #[track_caller]
 fn settled(scene: &Scene) -> Fate {
     let lab = &scene.lab;

@@ -146,7 +146,7 @@ fn agents_are_killed_while_snapshots_go_along() {
     assert_known(&scene, "a", &before);
 }
 
-/// Nobody lets the domain run until the source's agent is started anew.
+/// Nobody lets the domain run until the source's agent restarts.
 #[track_caller]
 pub(crate) fn kill_guards_and_agents(lab: &TestLab, hosts: &[&str]) {
     for host in hosts {

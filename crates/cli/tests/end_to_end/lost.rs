@@ -77,7 +77,7 @@ fn assert_is_lost(result: &MigrationResult) {
     assert!(result.error.as_ref().is_some_and(|error| error.contains("the VM is lost")), "{result:#?}");
 }
 
-/// What it was doing is lost, and nobody says anything else. It can be booted anew.
+/// What it was doing is lost, and nobody says anything else. It can be booted again.
 #[track_caller]
 fn assert_died(scene: &Scene, signal: i32) {
     let how = format!("signal {signal}");

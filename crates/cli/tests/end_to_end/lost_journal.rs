@@ -168,7 +168,7 @@ fn a_journal_that_proves_nothing_is_not_believed_and_its_vm_runs_on() {
     guest.assert_intact();
 }
 
-/// Takes the copy anew, and has the journal go on.
+/// Takes the copy again, and has the journal go on.
 #[track_caller]
 fn older_than_it_is(lab: &TestLab, copy: &PathBuf) {
     assert_eq!(&copy_journal(lab, "a"), copy);

@@ -21,7 +21,7 @@ use crate::support::{TestLab, eventually};
 struct BusyCase {
     name: &'static str,
     option: &'static str,
-    /// Both agents are started anew before each flight. The QEMUs, of the agents before, are in other sessions then,
+    /// Both agents restart before each flight. The QEMUs, of the agents before, are in other sessions then,
     /// and where the kernel groups tasks by session, the agents' priorities say nothing to them.
     is_agent_new: bool,
 }

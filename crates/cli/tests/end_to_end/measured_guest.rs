@@ -1,5 +1,5 @@
 //! Guests for measuring: large, and in huge pages where the kernel has them. Those stay with a machine that is itself
-//! virtual. Others it may give back to its own host when a QEMU ends, and get anew at the next touch: up to 2 s for a
+//! virtual. Others it may give back to its own host when a QEMU ends, and get again at the next touch: up to 2 s for a
 //! GiB, which the target would pay.
 
 use crate::guest::{Guest, MIX, UNFILLED_MIB};

@@ -195,7 +195,7 @@ fn a_link_that_is_made_again_is_used_again() {
     makes_e1_again(&Scene::set());
 }
 
-/// In mid-flight, as when the link's driver is loaded anew: to the kernel it is another link of the same name.
+/// In mid-flight, as when the link's driver is loaded again: to the kernel it is another link of the same name.
 #[track_caller]
 pub(crate) fn makes_e1_again(scene: &Scene) {
     let lab = &scene.lab;

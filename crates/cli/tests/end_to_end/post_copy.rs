@@ -242,7 +242,7 @@ fn kill_agents_meanwhile(arguments: &[&str]) {
     }
 }
 
-/// That the VM was ended on the target is told, and it can be booted there anew.
+/// That the VM was ended on the target is told, and it can be booted there again.
 #[track_caller]
 fn assert_ended_and_boots(scene: &Scene) {
     let agent_of_b = scene.lab.agent_socket("b");

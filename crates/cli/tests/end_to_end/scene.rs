@@ -216,7 +216,7 @@ pub(crate) struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// Starts the host's agent anew on it. It is there for this agent and its children alone, so that it goes with
+    /// Starts the host's agent again on it. It is there for this agent and its children alone, so that it goes with
     /// them.
     #[track_caller]
     pub(crate) fn under_journal(lab: &TestLab, host: &str, mib: usize) -> Self {

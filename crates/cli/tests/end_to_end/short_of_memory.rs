@@ -1,4 +1,4 @@
-//! A target whose kernel kills the VM's QEMU for want of memory, when all had been found well before.
+//! A target whose kernel kills the VM's QEMU for lack of memory, when all had been found well before.
 
 use std::fs;
 use std::path::PathBuf;

@@ -257,7 +257,7 @@ impl TestLab {
     pub(crate) fn agent_pid(&self, host: &str) -> Option<Pid> {
         let found = self.pids(host, &[" agent --config "]);
         // What it starts has its command line until it becomes another program, and a lower number where these have begun
-        // anew.
+        // again.
         found.iter().copied().find(|pid| parent(*pid).is_none_or(|parent| !found.contains(&parent)))
     }
 
@@ -287,7 +287,7 @@ impl TestLab {
         eventually("the agent ends", has_ended);
     }
 
-    /// Starts a host's agent anew; back when it answers.
+    /// Starts a host's agent again; back when it answers.
     #[track_caller]
     pub(crate) fn start_agent(&self, host: &str) {
         self.start_agent_by(host, &[DRAINPIPE]);
@@ -336,7 +336,7 @@ impl TestLab {
         self.exec(host, &[DRAINPIPE, "agent", "--config", config.to_str().unwrap()])
     }
 
-    /// Changes a host's agent.toml. The agent reads it when it is started anew.
+    /// Changes a host's agent.toml. The agent reads it when it restarts.
     #[track_caller]
     pub(crate) fn configure(&self, host: &str, from: &str, to: &str) {
         let file = self.directory(host).join("agent.toml");

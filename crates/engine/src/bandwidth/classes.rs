@@ -22,7 +22,7 @@ const COPIES_KEEP_ONE_OF: u64 = 8;
 /// MB/s is little for the links, and nothing at all would be the end of the guest's patience.
 const GUEST_WRITES_LEAST_MBPS: u64 = 8;
 
-/// How much more than of late a guest's writes may become, until somebody looks again.
+/// How far a guest's writes may exceed their recent rate, until somebody looks again.
 const GUEST_WRITES_GROW: f64 = 2.0;
 
 /// Megabits in a byte.
@@ -162,7 +162,7 @@ fn way_left(takers: &[Taker], own: &Taker) -> Option<u64> {
     (own.yields() && is_memory_sent).then(|| (own.paths_mbps / COPIES_KEEP_ONE_OF).max(1))
 }
 
-/// What a guest's writes to mirrored disks could use, by what came of them of late: what is kept for writes that do not come
+/// What a guest's writes to mirrored disks could use, by what came of them recently: what is kept for writes that do not come
 /// is lost to memory.
 pub fn guest_writes_mbps(sent_bytes: u64, within: Duration, paths_mbps: u64) -> u64 {
     let mbps = sent_bytes as f64 * MEGABITS_OF_BYTE / within.as_secs_f64().max(1e-3);

@@ -182,7 +182,7 @@ impl BandwidthSetting {
         }
     }
 
-    /// The limits that hold later, within a day, the first first. What was set holds until it is set anew.
+    /// The limits that hold later, within a day, the first first. What was set holds until it is set again.
     pub fn changes(self, configured: &BandwidthSchedule, now: DateTime) -> Vec<LimitChange> {
         match self {
             Self::Configured => configured.changes(now),

@@ -14,7 +14,7 @@ pub struct WireRate {
 }
 
 impl WireRate {
-    /// What the wire takes, in bytes per second, when it has carried so much of late and was full for `full_share`
+    /// What the wire takes, in bytes per second, when it has carried so much recently and was full for `full_share`
     /// of the time, 0 to 1. None while it takes all that comes.
     pub fn follow(&mut self, carried_bytes_per_second: f64, full_share: f64) -> Option<f64> {
         if full_share >= FULL_SHARE || carried_bytes_per_second > self.bytes_per_second {

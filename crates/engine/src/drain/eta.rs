@@ -135,7 +135,7 @@ impl Eta {
         }
     }
 
-    /// A new plan has all that is left over after so long; what was measured of late goes before that.
+    /// A new plan has all that is left over after so long; what was measured recently goes before that.
     pub(super) fn replanned(&mut self, loads: impl Iterator<Item = Load>, predicted_ms: f64) {
         self.planned = work_per_ms(loads, predicted_ms);
     }
@@ -152,7 +152,7 @@ impl Eta {
         if let Some(last_ms) = self.last_look_ms {
             self.now.active_ms += now_ms - last_ms;
         }
-        // What has failed is done anew: that was work too.
+        // What has failed is done again: that was work too.
         self.now.work_ms += (done_ms - self.done_ms).max(0.0);
         self.now.moved += moved.saturating_sub(self.moved);
         (self.done_ms, self.moved) = (done_ms, moved);

@@ -81,7 +81,7 @@ pub enum DrainAction {
         /// The VM.
         vm: String,
     },
-    /// Look anew at the hosts and plan again, for the VMs that have not been begun; see
+    /// Look again at the hosts and plan again, for the VMs that have not been begun; see
     /// [`Drain::standing`]. Answered by [`DrainEvent::Planned`].
     Plan,
     /// It is over; nothing is under way.

@@ -171,7 +171,7 @@ pub struct MoveStatus {
     pub predicted_ms: f64,
     /// How long its transfer took; absent while it has not ended.
     pub transfer_ms: Option<f64>,
-    /// What compression does of late; absent without it, and while its memory is not on the links.
+    /// What compression has recently done; absent without it, and while its memory is not on the links.
     #[serde(default)]
     pub compression: Option<CompressionProgress>,
     /// Its disks that are copied; absent where none is.

@@ -74,7 +74,7 @@ pub enum StayReason {
         /// The host that it was to come from.
         from: String,
     },
-    /// What another host says, or an earlier life of this one.
+    /// What another host says, or an earlier run of this one.
     Stated(String),
 }
 

@@ -60,7 +60,7 @@ pub struct HostFacts {
     /// those of the agent got. Absent while that is not known.
     #[serde(default)]
     pub core_share: Option<f64>,
-    /// Cores that its VMs took of late, while none was on its way; those that were not counted yet are left out.
+    /// Cores that its VMs took recently, while none was on its way; those that were not counted yet are left out.
     #[serde(default)]
     pub vm_cores: f64,
     /// Cores on which its agent packs memory at most: none where it has one core, and what packs there would not leave

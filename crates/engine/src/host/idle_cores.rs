@@ -33,7 +33,7 @@ const RESERVE_SHARE: f64 = 0.04;
 /// If less than this part of the reserve is idle, others want everything.
 const FULL_BELOW: f64 = 0.4;
 
-/// Somebody waited for a core. It is no more than a hint: those who wait are before those who pack in any case,
+/// Somebody waited for a core. It is only a hint: those who wait are before those who pack in any case,
 /// and the migration's own threads wait for each other where cores are few.
 const AWAITED_WEIGHT: f64 = 0.2;
 

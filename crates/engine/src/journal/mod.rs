@@ -27,7 +27,7 @@ pub const GENERATION_MAX: u64 = 1 << 53;
 /// Which journal it is, and how far it has come.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JournalMark {
-    /// Random; made with the journal, and made anew when a doubted one is adopted.
+    /// Random; made with the journal, and made again when a doubted one is adopted.
     pub identity: String,
     /// Goes up with each record that bears on whose a VM is.
     #[schema(maximum = 9_007_199_254_740_992_u64)]

@@ -164,7 +164,7 @@ impl Guard {
             (GuardAction::AskSource, GuardEvent::SourceSays(SourceState::Kept)) => {
                 GuardAction::RevokeHandOver
             }
-            // What the target has of one that is astray, or has ended, the agent's next life asks.
+            // What the target has of one that is astray, or has ended, the agent's next run asks.
             (GuardAction::ResumeOnSource | GuardAction::ResumeOnTarget, GuardEvent::Done)
             | (
                 _,

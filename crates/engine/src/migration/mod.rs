@@ -137,7 +137,7 @@ pub struct Migration {
     error: Option<Problem>,
     cancel_requested: bool,
     resume_attempts: ResumeAttempts,
-    // Before it was looked at only where it was ended by an order, since its target is lost: to be booted anew here.
+    // Before it was looked at only where it was ended by an order, since its target is lost: to be booted again here.
     source_vm: Option<SourceVm>,
     timings: Timings,
     record: Record,
@@ -162,7 +162,7 @@ impl Migration {
         (migration, SourceAction::EstablishHosts)
     }
 
-    /// A migration that an earlier life of the agent began, or a task of it that has crashed. `handed_over` is what
+    /// A migration that an earlier run of the agent began, or a task of it that has crashed. `handed_over` is what
     /// the journal says.
     ///
     /// Before the hand-over everything may have been done, so everything is undone; after it, the
@@ -755,7 +755,7 @@ mod tests {
     use super::in_flight::{copying, well};
     use super::*;
 
-    /// An agent that was started anew hears from the target that it discarded the VM.
+    /// An agent that has restarted hears from the target that it discarded the VM.
     fn discarded(after: Option<Problem>) -> Migration {
         let (mut migration, first) = Migration::recover(Limits::default(), true);
         assert_eq!(first, SourceAction::AskSource);

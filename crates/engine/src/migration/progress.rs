@@ -72,7 +72,7 @@ pub struct Progress {
     /// percent; absent while they are not.
     #[serde(default)]
     pub throttle_percent: Option<u8>,
-    /// What compression does of late; absent without it.
+    /// What compression has recently done; absent without it.
     #[serde(default)]
     pub compression: Option<CompressionProgress>,
     /// Paths that carry nothing for now, because they are not fit to.
@@ -103,7 +103,7 @@ pub struct PathRate {
     pub rate_mbps: f64,
 }
 
-/// What compression does of late.
+/// What compression has recently done.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CompressionProgress {
     /// Bytes of QEMU's stream for each one on the network.
@@ -202,7 +202,7 @@ impl ProgressMeter {
         self.paths.iter().map(rate).collect()
     }
 
-    /// Bytes go by another connection from now on, which counts them anew.
+    /// Bytes go by another connection from now on, which counts them again.
     pub(crate) fn restart(&mut self, now_ms: f64) {
         *self = Self { last_growth_ms: Some(now_ms), ..Self::default() };
     }

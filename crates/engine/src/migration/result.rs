@@ -357,7 +357,7 @@ impl MigrationResult {
     }
 
     /// Whether the VM has ended and what it was doing is lost: also where it failed to move, since its target is lost and may
-    /// have run it, so that it is to be booted anew on its source.
+    /// have run it, so that it is to be booted again on its source.
     pub fn has_vm_ended(&self) -> bool {
         self.outcome == Outcome::Lost || self.source_vm == Some(SourceVm::Ended)
     }

@@ -35,7 +35,7 @@ pub enum IncomingState {
     Waiting,
     /// The source has handed it over: it runs here, or will as soon as this agent can make it.
     Running,
-    /// It runs here, or did and has left, was removed or started anew.
+    /// It runs here, or did and has left, was removed, or was started again.
     Finished,
     /// Given up; it never ran here and never will under this identifier.
     Discarded,
@@ -156,7 +156,7 @@ impl Memory {
         self.run == Run::Let
     }
 
-    /// Whether it was told to run in an earlier life of the agent. Then [`resume`] sees to it that it does.
+    /// Whether it was told to run in an earlier run of the agent. Then [`resume`] sees to it that it does.
     pub fn is_told_earlier(&self) -> bool {
         self.run == Run::ToldEarlier
     }
@@ -189,7 +189,7 @@ pub enum Hypervisor {
     None,
     /// It has ended.
     Ended,
-    /// It lives, and has not answered this life of the agent yet.
+    /// It lives, and has not answered this run of the agent yet.
     Unresponsive,
     /// It can be asked.
     There,
@@ -247,7 +247,7 @@ impl Found {
 }
 
 impl Known {
-    /// From what is found, and what this life of the agent remembers of a VM on its way.
+    /// From what is found, and what this run of the agent remembers of a VM on its way.
     pub fn of(found: Found, memory: Option<Memory>) -> Self {
         let hypervisor = match found.of_vm {
             Hypervisor::There | Hypervisor::Unresponsive if found.was_told() => found.of_vm,
@@ -256,7 +256,7 @@ impl Known {
         let awaits_run = match memory {
             _ if found.state != Some(IncomingState::Running) => false,
             Some(memory) if !memory.is_told_earlier() => !memory.is_let_run(),
-            // An earlier life of the agent has recorded it, and the hypervisor has not obeyed this one yet.
+            // An earlier run of the agent has recorded it, and the hypervisor has not obeyed this one yet.
             _ => matches!(hypervisor, Hypervisor::There | Hypervisor::Unresponsive),
         };
         let post_copy = match (found.allows_post_copy, found.is_last) {

@@ -99,7 +99,7 @@ pub struct Hello {
     pub hearing: Hearing,
     /// Whether the other end's large ones are heard.
     pub hearing_large: Hearing,
-    /// How many times the other end's hellos were lost of late; those in a row count once.
+    /// How many times the other end's hellos were lost recently; those in a row count once.
     pub losses: u8,
 }
 
@@ -130,7 +130,7 @@ pub enum Pace {
 pub enum Hearing {
     /// It never has. A firewall may drop the hellos of one direction, so this is no silence.
     Never,
-    /// It has of late.
+    /// It has lost some recently.
     Now,
     /// It did, and does not any more.
     NoMore,
@@ -164,7 +164,7 @@ impl PathWatch {
     }
 
     /// The other end of a path is known from now on. `was_heard`: it knows that its hellos came through to
-    /// here, in an earlier life of this agent; so it is no firewall if they do not now.
+    /// here, in an earlier run of this agent; so it is no firewall if they do not now.
     pub fn begin(&mut self, path: usize, was_heard: bool, now_ms: f64) {
         let Some(path) = self.paths.get_mut(path) else { return };
         if was_heard && path.peer.is_none() {
@@ -182,7 +182,7 @@ impl PathWatch {
         self.paths.get(path).is_some_and(|path| path.was_heard_there || was_cut_short(path))
     }
 
-    /// The other agent has begun its end of the watch anew: it says hello from 1, and may need a while until
+    /// The other agent has begun its end of the watch again: it says hello from 1, and may need a while until
     /// it does. What is to be told of it: nothing unless hellos have been missed.
     pub fn restart(&mut self, now_ms: f64) -> Vec<PathChange> {
         let is_deaf = self.is_deaf(now_ms);

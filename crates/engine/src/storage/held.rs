@@ -42,7 +42,7 @@ const DIRTY_BYTES_PER_S_MIN: f64 = 524_288.0;
 /// The decision for one migration.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HeldWrites {
-    /// What the VM may make to be copied anew; and what it might at first.
+    /// What the VM may make to be copied again; and what it might at first.
     dirty_bytes_per_s_max: Option<f64>,
     first_bytes_per_s_max: f64,
     /// Since when that is not more than was kept up with.

@@ -48,7 +48,7 @@ const SOCKET_BYTES_MAX: u64 = 4 << 20;
 const END_MS: u64 = 200;
 
 /// Limit for `TCP_NOTSENT_LOWAT` of each of `connections` that share `paths`, in bytes, when QEMU has
-/// `remaining_bytes` to write and has sent `sent_mbps` of late, 0 where that is not known: where the hosts' cores are slower
+/// `remaining_bytes` to write and has sent `sent_mbps` recently, 0 where that is not known: where the hosts' cores are slower
 /// than the links, what waits goes as slowly. None while much remains, and where the speed of a path is not known.
 pub fn unsent_limit_bytes(
     paths: &[Path],
@@ -64,7 +64,7 @@ pub fn unsent_limit_bytes(
         return None;
     }
     let limit = if remaining_bytes > last_bytes { AT_THE_END } else { AT_LAST };
-    // Only how much may wait: what was sent of late may be little, as while zero pages go, and the end must not begin too late.
+    // Only how much may wait: what was sent recently may be little, as while zero pages go, and the end must not begin too late.
     let sent = if sent_mbps > 0 { bytes_per_ms.min(sent_mbps.saturating_mul(125)) } else { bytes_per_ms };
     let share = sent.saturating_mul(limit.waiting_ms) / connections;
     Some(u32::try_from(share.max(limit.least_bytes)).unwrap_or(u32::MAX))

@@ -16,7 +16,7 @@ pub struct Transferred {
     pub rounds: u64,
     /// Bytes that the hypervisor has sent since the start, before anybody packs them.
     pub passed_bytes: u64,
-    /// How fast the VM's memory got dirty, as the hypervisor saw of late at the end of a round.
+    /// How fast the VM's memory got dirty, as the hypervisor saw recently at the end of a round.
     pub dirty_bytes_per_s: u64,
 }
 

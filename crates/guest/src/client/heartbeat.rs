@@ -98,7 +98,7 @@ impl Heartbeat {
         self.shared.tracker().statistics(Instant::now())
     }
 
-    /// Forgets what was measured and starts anew, now.
+    /// Forgets what was measured and starts again, now.
     pub fn reset(&self) {
         *self.shared.tracker() = Tracker::new(Instant::now());
     }

@@ -290,7 +290,7 @@ impl SourceVm for DomainVm {
         Ok(Some(Handed { is_suspended: files::is_suspended(&self.directory), ..sent }.parcel(None)))
     }
 
-    /// libvirt's daemon, ended while it holds the job, lets the guest run by itself when it is started anew.
+    /// libvirt's daemon, ended while it holds the job, lets the guest run by itself when it restarts.
     async fn let_go(&self, deadline: Duration) -> Result<(), VmError> {
         self.close_leaving().await;
         self.wait_without_job(deadline).await?;

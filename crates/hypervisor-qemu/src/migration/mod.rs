@@ -204,7 +204,7 @@ pub async fn recover_listen(
 }
 
 /// Tries the address before QEMU does: once QEMU 10.0 has failed to listen, it refuses every
-/// further attempt and has to be started anew.
+/// further attempt and has to be restarted.
 fn check_address(address: &Address) -> Result<(), MigrationError> {
     let &Address::Tcp(address) = address else { return Ok(()) };
     match TcpListener::bind(address) {
@@ -315,7 +315,7 @@ pub async fn switch_over(vmm: &Vmm, deadline: Duration) -> Result<(), QmpError> 
     execute(vmm, "migrate-continue", json!({ "state": "pre-switchover" }), deadline).await
 }
 
-/// Breaks the connection of a source's migration in post-copy, unless it is broken, so that it can be made anew with
+/// Breaks the connection of a source's migration in post-copy, unless it is broken, so that it can be made again with
 /// [`resume`]. For a target there is [`cut`] and [`recover_listen`].
 ///
 /// Refuses once QEMU has sent all memory ([`MigrationError::AllSent`]): it then waits for its target's last word, and has no

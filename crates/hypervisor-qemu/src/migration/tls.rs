@@ -65,14 +65,14 @@ pub(super) async fn set_up(
         error => error.into(),
     })?;
     if matches!(side, Side::Source(_)) {
-        // A client has read it, and connects anew with what it has read.
+        // A client has read it, and connects again with what it has read.
         forget_key(vmm.paths())?;
     }
     Ok(CREDENTIALS)
 }
 
 /// Removes the key of a migration whose QEMU here needs no other connection: all of it has come. Until then a QEMU that
-/// listens reads it for each connection anew.
+/// listens reads it for each connection again.
 pub fn forget_key(paths: &RuntimePaths) -> Result<(), MigrationError> {
     let directory = paths.tls_directory().path;
     match fs::remove_dir_all(&directory) {

@@ -66,7 +66,7 @@ pub struct TcpState {
     pub destination: TcpEnd,
 }
 
-/// What is known of one end of a TCP connection. Which bytes it may send next the kernel does not tell, and learns anew.
+/// What is known of one end of a TCP connection. Which bytes it may send next the kernel does not tell, and learns again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TcpEnd {

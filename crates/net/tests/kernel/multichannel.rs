@@ -449,7 +449,7 @@ fn route_state(hosts: &TwoHosts, peer: IpAddr) -> RouteState {
     hosts.left.run(|| async { Network::open().unwrap().route_state(peer).await.unwrap() })
 }
 
-/// Makes the left host's route anew with these weights.
+/// Makes the left host's route again with these weights.
 fn weigh(hosts: &TwoHosts, plan: &Plan, weights: &[u16]) {
     let mut hops = hops(plan.peer_gateways);
     for (hop, weight) in hops.iter_mut().zip(weights) {

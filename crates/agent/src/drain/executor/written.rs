@@ -40,7 +40,7 @@ impl Written {
         });
     }
 
-    /// All VMs are written anew: what changes all the time counts in the end.
+    /// All VMs are written again: what changes all the time counts in the end.
     pub(super) fn forget_moves(&mut self) {
         self.status.moves.clear();
     }

@@ -205,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    /// Set to have the checked-in copy written anew.
+    /// Set to have the checked-in copy written again.
     const UPDATE: &str = "DRAINPIPE_UPDATE";
 
     #[test]

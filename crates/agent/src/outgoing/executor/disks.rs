@@ -233,7 +233,7 @@ impl Executor {
         self.tell_target("close-disks", QMP_DEADLINE).await
     }
 
-    /// Whether disks are copied, or were in an earlier life of this agent.
+    /// Whether disks are copied, or were in an earlier run of this agent.
     pub(super) fn has_disk_copies(&self) -> bool {
         // One whose journal cannot be read may have.
         let leaving = self.outgoing.journal.leaving_disks(&self.running.id);

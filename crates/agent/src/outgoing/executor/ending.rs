@@ -218,7 +218,7 @@ impl Executor {
     async fn destroy(&self) -> Result<(), Problem> {
         let ended = match &self.claimed.vmm {
             Some(vmm) => vmm.destroy(QEMU_DEADLINE).await,
-            // As after this host has booted anew.
+            // As after this host has booted again.
             None => self.outgoing.vms.hypervisor().end_managed(&self.claimed.definition, QEMU_DEADLINE).await,
         };
         ended.map_err(Problem::failed)

@@ -104,7 +104,7 @@ impl Executor {
     /// 200 Mb/s it got 29 of these in a second (7.2), with none 4400.
     async fn lift_limit(&mut self) {
         let Ok(vmm) = self.vmm() else { return };
-        // So that as little as possible goes in QEMU's last step, in which no connection can be made anew.
+        // So that as little as possible goes in QEMU's last step, in which no connection can be made again.
         if let Err(error) = vmm.set_downtime_limit(0, QMP_DEADLINE).await {
             warn!(%error, "if a connection breaks at the last moment, the VM may be lost");
         }

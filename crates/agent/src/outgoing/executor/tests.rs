@@ -44,7 +44,7 @@ fn target(says: IncomingView) -> (Router, Asked) {
     (router, asked)
 }
 
-/// A host whose agent has ended in the midst of a migration, when its VM was paused for the last bytes.
+/// A host whose agent has ended in the middle of a migration, when its VM was paused for the last bytes.
 fn left_in_the_midst(host: &TestHost) -> Arc<FakeVm> {
     let life = host.start();
     let vm = runs(host, &life);

@@ -78,7 +78,7 @@ impl There {
 }
 
 impl Changes {
-    /// In parts of so many connections at most, those first that come first. What is told anew is forgotten in the same
+    /// In parts of so many connections at most, those first that come first. What is told again is forgotten in the same
     /// part, so that none is missing for long where there is no time for all.
     pub(super) fn in_parts(self, most: usize) -> Vec<Self> {
         let mut ended: HashMap<ConnectionKey, TrackedConnection> =

@@ -416,7 +416,7 @@ impl PeerWatch {
         self.tell(changed.into_iter().map(change).collect());
     }
 
-    /// A link that is deleted and made again, as when its driver is loaded anew, is another one to the kernel, with the
+    /// A link that is deleted and made again, as when its driver is loaded again, is another one to the kernel, with the
     /// name of the old one: no socket is bound to it, and its settings are not those that the route needs.
     async fn follow_links(&mut self) {
         let now_ms = self.now_ms();
@@ -630,7 +630,7 @@ impl PeerWatch {
         }
     }
 
-    /// Should nothing be heard any more: the other agent may have been started anew, and know nothing of the
+    /// Should nothing be heard any more: the other agent may have been restarted, and know nothing of the
     /// watch. Or it may be able by now to watch a path that it could not. The sources of migrations ask, as
     /// each of them knows which one the other agent must know.
     fn ask_again(&mut self) {

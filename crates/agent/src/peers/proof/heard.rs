@@ -28,7 +28,7 @@ impl Heard {
             Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
             Err(error) => return Err(Problem::failed(format!("cannot read {}: {error}", path.display()))),
             Ok(text) => serde_json::from_slice(&text).unwrap_or_else(|error| {
-                // It is of use to others only, and they tell it anew.
+                // It is of use to others only, and they tell it again.
                 warn!(%error, path = %path.display(), "what other hosts have said about their journals is lost");
                 BTreeMap::new()
             }),

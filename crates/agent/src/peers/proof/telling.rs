@@ -45,7 +45,7 @@ impl Proof {
         }
     }
 
-    /// A host that has heard of the very last record of an earlier life knows of none that is missing.
+    /// A host that has heard of the very last record of an earlier run knows of none that is missing.
     fn consider(&self, heard: &JournalMark) -> Result<(), Problem> {
         let knows_all =
             heard.identity == self.at_start.identity && heard.generation >= self.at_start.generation;

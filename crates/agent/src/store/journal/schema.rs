@@ -61,7 +61,7 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
     ALTER TABLE drains ADD COLUMN swap_with TEXT;
     ALTER TABLE drains ADD COLUMN last_incoming INTEGER NOT NULL DEFAULT 0;
 ",
-    // Numbers that were found before are found anew: by which option they were is not known of all.
+    // Numbers that were found before are found again: by which option they were is not known of all.
     "
     CREATE TABLE transfers_found (
         target TEXT NOT NULL,
@@ -78,7 +78,7 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
     "
     ALTER TABLE drains ADD COLUMN request TEXT;
 ",
-    // Numbers that were found before are found anew: for how many targets they were is not known.
+    // Numbers that were found before are found again: for how many targets they were is not known.
     "
     DELETE FROM transfers_found;
     ALTER TABLE transfers_found ADD COLUMN targets INTEGER NOT NULL DEFAULT 1;

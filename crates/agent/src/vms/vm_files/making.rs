@@ -241,7 +241,7 @@ fn fill(file: &File, image: DiskImage, bytes: u64) -> Result<(), CannotMake> {
     Ok(file.sync_all()?)
 }
 
-/// Removes what an agent that ended in the midst of it has made under that name. Whether there was anything.
+/// Removes what an agent that ended in the middle of it has made under that name. Whether there was anything.
 pub(super) fn remove_unplaced(rules: &Rules, path: &Path, named: &[PathBuf]) -> Result<bool, CannotMake> {
     match identify(rules, path)? {
         Some(file) => remove(rules, path, file, named),

@@ -21,7 +21,7 @@ use crate::support::{TestLab, eventually};
 /// The size of the disk under each journal.
 const JOURNAL_DISK_MIB: usize = 24;
 
-/// Its parts. What `SQLite` shares between processes is made anew.
+/// Its parts. What `SQLite` shares between processes is made again.
 const FILES: [&str; 2] = ["journal.sqlite", "journal.sqlite-wal"];
 const SHARED_FILE: &str = "journal.sqlite-shm";
 
@@ -196,7 +196,7 @@ struct JournalDisk {
 }
 
 impl JournalDisk {
-    /// With what the journal held before. The host's agent is started anew on it.
+    /// With what the journal held before. The host's agent restarts on it.
     fn under_journal(lab: &TestLab, host: &str, clocks: &Clocks) -> Self {
         lab.stop_agent(host, Signal::TERM);
         let state = lab.directory(host).join("state").display().to_string();

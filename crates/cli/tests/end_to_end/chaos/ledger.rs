@@ -204,7 +204,7 @@ impl Ledger {
         }
     }
 
-    /// For how long of that time there were faults that concern this VM. None without any, also of late.
+    /// For how long of that time there were faults that concern this VM. None without any, also recently.
     fn time_of_faults(&self, vm: &str, since: Instant, now: Instant) -> Option<Duration> {
         let none = BTreeSet::new();
         let hosts = self.hosts_of.get(vm).unwrap_or(&none);

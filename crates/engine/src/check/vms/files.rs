@@ -93,7 +93,7 @@ fn difference(purpose: FilePurpose, here: &FileIdentity, there: &FileIdentity) -
     }
     let seen_in_use = there.locked == Some(true);
     let inodes_differ = here.inode != there.inode;
-    // Some network file systems number files anew on each host, but all show a lock everywhere.
+    // Some network file systems number files again on each host, but all show a lock everywhere.
     if inodes_differ && (there.local_filesystem || !seen_in_use) {
         return Some(format!("inode {} and inode {}", here.inode, there.inode));
     }

@@ -195,7 +195,7 @@ impl Why {
 #[derive(Debug, Clone, Copy)]
 pub struct Task {
     order: Order,
-    // The VM is on its way here, as far as this life of the agent knows.
+    // The VM is on its way here, as far as this run of the agent knows.
     is_on_its_way: bool,
     doing: OrderAction,
     known: Option<Known>,

@@ -23,7 +23,7 @@ pub struct OnItsWay {
     pub is_name_taken: bool,
     /// It has a hypervisor, or had one.
     pub is_built: bool,
-    /// The agent has been started anew since it may come: what it is built from is forgotten.
+    /// The agent has been restarted since it may come: what it is built from is forgotten.
     pub is_from_before: bool,
 }
 

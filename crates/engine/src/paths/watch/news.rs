@@ -38,7 +38,7 @@ pub enum Unwatched {
     Unheard,
     /// The other host's agent does not answer, or does not watch any more.
     AgentAway,
-    /// The other host's agent was started anew, and has begun to watch again.
+    /// The other host's agent has restarted, and has begun to watch again.
     AgentRestarted,
 }
 

@@ -113,7 +113,7 @@ impl Hosts {
         }
     }
 
-    /// The agent of one end is started anew; the other one learns of it at once.
+    /// The agent of one end restarts; the other one learns of it at once.
     fn restart(&mut self, end: usize) {
         let mut fresh = PathWatch::new(self.now_ms);
         let other = &self.ends[1 - end];

@@ -165,7 +165,7 @@ impl Watched {
         self.losses_here().max(self.peer.map_or(0, |hello| hello.losses))
     }
 
-    /// What the other end is told. A path that is out for loss counts anew, so that it does not come back for
+    /// What the other end is told. A path that is out for loss counts again, so that it does not come back for
     /// having lost much in a short time only; until it has proven clean, what put it out is what counts there.
     fn losses_to_tell(&self) -> u8 {
         if self.is_clean() { self.losses_here() } else { self.losses_here().max(LOSSES_OUT) }

@@ -29,8 +29,8 @@ async fn limit(State(transfer): State<Arc<Transfer>>) -> Answer<BandwidthView> {
 
 /// Limit it
 ///
-/// Holds within a second, for migrations in flight too, and until it is set anew, also when the agent is
-/// started anew. What leaves the host and what comes to it are limited each by itself; migrations in flight
+/// Holds within a second, for migrations in flight too, and until it is set again, also when the agent is
+/// restarted. What leaves the host and what comes to it are limited each by itself; migrations in flight
 /// share the limit fairly. Disks may have a lower limit beside the one for all.
 #[utoipa::path(post, path = "/v1/bandwidth", tag = tags::HOSTS, request_body = BandwidthRequest, responses(
     (status = 200, description = "What holds now.", body = BandwidthView),

@@ -278,7 +278,7 @@ async fn connect(
 
 /// Watch the paths again
 ///
-/// For a source that hears nothing of the target's watch any more: its agent may have been started anew.
+/// For a source that hears nothing of the target's watch any more: its agent may have been restarted.
 /// Idempotent. A path whose link is down here has no port in the answer, and the source asks again.
 #[utoipa::path(post, path = "/v1/incoming/{id}/watch", tag = tags::BETWEEN_AGENTS, params(
     ("id" = String, Path, format = "uuid")

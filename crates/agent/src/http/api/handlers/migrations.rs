@@ -127,7 +127,7 @@ async fn plan(
 /// One migration
 ///
 /// With `progress` while it is under way, with `result` when it is over. With both, the hand-over is
-/// recorded and the target has not yet said that the VM runs there. With neither, the agent was started anew and
+/// recorded and the target has not yet said that the VM runs there. With neither, the agent has restarted and
 /// cannot go on yet; `waits_for` says why.
 ///
 /// With `wait_ms` the answer comes as soon as it is over, and at the latest then.

@@ -196,7 +196,7 @@ async fn stop_vm(
 ///
 /// Its hand-over is recorded, and the target does not answer. The caller says that the target is lost,
 /// with all that ran there; as long as it answers, that is not believed. Then the VM is powered off here, to
-/// be booted anew. Answers with how the migration has ended.
+/// be booted again. Answers with how the migration has ended.
 #[utoipa::path(post, path = "/v1/vms/{name}/reclaim", tag = tags::VMS, request_body = ReclaimRequest, params(
     ("name" = VmName, Path)
 ), responses(
