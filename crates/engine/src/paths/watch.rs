@@ -130,7 +130,7 @@ pub enum Pace {
 pub enum Hearing {
     /// It never has. A firewall may drop the hellos of one direction, so this is no silence.
     Never,
-    /// It has lost some recently.
+    /// It has, recently.
     Now,
     /// It did, and does not any more.
     NoMore,
