@@ -520,7 +520,7 @@ mod tests {
         let request = DrainRequest { swap_with: swap_with.clone(), ..DrainRequest::default() };
         hinted(
             DrainView { request: Some(request), ..interrupted() },
-            "; `drainpipe drain a --swap b` carries on",
+            "; `drainpipe drain a --swap b` continues",
         );
         let request = DrainRequest {
             to: vec!["b".into(), "c".into()],
@@ -534,7 +534,7 @@ mod tests {
         };
         hinted(
             DrainView { request: Some(request), ..interrupted() },
-            "`drainpipe drain a --to b,c --option multichannel --throttle 0 --encrypt --post-copy --copy-storage --disks-first` carries on",
+            "`drainpipe drain a --to b,c --option multichannel --throttle 0 --encrypt --post-copy --copy-storage --disks-first` continues",
         );
         let older = DrainView { swap_with, ..interrupted() };
         hinted(older, "`drainpipe drain a --swap b`, with the other options of the first time");
@@ -543,7 +543,7 @@ mod tests {
             request: Some(DrainRequest { throttle_max_percent: Some(50), ..DrainRequest::default() }),
             ..interrupted()
         };
-        hinted(back, "`drainpipe resume a --failback --throttle 50` carries on");
+        hinted(back, "`drainpipe resume a --failback --throttle 50` continues");
     }
 
     #[test]

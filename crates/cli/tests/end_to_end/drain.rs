@@ -390,7 +390,7 @@ fn carried_on_after(signal: Signal, lab: &TestLab) {
     assert_eq!(status(&interrupted).state, DrainState::Interrupted, "{interrupted:#?}");
     assert!(interrupted.cordoned && interrupted.ended_at.is_some(), "{interrupted:#?}");
     let output = lab.drainpipe(&["drain", "status", "a"]).done();
-    assert!(output.contains("`drainpipe drain a --to b,c --transfers 1` carries on"), "{output}");
+    assert!(output.contains("`drainpipe drain a --to b,c --transfers 1` continues"), "{output}");
     let again = drain(lab, "a", json!({}));
     assert_eq!(again.id, in_flight.id, "it is carried on");
     assert_state(&ended(lab, "a"), DrainState::Drained, NAMES.len());

@@ -229,7 +229,7 @@ fn a_drain_with_disks_is_carried_on_after_a_crash() {
     start_agent_with_mounts(lab, "a", &site.mount("a"));
     assert_eq!(status(&view(lab, "a")).state, DrainState::Interrupted);
     let output = lab.drainpipe(&["drain", "status", "a"]).done();
-    assert!(output.contains("`drainpipe drain a --copy-storage` carries on"), "{output}");
+    assert!(output.contains("`drainpipe drain a --copy-storage` continues"), "{output}");
     for link in ["e0", "e1"] {
         lab.fault(&format!("rate {link} unlimited"));
     }
