@@ -179,7 +179,7 @@ pub(crate) async fn serve_peer(
 /// A loopback address that no other running test has: its last three bytes are a number of this
 /// process and a count.
 pub(crate) fn own_address() -> SocketAddr {
-    // Of the whole process, which runs its tests side by side.
+    // One for the whole process, which runs its tests side by side.
     static COUNT: AtomicU16 = AtomicU16::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
     let count = u8::try_from(COUNT.fetch_add(1, Ordering::Relaxed)).expect("not so many tests");

@@ -68,7 +68,7 @@ pub struct DomainVm {
     coming: Mutex<Option<Arc<IncomingMigration>>>,
     // Where its QEMU sends to, if that is no relay.
     peer: Mutex<Option<SocketAddr>>,
-    // Of its disks, while it leaves with them.
+    // The copies of its disks, while it leaves with them.
     copies: Mutex<Copies>,
     // What libvirt counted last of its memory that goes: once all has gone, it counts no more.
     counted: Mutex<Option<RamStatus>>,
@@ -464,7 +464,7 @@ impl Vm for DomainVm {
         } else {
             self.announce(deadline).await;
         }
-        // Of its migration to here nothing more is asked.
+        // Nothing more is asked about its migration to this host.
         let coming = lock(&self.coming).take();
         if let Some(coming) = coming {
             coming.close(CLOSED_WITHIN).await;

@@ -33,7 +33,7 @@ const CLOSED: u32 = 0o700;
 #[derive(Debug)]
 pub(crate) struct Meeting {
     path: PathBuf,
-    // Of all that earlier agents made for this domain too.
+    // It also begins the names of all that earlier agents made for this domain.
     prefix: String,
     domain: String,
 }

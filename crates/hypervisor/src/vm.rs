@@ -229,8 +229,8 @@ pub trait SourceVm: Vm {
     /// Limits what the hypervisor itself sends to so many Mb/s of the links; `None` takes the limit away.
     async fn set_bandwidth(&self, limit_mbps: Option<u64>, deadline: Duration) -> Result<(), VmError>;
 
-    /// Whose the VM is, as far as this host's hypervisor says it. Fails where it does not say, and while it is in a state
-    /// that is none to stay in.
+    /// Which host holds the VM, as far as this host's hypervisor says. Fails where it does not say, and while the VM is
+    /// in a passing state.
     async fn hold(&self, deadline: Duration) -> Result<Hold, VmError>;
 
     /// Its disks, to be copied; `None` where they cannot be.

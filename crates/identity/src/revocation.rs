@@ -25,7 +25,7 @@ impl Revocations {
     /// Whether a certificate is revoked, which was verified already.
     pub fn has(&self, certificate: &CertificateDer<'_>) -> bool {
         let revoked = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        // Who names nobody is refused by who asks for the name.
+        // A certificate without a name is refused where the name is asked for.
         !revoked.is_empty()
             && Peer::from_certificate(certificate).is_ok_and(|peer| {
                 revoked.get(&peer).is_some_and(|at| {

@@ -21,7 +21,7 @@ const MAGIC: [u8; 8] = *b"NBDMAGIC";
 const OPTION_MAGIC: [u8; 8] = *b"IHAVEOPT";
 const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
-// Of both sides' flags, before the options.
+// Flags of both sides, before the options.
 const FIXED_NEWSTYLE: u16 = 1;
 const NO_ZEROES: u16 = 2;
 

@@ -139,7 +139,7 @@ impl Network {
     /// The kernel goes through all connections of the host for it.
     pub async fn flows_to(&self, peer: IpAddr) -> Result<Vec<Flow>, Error> {
         let operation = format!("list the connections to {peer}");
-        // Of the addresses in it the kernel heeds only their version.
+        // The kernel looks only at the version of the addresses in it.
         let any = SocketId { destination_address: peer, ..SocketId::new_v4() };
         let responses = self.sockets.ask(&operation, NLM_F_DUMP, any).await?;
         let ids = responses.into_iter().map(|response| response.header.socket_id);

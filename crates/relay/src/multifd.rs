@@ -67,7 +67,7 @@ enum State {
 #[derive(Debug)]
 struct Pages {
     ram_block: u64,
-    // Of those that have not come yet, the next one last.
+    // The pages that have not come yet, the next one last.
     offsets: Vec<u64>,
     // What has come of the next one.
     begun: usize,

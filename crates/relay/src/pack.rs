@@ -48,7 +48,7 @@ pub(crate) struct Packer {
     // What it has grown for, and to.
     has_grown_for: [bool; Codec::ALL.len()],
     grown_bytes: usize,
-    // Of LZ4, once it is used.
+    // LZ4's table, once it is used.
     table: Option<CompressTable>,
     // A block that does not shrink fits.
     scratch: Vec<u8>,

@@ -298,7 +298,7 @@ mod tests {
             encode(&raw, &taken, &mut paged);
             cache.change(PageChange { taken, contents, syncs });
         }
-        // Of the second page too much has changed, and of the third one nothing.
+        // Too much of the second page has changed, and nothing of the third one.
         let head = 1 + 3 * ENTRY_BYTES;
         let delta = head + 7..head + 7 + 4 + 16;
         assert_eq!(paged.len(), delta.end + PAGE_BYTES);

@@ -120,7 +120,7 @@ pub fn to_copy(source: &End, target: &End) -> Vec<Method> {
 fn may_copy(method: Method, source: &End, target: &End) -> bool {
     match (method, source, target) {
         (Method::Threads, ..) => true,
-        // Of any other, the kernel alone knows whether it can; asking costs nothing.
+        // For any other, the kernel alone knows whether it can; asking costs nothing.
         (Method::Reflink, End::File(from), End::File(to)) => from == to && *from != FileSystem::Memory,
         // Elsewhere it is a copy by the kernel, one thread of it: no offload.
         (Method::CopyRange, End::File(from), End::File(to)) => from == to && *from == FileSystem::Remote,

@@ -353,8 +353,8 @@ pub(crate) async fn recover(parts: &Parts) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Whose connections are kept when there are too many: somebody who gives orders, and hosts whose VMs are on their
-/// way.
+/// When there are too many connections, those of peers that give orders, and of hosts whose VMs are on their way,
+/// are kept.
 fn priority_of(outgoing: &Outgoing, peer: &Peer) -> Priority {
     let goes_first = match peer {
         Peer::Operator(_) => true,

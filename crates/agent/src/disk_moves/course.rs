@@ -107,7 +107,7 @@ impl Mover {
         }
     }
 
-    /// From the hold to the switch the guest's writes wait. An agent that is told to stop begins it no more: the next one does.
+    /// From the hold to the switch the guest's writes wait. An agent that is to stop does not begin it: the next one does.
     async fn switch(&self, moves: &dyn HypervisorsMoves) -> Result<(), Problem> {
         let _holding = self.moves.holding.lock().await;
         moves.hold(self.name(), HELD_WITHIN).await.map_err(|error| self.failed(error))?;

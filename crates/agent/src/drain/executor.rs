@@ -143,8 +143,8 @@ impl Executor {
         }
     }
 
-    /// What the drain has found with the event that was handled now, and the targets that VMs were to go to before that:
-    /// of what follows from it nothing is told yet.
+    /// Notes what the drain has found with the event that was handled now, and the targets that VMs were to go to before
+    /// that. Nothing that follows from it is reported yet.
     fn note_found(&mut self) {
         let found = self.drain.found_transfers();
         if found != self.found.as_ref().map(|(transfers, _)| *transfers) {

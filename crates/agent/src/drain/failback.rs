@@ -58,7 +58,7 @@ struct WayBack {
     request: DrainRequest,
     began: Instant,
     arrival: Mutex<Arrival>,
-    // Of each VM on its way.
+    // The rates of the paths of each VM on its way.
     carried: Mutex<BTreeMap<String, Vec<PathRate>>>,
     // Hosts that VMs come from and that do not answer, since when.
     silent: Mutex<BTreeMap<String, Instant>>,
@@ -217,7 +217,7 @@ impl WayBack {
         let is_waiting = |one: &&MoveStatus| one.state == MoveState::Waiting;
         let mut waiting: Vec<MoveStatus> =
             self.course.status.borrow().moves.iter().filter(is_waiting).cloned().collect();
-        // Whose disks are copied takes long.
+        // Those whose disks are copied take long, so they come last.
         waiting.sort_by_key(|one| one.disks.is_some());
         let vms: Vec<String> = waiting.into_iter().map(|one| one.vm).collect();
         stream::iter(vms)
@@ -424,7 +424,7 @@ impl WayBack {
         self.carry(vm, progress.paths.clone());
     }
 
-    /// Tells what the links carry, of which this VM's paths carry so much.
+    /// Reports what the links carry, now that this VM's paths carry so much.
     fn carry(&self, vm: &str, paths: Vec<PathRate>) {
         let mut carried = lock(&self.carried);
         carried.insert(vm.to_owned(), paths);

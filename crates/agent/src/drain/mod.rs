@@ -5,7 +5,7 @@
 //! disks     the disks that would go with VMs
 //! executor  carries out what the engine says of a drain under way
 //! failback  the way back
-//! record    what is told of either, from the journal and from what became of the migrations
+//! record    the reports on either, from the journal and from what became of the migrations
 //! ```
 //!
 //! Only one drain or failback runs at a time. A drain cordons the host before it looks at anything, so that what it
@@ -56,8 +56,8 @@ use drainpipe_api_types::{DrainKind, DrainPlanView, DrainRequest, DrainView, Res
 /// or finished.
 const RECOVERY_DEADLINE: Duration = Duration::from_secs(15);
 
-/// How often it is tried to write down that a drain has crashed: a minute. What is still open then is told as
-/// interrupted all the same, since nothing is under way.
+/// How often the agent tries to record that a drain has crashed: for a minute. A drain that is still open then is
+/// reported as interrupted all the same, since nothing is under way.
 const CRASH_RECORD_ATTEMPTS: u32 = 30;
 
 /// How long a stopping agent waits for a drain that is just being planned.

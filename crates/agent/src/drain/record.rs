@@ -63,8 +63,8 @@ fn in_doubt(moves: &mut [MoveStatus]) -> impl Iterator<Item = &mut MoveStatus> {
     moves.iter_mut().filter(|one| one.state == MoveState::InDoubt)
 }
 
-/// What has become by now of VMs of a drain under way of which it was not known where they run. The journal has it of
-/// them when the drain is over too, so it is not written down.
+/// Finds out what has become of the VMs in doubt of a drain under way. The journal still has it when the drain is over,
+/// so it is not written down.
 fn decide(journal: &Journal, moves: &mut [MoveStatus]) -> Result<(), Problem> {
     for one in in_doubt(moves) {
         let Some(id) = &one.migration else { continue };

@@ -321,7 +321,7 @@ async fn ask(
     let plan = Plan { disks: copies.disks(), ..plan };
     let findings = check::judge(&drains.checks, &peer, name, checked, &plan).await?;
     let limits = [drains.transfer.bandwidth.limit_mbps(), limit.limit_mbps];
-    // Of the partner's memory the plan knows by itself, and that it may become more.
+    // The plan knows the partner's memory by itself, and that more of it may become free.
     let counts = |finding: &&Finding| !swap.is_with(name) || !is_of_memory(finding);
     let (mut refusals, all_refused) = refusals(findings.iter().filter(counts));
     // Why a disk is not copied says more than that it is missing.

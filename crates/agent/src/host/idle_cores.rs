@@ -27,7 +27,7 @@ impl IdleCores {
         lock(&self.0).look(look);
     }
 
-    /// The agent may run on other cores now, of which nothing is known.
+    /// The agent may run on other cores now, about which nothing is known.
     pub(crate) fn forget(&self) {
         *lock(&self.0) = FreeCores::default();
     }

@@ -86,7 +86,7 @@ pub(crate) struct Incoming {
 #[derive(Debug)]
 pub(crate) struct IncomingVms {
     by_id: Mutex<BTreeMap<String, Arc<IncomingVm>>>,
-    // Who waits until more VMs are taken, by a clock that begins with the agent.
+    // The sources that wait until more VMs are taken, by a clock that begins with the agent.
     places: Mutex<Inbound>,
     clock: Instant,
     trials: Slots,

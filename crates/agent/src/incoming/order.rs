@@ -261,7 +261,7 @@ impl<'a> Carrier<'a> {
     fn known(&mut self) -> Result<Known, Problem> {
         let (incoming, id) = (self.incoming, self.id);
         let Some(record) = incoming.journal.incoming_record(id)? else {
-            // Of one that is settled nothing may be left but what was decided.
+            // For a settled one, only the decision may be left.
             let state = incoming.journal.incoming_state(id)?.map(|(_, state)| state);
             return Ok(Known::by_decision_alone(state));
         };

@@ -285,9 +285,9 @@ impl IncomingVm {
         resources.reserved.huge_pages.filter(|_| resources.vmm.is_none())
     }
 
-    /// How long its QEMU may take for an answer. One that lacks a part of the VM is mute from when it is told to run it until
-    /// the page comes that it waits for. Its source, which is to send that page by another connection, must not wait for
-    /// that answer.
+    /// How long its QEMU may take for an answer. A QEMU that lacks a part of the VM does not answer from
+    /// the order to run it until the page comes that it waits for. The source, which is to send that page over another
+    /// connection, must not wait for that answer.
     pub(super) fn answers_within(&self) -> Duration {
         if self.memory().may_wait_for_page() { LOOK_WITHIN } else { QMP_DEADLINE }
     }

@@ -99,7 +99,7 @@ struct Copying {
     pace: DiskPace,
     throttle: Option<Throttle>,
     held_writes: HeldWrites,
-    // Of memory that follows disks by itself.
+    // Limits memory that follows the disks by itself.
     memory_valve: Option<Valve>,
 }
 

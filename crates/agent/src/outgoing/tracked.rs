@@ -213,7 +213,7 @@ impl Sender {
     }
 
     async fn send(&self, moment: Moment, until: Instant) -> Result<(), Problem> {
-        // Of those that were sent the last time.
+        // These reasons are about the packets that were sent the last time.
         lock(&self.known).why.clear();
         let host = &self.outgoing.host;
         let (addresses, tracked) = match tracking::look(&host.network, &self.macs, until).await? {

@@ -1,5 +1,5 @@
 //! What each path has carried of a migration, and what has arrived, by the kernel's count of its connections. QEMU
-//! counts what it has written, of which megabytes may wait in its sockets; links also count what others send.
+//! counts what it has written, including megabytes that may wait in its sockets; links also count what others send.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,8 +12,8 @@ use tracing::{debug, warn};
 use crate::host::network::HostNetwork;
 use crate::paths::look_pace::LookPace;
 
-/// Of the segments sent between two readings so many sent again are more than TCP's own doing, as one part of the
-/// others: at a full queue it is far below 0.1 % over a while, and may be more in a single reading.
+/// If more than this part of the segments sent between two readings was sent again, that is more than TCP's own doing:
+/// with a full queue it is far below 0.1 % over a while, and may be more in a single reading.
 const LOSING_MIN: f64 = 0.01;
 
 /// Fewer than that are chance.

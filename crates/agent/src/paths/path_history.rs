@@ -52,7 +52,7 @@ pub(crate) fn of_target(
 fn past(result: &MigrationResult) -> Past {
     let took_ms = result.times.total_ms - result.times.held_ms;
     let is_alone = result.others_at_once == 0;
-    // Of copies of disks, the option decides nothing.
+    // The option has no influence on copies of disks.
     let shows_option = is_alone && result.copied.disks.is_empty();
     let of_others = f64::from(result.others_at_once);
     Past {

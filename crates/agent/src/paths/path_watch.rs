@@ -62,8 +62,7 @@ pub(crate) struct Joining<'a> {
     pub(crate) paths: &'a [Path],
     /// Those of them for which this host has no address now. They are watched only if they were before.
     pub(crate) absent: &'a [Path],
-    /// Where the source of the migration is told what becomes of paths, as long as there is room. The
-    /// target of one is told nothing.
+    /// Takes news of the paths for the source of the migration, as long as there is room. A target needs none.
     pub(crate) news: Option<mpsc::Sender<News>>,
 }
 

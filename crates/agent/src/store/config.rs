@@ -248,7 +248,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The bounds of one migration, of which these were asked for.
+    /// The limits of one migration: what was asked for, otherwise these.
     pub(crate) fn of_migration(
         self,
         deadline_s: Option<u32>,
@@ -293,8 +293,8 @@ pub(crate) struct Compression {
     pub(crate) cores: Option<u16>,
     /// Which; absent for all on which the agent may run.
     pub(crate) cpus: Option<CpuList>,
-    /// Copies of pages that the agent keeps of one migration, in MiB, so that a page that comes again is told by
-    /// what has changed of it. Both ends keep as many as the smaller of the two.
+    /// Copies of pages that the agent keeps of one migration, in MiB, so that of a page that comes again only
+    /// the changes are sent. Both ends keep as many as the smaller of the two.
     pub(crate) page_cache_mib: u32,
 }
 
@@ -373,7 +373,7 @@ fn with_port<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D
     })
 }
 
-/// Says so where a text stands without quotes, of which TOML says that it is no number or date.
+/// Says so where a text stands without quotes: TOML only says that it is no number or date.
 fn missing_quotes(text: &str, error: &toml::de::Error) -> Option<String> {
     let at = error.span()?.start.min(text.len());
     let (before, behind) = (text.get(..at)?, text.get(at..)?);

@@ -34,7 +34,7 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(1);
 /// A migration that leaves the links to another one takes so small a part of them.
 const SHARE_OF_WAY_GIVEN: u64 = 8;
 
-/// The longest time for which it gives way at a time, whatever it is told.
+/// The longest time for which it gives way at a time, whatever it was asked for.
 const GIVES_WAY_MAX: Duration = Duration::from_secs(5);
 
 /// A source that has not asked for so long sends nothing any more.

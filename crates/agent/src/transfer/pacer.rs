@@ -52,7 +52,7 @@ pub(crate) struct Pacing {
 }
 
 impl Pacer {
-    /// Paces the connections to `peer`, of which there will be `count`. Begins without a limit.
+    /// Paces the `count` connections to `peer` that are to come. Begins without a limit.
     pub(crate) fn new(vmm: Arc<dyn Machine>, peer: SocketAddr, count: usize) -> Self {
         let limit_mbps = Arc::new(watch::channel(None).0);
         let connections = Connections { vmm, peer, count };

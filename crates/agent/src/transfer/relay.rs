@@ -212,7 +212,7 @@ pub(crate) struct Packing {
     cpus: CpuList,
     /// Whether it leaves a core at once to a VM that wants it.
     gives_way: bool,
-    // Of all migrations from here.
+    // Counts the senders of all migrations from here.
     concurrent: ConcurrentSenders,
 }
 

@@ -53,7 +53,7 @@ pub(crate) struct Vms {
     host: String,
     hypervisor: Arc<dyn Hypervisor>,
     facts: HypervisorFacts,
-    // Of the manager beside Drainpipe, as long as it answers.
+    // What the manager beside Drainpipe says, as long as it answers.
     facts_of_manager: Mutex<Option<HypervisorFacts>>,
     journal: Arc<Journal>,
     entries: Mutex<BTreeMap<String, Entry>>,

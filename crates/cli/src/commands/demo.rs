@@ -43,7 +43,7 @@ pub(crate) async fn run(arguments: &DemoArguments, json: bool) -> Result<Exit, P
     check_guest_files(arguments)?;
     std::fs::create_dir_all(&arguments.output)
         .map_err(|error| Problem::failed(format!("cannot create {}: {error}", arguments.output.display())))?;
-    // Of its own name, so that it is in nobody's way, and two demos not in each other's.
+    // With a name of its own, so that it is in nobody's way, and two demos are not in each other's.
     let name = format!("demo-{}", std::process::id());
     let hosts = ["a", "b"].map(str::to_owned);
     let lab = Lab::up(lab_command::spec_of(&name, &hosts, &arguments.links)?).map_err(Problem::failed)?;

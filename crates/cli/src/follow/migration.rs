@@ -60,7 +60,7 @@ pub(crate) async fn migrate(
     Ok(result.into())
 }
 
-/// The last lines printed, of which each step has one.
+/// The last lines printed, one for each step.
 #[derive(Default)]
 struct Lines {
     step: Cell<Option<Step>>,

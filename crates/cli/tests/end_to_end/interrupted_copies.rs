@@ -97,7 +97,7 @@ fn assert_sent_only_the_rest(result: &MigrationResult, kept: &[Vec<u8>; 2], want
     });
     let same_mib: Vec<u64> = result.copied.disks.iter().map(|disk| disk.same_bytes >> 20).collect();
     assert_eq!(same_mib, kept_mib, "{result:#?}");
-    // Of an image, what its tables did not have yet is lost.
+    // What an image's tables did not have yet is lost.
     assert!(kept_mib[0] + WRITTEN_MIB >= COPIED_MIB - DISK_MIB as u64 / 2, "{kept_mib:?} MiB were kept");
 }
 
@@ -179,7 +179,7 @@ fn a_copy_that_is_cancelled_goes_on_or_is_given_up() {
     assert_eq!(apart.names("b"), [""; 0]);
     let kept = cancel();
     let mut monitor = apart.monitor();
-    // Of what is there already, and of what is not.
+    // One write to what is there already, and one to what is not.
     monitor.write(0, 2, 0x5a);
     monitor.write(1, 11, 0x5b);
     // Holes.
@@ -203,7 +203,7 @@ fn a_copy_whose_agent_dies_goes_on() {
         migrating.wait();
         assert_eq!(apart.last_result().outcome, Outcome::Failed, "the agent of {host} has died");
         let kept = apart.assert_kept();
-        // Whose name it was is known to the next agent too.
+        // The next agent, too, knows whose name it was.
         apart.lab.stop_agent("b", Signal::KILL);
         apart.lab.start_agent("b");
         let contents = [content(7), content(8)];

@@ -104,7 +104,7 @@ fn two_hosts_come_to_know_each_other() {
     let second = lab.agent_pid("b");
     eventually_reaches(&lab, "a", &["a", "b"]);
     eventually_reaches(&lab, "b", &["a", "b"]);
-    // Who was there before hears of the third without being told by anybody.
+    // The hosts that were there before hear of the third by themselves.
     join(&lab, "c");
     for host in ["a", "b", "c"] {
         eventually_reaches(&lab, host, &["a", "b", "c"]);
@@ -138,7 +138,7 @@ fn from_nothing_to_the_first_drain() {
     lab.start_agent("b");
     eventually_reaches(&lab, "a", &["a", "b"]);
     lap("the hosts reach each other");
-    // Of the stopwatch, a guest's own start is no part: users have VMs.
+    // The guest's own start does not count for the stopwatch: users have VMs.
     let guest = lab.start_guest("web", 160, "");
     lap("there is a VM");
     let checked = lab.drainpipe(&["check", "a", "b"]);
@@ -226,7 +226,7 @@ fn hosts_leave_and_are_revoked() {
     lab.start_agent("b");
     assert_eq!(reached(&lab, "b"), ["a", "b"]);
     assert_eq!(reached(&lab, "c"), ["c"]);
-    // Whom nobody listens to any more cannot renew either, but join again.
+    // A host that nobody listens to any more cannot renew either, but it can join again.
     lab.stop_agent("c", Signal::TERM);
     fs::remove_dir_all(lab.directory("c").join("state/fleet")).unwrap();
     // A certificate that is younger than the revocation, by the second.

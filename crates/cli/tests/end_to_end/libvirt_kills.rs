@@ -200,7 +200,7 @@ fn libvirt_ends_while_a_domain_is_copied() {
         let migrating = scene.migrate(&[]);
         end_libvirt(&scene, host, ending);
         let output = migrating.wait();
-        // Of libvirt, or of the QEMU that libvirt had for it.
+        // The error is libvirt's, or that of the QEMU that libvirt had for it.
         assert_failed(&output, "");
         scene.guest.assert_answers();
         assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{ending}: {:?}", heartbeat.statistics());
@@ -403,7 +403,6 @@ impl Scene {
     }
 }
 
-/// Whose QEMU it is, and when.
 fn a_domain_whose_qemu_dies_is_defined_on_one_host() {
     let scene = scene();
     let migrating = scene.migrate(&[]);

@@ -46,8 +46,8 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Of the one link that is used: the rest is on its way for some seconds, also on a host so busy that the guest writes a
-/// quarter of what it is told to.
+/// The rate of the one link that is used: the rest of the memory is on its way for some seconds, also on a host so busy
+/// that the guest writes a quarter of what it is told to.
 const LINK_MBPS: &str = "75";
 
 /// More than the link carries, of all memory.

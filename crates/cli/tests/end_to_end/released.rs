@@ -81,7 +81,7 @@ fn vms_move_both_ways_by_what_both_know() {
     assert!(differ.is_some_and(|finding| finding.effect.contains("protocol 1")), "{report:#?}");
 
     let guest = start_vms(&lab, &WAYS.map(|(name, ..)| name));
-    // Of a migration that 0.1.0 leads nobody knows a protocol.
+    // Nobody knows the protocol of a migration that 0.1.0 leads.
     for (target, protocol) in [("b", Some(1)), ("a", None)] {
         assert_no_encrypted_post_copy(&lab, target);
         for result in move_all(&lab, target) {
@@ -89,7 +89,7 @@ fn vms_move_both_ways_by_what_both_know() {
         }
         guest.assert_intact();
     }
-    // Whose command line is not upgraded yet.
+    // An operator whose command line is not upgraded yet.
     let mut older = command_of(&released().unwrap(), &["history"]);
     older.env("DRAINPIPE_AGENT", lab.agent_socket("a"));
     let output = Running::start(older).wait().done();

@@ -26,8 +26,8 @@ pub(crate) const SLOW_MBPS: &str = "60";
 /// A flight without KVM on a machine that runs other tests too.
 const FLIGHT_MAX: Duration = Duration::from_secs(100);
 
-/// Of the 5 s that an agent waits for its journal, what a test may take to see that the guest stands still; what the
-/// other agent may take to say that all is there; and how often it is tried.
+/// Parts of the 5 s that an agent waits for its journal: how long a test may take to see that the guest stands still,
+/// and how long the other agent may take to say that all is there; and how often it is tried.
 const SEEN_WITHIN: Duration = Duration::from_millis(2500);
 const SAID_WITHIN: Duration = Duration::from_millis(500);
 const HOLDS_MAX: usize = 5;

@@ -274,7 +274,7 @@ mod tests {
             windows: vec![
                 window(2_000, time(8, 0, 0, 0), time(20, 0, 0, 0), None),
                 window(500, time(19, 0, 0, 0), time(20, 0, 0, 0), None),
-                // Of which nothing is seen beside the one before.
+                // Invisible beside the one before.
                 window(2_000, time(9, 0, 0, 0), time(10, 0, 0, 0), None),
                 window(100, time(12, 0, 0, 0), time(13, 0, 0, 0), Some(vec![Day::Wed])),
             ],

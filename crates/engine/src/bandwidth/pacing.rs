@@ -164,7 +164,7 @@ pub fn needs_small_packets(limit_bytes_per_s: u64, connections: usize) -> bool {
     limit_bytes_per_s / (connections as u64).max(1) < SMALL_PACKETS_BELOW_BYTES_PER_S
 }
 
-/// Divides a rate among connections, of which some are in use.
+/// Divides a rate among connections, some of which are in use.
 fn divided(bytes_per_s: u64, in_use: &[bool]) -> Vec<u64> {
     let (all, busy) = (in_use.len() as u64, in_use.iter().filter(|is_used| **is_used).count() as u64);
     let equal = bytes_per_s / all.max(1);

@@ -80,7 +80,7 @@ pub struct VmFit {
     /// Files that no VM may use there; each is [`FileState::Missing`] among the files.
     #[serde(default)]
     pub files_not_allowed: Vec<FileNotAllowed>,
-    /// What is free where disks would be made that the host does not have, and of which that is known.
+    /// What is free where disks would be made that the host does not have, as far as that is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disk_rooms: Vec<DiskRoom>,
     /// Where the host wants disks that it does not have, if not under their paths.

@@ -149,7 +149,7 @@ impl Concurrency {
     pub(super) fn bound(&mut self, most: u8) {
         self.most = most.max(1);
         if self.allowed().max(self.settled) > self.most {
-            // Of fewer it is not known what they carry.
+            // What fewer transfers carry is not known.
             (self.trial, self.window, self.carries) = (None, None, None);
             self.settled = self.settled.min(self.most);
         }

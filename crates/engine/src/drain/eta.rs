@@ -18,7 +18,7 @@ const LEAPS_FROM: f64 = 0.2;
 
 /// The plan counts as if it had been seen to be right for so long at first, or for as long as one VM alone is to take
 /// where work goes by leaps. It counts less and less until so much work was done, or so many VMs have moved: where
-/// nothing moves, the time left that is told grows.
+/// nothing moves, the reported time left grows.
 const PLAN_COUNTS_MS: f64 = 4_000.0;
 const PLAN_COUNTS_UNTIL_MS: f64 = 3_000.0;
 const PLAN_COUNTS_UNTIL_VMS: f64 = 3.0;
@@ -102,7 +102,7 @@ pub struct Eta {
     leap_ms: f64,
     // The last look, if something was under way then.
     last_look_ms: Option<f64>,
-    // Of the last look.
+    // As of the last look.
     done_ms: f64,
     moved: u64,
     now: Mark,
@@ -215,8 +215,8 @@ mod tests {
     }
 
     impl Drained {
-        /// Of 40 VMs of which the plan says that they take a second each, half of it for the steps: after so many have
-        /// moved, what is told for what is left.
+        /// The time left that is reported after so many of 40 VMs have moved. By the plan each takes a second, half of it
+        /// for the steps.
         fn told_after(&self, vms: usize, bytes: u64) -> f64 {
             let planned = |stage, sent_bytes| Load {
                 stage,

@@ -10,7 +10,7 @@ use super::view::{DrainView, PathView, TargetView};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct HostLinks {
     limit_mbps: u64,
-    // Of each link, where it is known.
+    // The rate of each link, where it is known.
     links_mbps: Vec<Option<u64>>,
     // In the order of the view.
     targets: Vec<Ways>,
@@ -51,7 +51,7 @@ impl HostLinks {
         }
     }
 
-    /// For targets of which only the speed is known, and not which link leads to which.
+    /// For targets whose speed alone is known, but not which link leads to which.
     pub(super) fn of_speeds(targets_mbps: &[u64]) -> Self {
         let ways = |mbps: &u64| Ways { mbps: *mbps, is_known: true, paths: vec![] };
         Self { limit_mbps: u64::MAX, links_mbps: vec![], targets: targets_mbps.iter().map(ways).collect() }

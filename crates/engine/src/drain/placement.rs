@@ -222,7 +222,7 @@ struct Room<'a> {
     index: usize,
     target: &'a TargetView,
     free_bytes: u64,
-    // Of its file systems, by their devices.
+    // What is free on its file systems, by their devices.
     free_on: BTreeMap<u64, u64>,
     planned: Vec<&'a VmView>,
 }

@@ -247,7 +247,7 @@ pub struct Drain {
     others: u8,
     pace: Pace,
     eta: Eta,
-    // Of that, what was copied of disks.
+    // How much was copied of disks.
     copied_bytes: u64,
     // How many VMs have been released so far.
     turns: u64,
@@ -347,7 +347,7 @@ impl Drain {
         // Beside copies of disks, what arrives of memory says nothing.
         let is_alone = !self.entries.iter().any(|entry| entry.stage == Stage::CopyingDisks);
         let on_links = if is_alone { self.staying_on_links(now_ms) } else { 0 };
-        // What is sent after the pause is told of when the VM has moved. Up to a quarter of a second of all that the links
+        // What is sent after the pause is reported when the VM has moved. Up to a quarter of a second of all that the links
         // carry would be missing in what is measured up to then, and be added to what is measured from then on.
         let is_all_told = !self.entries.iter().any(|entry| entry.is_being_taken_over(now_ms));
         let arrived_bytes = is_all_told.then(|| self.pace.arrived_bytes().saturating_sub(self.copied_bytes));

@@ -120,7 +120,7 @@ struct Play<'a> {
     concurrency: Concurrency,
     under_way: usize,
     copy_concurrency: CopyConcurrency,
-    // Of those without disks, when their turns came, and when they were over.
+    // When the turns of those without disks came, and when they were over.
     released_ms: Vec<f64>,
     ended_ms: Vec<f64>,
     waiting: VecDeque<usize>,
@@ -418,7 +418,7 @@ mod tests {
         Links { vm_bytes_per_ms: vec![vm; 2], disk_bytes_per_ms, target_bytes_per_ms: vec![target; 2], host }
     }
 
-    /// Transfers of 125 MB each, of which nothing gets dirty.
+    /// Transfers of 125 MB each, none of which gets dirty.
     fn transfers(targets: &[usize]) -> Vec<Transfer> {
         let load = Load::resting(125e6);
         let transfer = |target: &usize| Transfer {

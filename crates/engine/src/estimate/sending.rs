@@ -20,8 +20,8 @@ pub(crate) const SETUP_MS: f64 = 110.0;
 /// Steps 9 and 10 without a path history, in ms: the median of `bench/results`.
 pub(crate) const COMPLETION_MS: f64 = 45.0;
 
-/// From the request to the end of a migration that sends so much memory once, of which the wire carries this share, over
-/// paths without a history.
+/// The time from the request to the end of a migration that sends so much memory once, over paths without a history.
+/// The wire carries this share of it.
 pub fn sent_ms(bytes: f64, wire_share: f64, paths_mbps: f64, free_cores: Option<f64>) -> f64 {
     let steps_ms = SETUP_MS + START_MS + END_MS + COMPLETION_MS;
     slowed_ms(steps_ms, free_cores) + copied_ms(bytes * wire_share, paths_mbps, free_cores)

@@ -79,8 +79,8 @@ impl FreeCores {
         (self.looks.len() >= LATEST).then(|| mean(LATEST).min(mean(self.looks.len())))
     }
 
-    /// What one thread more gets of a core, 0 to 1; none before there was a second to look at. Of moments, of which each
-    /// says little, all count.
+    /// The share of a core that one more thread gets, 0 to 1; none before there was a second to look at. A single moment
+    /// says little, so all count.
     pub fn share(&self) -> Option<f64> {
         let threads = self.threads.iter().sum::<f64>() / self.threads.len() as f64;
         (self.threads.len() >= LATEST).then(|| (1.0 / threads).min(self.own_share()).min(1.0))

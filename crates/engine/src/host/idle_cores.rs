@@ -75,7 +75,7 @@ impl CoresSample {
 
     /// The same where it does not: each has a core that is idle otherwise.
     fn not_giving_way(self) -> (usize, usize) {
-        // Of what packing takes nobody knows how much others want.
+        // Nobody knows how much of what compressing takes others want.
         if self.idle < FULL_BELOW * self.reserve() {
             return (0, 0);
         }
@@ -93,7 +93,7 @@ pub struct Allowance {
     // Samples in a row by which there could be more, and the least number of them.
     rising: u32,
     rising_to: usize,
-    // Of the last sample. The kernel counts the theft of a moment as a hundredth of a second, which is a tenth of a
+    // As of the last sample. The kernel counts the theft of a moment as a hundredth of a second, which is a tenth of a
     // core in one sample: so two samples count.
     stolen: f64,
 }

@@ -67,8 +67,8 @@ pub enum SourceAction {
     SynchroniseDisks,
     /// Begin to send. Answered by [`SourceEvent::Done`] at once, later by events of the transfer.
     StartTransfer,
-    /// Have the rest of the memory follow once the VM runs on the target: the hypervisor pauses the VM, which is told
-    /// by [`SourceEvent::Paused`].
+    /// Have the rest of the memory follow once the VM runs on the target: the hypervisor pauses the VM, as
+    /// [`SourceEvent::Paused`] reports.
     BeginPostCopy,
     /// The VM is paused: end the copies of its disks, with all there that was written, and have the target let nobody
     /// write to its own any more. Idempotent.
@@ -151,7 +151,7 @@ pub enum SourceEvent {
     Throttled(Option<u8>),
     /// They cannot be held back, for this reason.
     NotThrottled(Problem),
-    /// [`SourceAction::BeginPostCopy`] came too late: the hypervisor has paused the VM, of which little was left.
+    /// [`SourceAction::BeginPostCopy`] came too late: little of the VM was left, and the hypervisor has paused it.
     Converged,
     /// The transfer broke, of memory or of a disk.
     TransferFailed(Problem),

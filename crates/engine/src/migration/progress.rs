@@ -47,7 +47,7 @@ pub struct Progress {
     pub step: Step,
     /// Since the request.
     pub elapsed_ms: f64,
-    /// Bytes sent, of which the target's host has confirmed that they arrived.
+    /// Bytes sent that the target's host has acknowledged.
     pub sent_bytes: u64,
     /// Bytes of memory still to go through in this round.
     pub remaining_bytes: u64,

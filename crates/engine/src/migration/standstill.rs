@@ -60,7 +60,7 @@ fn stood_still(last: &VcpuSample, look: &VcpuSample) -> bool {
 mod tests {
     use super::*;
 
-    /// The longest of looks 50 ms apart, of which each says whether the hypervisor is mute, and what CPU was used.
+    /// The longest of looks 50 ms apart, each of which says whether the hypervisor is mute and what CPU was used.
     fn longest(looks: &[(bool, f64)]) -> f64 {
         let mut meter = StandstillMeter::default();
         let (mut mute_since_ms, mut vcpu_ms, mut now_ms) = (None, 0.0, 0.0);

@@ -274,7 +274,7 @@ impl Known {
         }
     }
 
-    /// For a migration of which the journal has only the decision, or nothing.
+    /// For a migration about which the journal has only the decision, or nothing.
     pub const fn by_decision_alone(state: Option<IncomingState>) -> Self {
         Self {
             state,

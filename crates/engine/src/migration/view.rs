@@ -124,8 +124,8 @@ impl Record {
         }
     }
 
-    /// Whether people know it already. Links that fail again and again shall not fill the log: each share is told once, and
-    /// the end of it only while memory is copied.
+    /// Whether people know it already. Links that fail again and again shall not fill the log: each share is reported
+    /// once, and the end of it only while memory is copied.
     fn throttled(&mut self, percent: Option<u8>, is_copying: bool) -> bool {
         self.throttled_percent = percent;
         let is_told = percent.map_or(is_copying, |_| percent <= self.most_throttled_percent);

@@ -126,7 +126,7 @@ fn what_may_be_faster_than_one_connection_is_encrypted_by_several() {
         let reason = plan.reason().unwrap();
         assert!(reason.starts_with("one path only") && reason.ends_with(words), "{reason}");
     }
-    // Of several paths that nothing can be routed over, too.
+    // Also with several paths that nothing can be routed over.
     let [a, b] = pair(2, Some(25_000));
     let unroutable_pair = [HostFacts { migration_address: None, ..a }, b];
     let unroutable = auto(&unroutable_pair);

@@ -61,7 +61,7 @@ impl Pass {
 
     fn gain(&self, left_bytes: u64) -> Gain {
         let is_enough = (left_bytes as f64) <= self.began_with_bytes as f64 * LEFT_MAX;
-        // Of nothing nothing can be gained: it is about to be ready, or never is.
+        // Where there was nothing, nothing can be gained: the copy is about to be ready, or never is.
         if is_enough && self.began_with_bytes > 0 { Gain::Enough } else { Gain::TooLittle }
     }
 }

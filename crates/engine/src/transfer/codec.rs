@@ -304,7 +304,7 @@ mod tests {
     #[derive(Debug, Clone, Copy)]
     struct Noise {
         all: f64,
-        // Of CPU, and of what is left of a block.
+        // CPU time, and what is left of a block.
         each: [(f64, f64); 4],
     }
 

@@ -137,9 +137,9 @@ impl RelayMeans {
         let wire_mbps = limit_mbps.into_iter().chain([speed_mbps]).min().filter(|mbps| *mbps > 0)? as f64;
         let cores = |host: &HostFacts| {
             let all = f64::from(host.cores.max(1));
-            // Who asks for compression means also beside a compiler: packing takes no more than is idle. But passing
-            // the stream on does, and a VM that needs the cores would pay for it.
-            // Who does not is promised nothing of cores that nobody has counted yet.
+            // An operator who asks for compression wants it beside a compiler too: compressing takes no more than is
+            // idle. But passing the stream on does, and a VM that needs the cores would pay for it.
+            // Without such a request, cores that nobody has counted yet promise nothing.
             let (left, unknown) =
                 if is_asked_for { (Some(all - host.vm_cores), all) } else { (host.idle_cores, 0.0) };
             left.filter(|left| left.is_finite()).map_or(unknown, |left| left.clamp(0.0, all))
@@ -187,7 +187,7 @@ impl RelayMeans {
         let if_all_is_packed = 1.0 / (1.0 - memory.saved()).max(f64::MIN_POSITIVE);
         let by_cores = |cores: f64, packing_s: f64, encryption_s: f64| {
             let alone = cores / ((PASSING_S + encryption_s) * wire);
-            // Of each byte above what the wire takes, so much must be packed.
+            // How much must be compressed for each byte above what the wire takes.
             let packed = packing_s / saved_of_packed.max(f64::MIN_POSITIVE);
             if alone < 1.0 { alone } else { (cores / wire - encryption_s + packed) / (PASSING_S + packed) }
         };

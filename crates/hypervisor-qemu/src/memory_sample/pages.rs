@@ -251,7 +251,7 @@ impl Touched {
 struct Sample {
     pages: Vec<(u64, [u32; PARTS])>,
     zero: usize,
-    // Of the first ones that are not zero, which are spread evenly too.
+    // The contents of the first ones that are not zero, which are spread evenly too.
     contents: Vec<u8>,
 }
 

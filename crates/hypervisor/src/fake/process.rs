@@ -18,7 +18,7 @@ pub(super) struct FakeProcess {
 
 impl FakeProcess {
     pub(super) fn begin() -> Self {
-        // Of the whole process, as with the kernel: two hypervisors of a test on one host have no process number in common.
+        // One for the whole process, as in the kernel: two hypervisors of a test on one host share no process number.
         static BEGUN: AtomicU32 = AtomicU32::new(0);
         let pid = PID_FIRST + BEGUN.fetch_add(1, Ordering::Relaxed);
         Self { pid, is_ending: AtomicBool::default(), exit: watch::Sender::new(None) }

@@ -49,7 +49,7 @@ impl Connection {
     pub(crate) async fn subscribe_to(&self, subject: Subject, deadline: Duration) -> Result<(), Error> {
         let write = |to: &mut crate::xdr::Encoder| {
             to.i32(subject.number());
-            // Of all domains.
+            // For all domains.
             to.bool(false);
         };
         let Subscription(_) = self.call(SUBSCRIBE, write, deadline).await?;

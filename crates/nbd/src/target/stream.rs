@@ -33,7 +33,7 @@ where
     let (open, number, connection) = match welcome(shared, &mut reader).await {
         Ok(welcomed) => welcomed,
         Err((refusal, error)) => {
-            // Who is refused may be gone already.
+            // A peer that is refused may be gone already.
             write_both(&mut writer, &encode_welcome(Some(refusal)), &[], SILENCE).await.ok();
             return Err(error);
         }

@@ -109,7 +109,7 @@ fn of_a_guest_that_tags_all_it_sends_the_bridge_alone_is_told() {
     assert!(entries(&hosts.right).is_empty());
 }
 
-/// Whose cable carries VLAN 20 with a tag; none where the kernel's bridges know no VLANs.
+/// Two hosts whose cable carries VLAN 20 with a tag; none where the kernel's bridges know no VLANs.
 fn bridged_with_vlans() -> Option<TwoHosts> {
     if !may_make_namespaces() {
         return None;

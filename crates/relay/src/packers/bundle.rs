@@ -69,7 +69,7 @@ struct State {
     // Until it is taken.
     raw: Option<SharedBytes>,
     raw_bytes: usize,
-    // Of these many bytes from its begin.
+    // Frames that hold this many bytes from its start.
     frames: Vec<u8>,
     framed_bytes: usize,
     has_shrunk: bool,

@@ -23,7 +23,7 @@ const CHEAPER: Codec = Codec::Lz4;
 /// Packs until all is over.
 pub(super) fn run(pool: &Pool) {
     stay_on(&pool.settings.cpus);
-    // Who never has work holds no memory.
+    // A worker that never has work holds no memory.
     let mut tools = None;
     while let Some(item) = pool.take_work() {
         let packed = pack_all(pool, &item, tools.get_or_insert_with(Tools::new));

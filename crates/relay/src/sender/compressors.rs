@@ -27,7 +27,7 @@ pub(super) fn run(shared: &Shared) {
 }
 
 fn pack_all(shared: &Shared) -> Result<(), RelayError> {
-    // Who never has work holds no memory.
+    // A thread that never has work holds no memory.
     let mut tools = None;
     while let Some(order) = shared.take_work() {
         let mut packing = BlockInWork::begin(tools.get_or_insert_with(Tools::new), order)?;

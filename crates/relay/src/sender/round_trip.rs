@@ -239,7 +239,7 @@ struct TheReceiver<'a> {
 impl<'a> TheReceiver<'a> {
     fn new(sender: &'a TheSender, page_cache_bytes: usize, unpacking: &'a mut [Unpacking; STREAMS]) -> Self {
         let slots = PageSlots::new(page_cache_bytes);
-        // Who would have to wait is not asked.
+        // Closed, so that nothing waits for room in them.
         slots.close();
         Self { sender, slots, changes: HashMap::new(), unpacking, came: [(0, 0); STREAMS] }
     }

@@ -91,7 +91,7 @@ pub(super) async fn take_up(
     incoming.journal.make_disk(&entry.id, &copy.to)?;
     incoming.journal.disk_made(&entry.id, &copy.to, file)?;
     if is_whole || copy.image == DiskImage::Raw {
-        // Of a part of an image it is not known before QEMU has opened it whether it is one.
+        // Before QEMU has opened a part of an image, nobody knows whether it is a valid one.
         incoming.journal.disk_opens(&entry.id, &copy.to, &KeptPart::of(copy))?;
     }
     let kept = DiskFile { path, file: Some(file) };

@@ -28,7 +28,7 @@ impl Executor {
         };
         if let Err(problem) = done {
             warn!(vm = self.running.vm, %problem, "its CPUs cannot be throttled as planned");
-            // Of several, some may be.
+            // Some of its CPUs may be throttled already.
             drop(self.settings.cpu_throttle.lift());
             self.settings.cpu_throttle.percent = None;
             return Some(SourceEvent::NotThrottled(problem));

@@ -332,8 +332,8 @@ impl Executor {
         }
     }
 
-    /// The transfer has failed, of which this host knows the connections' end only: for what the target says, if it
-    /// does.
+    /// The transfer has failed, and this host knows only that the connections ended: reports the target's reason, if it
+    /// gives one.
     async fn failed_beside_target(&mut self, problem: Problem) -> SourceEvent {
         let said = timeout(TARGET_SAYS_WITHIN, self.target_watch.trouble()).await;
         self.broken(said.unwrap_or(problem))

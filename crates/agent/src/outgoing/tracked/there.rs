@@ -78,8 +78,8 @@ impl There {
 }
 
 impl Changes {
-    /// In parts of so many connections at most, those first that come first. What is told again is forgotten in the same
-    /// part, so that none is missing for long where there is no time for all.
+    /// In parts of so many connections at most, in the same order. What is sent again is forgotten in the same part, so
+    /// that none is missing for long where there is no time for all.
     pub(super) fn in_parts(self, most: usize) -> Vec<Self> {
         let mut ended: HashMap<ConnectionKey, TrackedConnection> =
             self.ended.into_iter().map(|connection| (connection.key(), connection)).collect();

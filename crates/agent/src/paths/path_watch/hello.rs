@@ -26,8 +26,8 @@ const CLOSE: u8 = 0x80;
 /// There too: a large hello. One of before there were any takes no datagram of its size.
 const LARGE: u8 = 0x40;
 
-/// There too, by so many bits to the left: whether large hellos are heard. Nothing is there where none has come, so
-/// a host that says none is told nothing new.
+/// The same bits, shifted left by this: whether large hellos are heard. They are zero where none has come, so a host
+/// that sends none learns nothing new.
 const HEARING_LARGE_SHIFT: u32 = 2;
 
 /// Differentiated services code point CS6 in its place in the header (RFC 2474, RFC 4594): network control, which

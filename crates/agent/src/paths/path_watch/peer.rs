@@ -58,7 +58,7 @@ const PATHS_OF_LINK_MAX: usize = 2;
 /// All paths to one peer that migrations use.
 #[derive(Debug)]
 pub(super) struct PeerWatch {
-    // Those of this host, of which it is one.
+    // Those of this host, including this one.
     watches: Arc<PathWatches>,
     host: Arc<Host>,
     peer: String,

@@ -126,7 +126,7 @@ fn rows() -> Vec<Row<'static>> {
     rows
 }
 
-/// [`BASE`], of which something is changed in the table of a key.
+/// [`BASE`], with a change in the table of a key.
 fn changed(row: &Row<'_>, change: impl FnOnce(&mut Table)) -> Result<Config, String> {
     let mut whole: Table = BASE.parse().unwrap();
     let mut table = &mut whole;

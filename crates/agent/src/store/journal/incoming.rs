@@ -132,7 +132,7 @@ impl Journal {
         self.run(|connection| finish_incoming_of(connection, name))
     }
 
-    /// VMs that are recorded to run here, of which nobody has said yet that they do.
+    /// VMs that are recorded to run here although nobody has confirmed yet that they do.
     pub(crate) fn unfinished_incoming(&self) -> Result<Vec<UnfinishedIncoming>, JournalError> {
         self.run(|connection| {
             let mut statement =

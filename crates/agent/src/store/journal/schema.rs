@@ -86,7 +86,7 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
     "
     ALTER TABLE incoming ADD COLUMN post_copy INTEGER NOT NULL DEFAULT 0;
 ",
-    // Of what came before nobody knows whether its source has heard, so that is kept.
+    // Nobody knows whether the sources of earlier records have heard, so those are kept.
     "
     ALTER TABLE incoming ADD COLUMN source_knows INTEGER NOT NULL DEFAULT 0;
 ",
@@ -124,7 +124,7 @@ pub(super) const SCHEMA_CHANGES: &[&str] = &[
         UPDATE mark SET generation = generation + 1;
     END;
 ",
-    // Of the drains before, as well as the host's clock tells.
+    // For earlier drains, as well as the host's clock tells.
     "
     ALTER TABLE drains ADD COLUMN first_migration INTEGER NOT NULL DEFAULT 0;
     UPDATE drains SET first_migration = (

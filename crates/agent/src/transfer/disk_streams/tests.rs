@@ -97,7 +97,7 @@ async fn an_encrypted_copy_is_taken_from_its_own_source_alone() {
     assert!(!is_let_in(&target.connector(TOKEN), 0).await, "in the clear");
 }
 
-/// The end at the source of one disk, of which the target says this. Nothing gets through.
+/// The source's end of the stream of one disk, with what the target says about it. Nothing gets through.
 async fn sender(begun: &[usize], overwritten: &[usize], client: Option<NamingClient>) -> DiskSender {
     let names = |disks: &[usize]| disks.iter().filter_map(|disk| DiskName::at(*disk)).collect();
     let (begun, overwritten) = (names(begun), names(overwritten));

@@ -139,7 +139,7 @@ pub(super) const OF_HOSTS: &[Case] = &[
     ),
 ];
 
-/// Both hosts have RDMA on `e0`, of which `b` says this.
+/// Both hosts have RDMA on `e0`, and `b` says this about it.
 fn with_rdma(scene: &mut Scene, of_b: Option<RdmaFacts>) {
     let all = RdmaFacts { connects: true, memory_lock_bytes: None };
     for (facts, rdma) in [(&mut scene.a, Some(all)), (&mut scene.b, of_b)] {

@@ -22,7 +22,7 @@ fn pair(from_device: u64) -> DevicePair {
     device_pairs("b", &[DrainedDisk { copy, from_device, to_device: 7 }]).pop_first().unwrap()
 }
 
-/// Disks without end to copy, of which so many bytes a millisecond are carried by how many there are between each pair.
+/// Endless disks to copy. How many bytes a millisecond they carry depends on how many there are between each pair.
 struct Disks<F: Fn(&Busy) -> f64> {
     copy_concurrency: CopyConcurrency,
     wanted: BTreeSet<DevicePair>,

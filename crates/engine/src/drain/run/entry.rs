@@ -139,7 +139,7 @@ pub(super) struct Entry {
     pub(super) missed_plan: bool,
     /// What was sent of its memory, in the running attempt or the last one.
     pub(super) sent_bytes: u64,
-    // Of its disks.
+    // How much was copied of its disks.
     copied_bytes: u64,
     error: Option<Problem>,
     left_out_why: StayReason,

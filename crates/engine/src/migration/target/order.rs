@@ -279,8 +279,8 @@ impl Task {
             {
                 OrderAction::TakeBackRun
             }
-            // It may have run for a moment, before its QEMU ended, or before a vCPU failed, of which a second order to run
-            // is refused. So its source must not let it run again; it has crashed here.
+            // It may have run for a moment, before its QEMU ended, or before a vCPU failed, after which a second order to
+            // run is refused. So its source must not let it run again; it has crashed here.
             (OrderAction::LetRun | OrderAction::LookAtVm, OrderEvent::Gone)
             | (OrderAction::LookAtVm, OrderEvent::Vm(VmState::HasRun)) => self.adopt(Err(Why::DoesNotRun)),
             (OrderAction::Adopt, _) => OrderAction::Answer(self.said),

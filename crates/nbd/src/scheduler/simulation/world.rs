@@ -221,7 +221,7 @@ impl World {
         Ok(())
     }
 
-    /// Of any stream, also of one that the source has given up.
+    /// Does the work of any stream, also of one that the source has given up.
     fn work(&mut self) {
         let numbers = self.target.busy_streams();
         if !numbers.is_empty() {

@@ -67,7 +67,7 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
         ("POST", "/v1/check/vms", json!({ "specs": [] }).to_string(), HOSTS),
         ("GET", "/v1/check/way-back", none(), HOSTS),
         ("POST", "/v1/check/sessions", session, HOSTS),
-        // Whose check it is is known only while it is under way.
+        // The owner of a check is known only while it is under way.
         ("POST", "/v1/check/sessions/{id}/rounds", json!({ "sizes": [] }).to_string(), HOSTS),
         ("DELETE", "/v1/check/sessions/{id}", none(), HOSTS),
         ("GET", "/v1/fixes", none(), ALL),

@@ -30,7 +30,7 @@ fn a_move(state: MoveState) -> MoveStatus {
     }
 }
 
-/// Leaves the host as after a drain to `target`, of which this became.
+/// Leaves the host as after a drain to `target` with this outcome.
 fn drained(agent: &TestAgent, swap_with: Option<&str>, state: MoveState) {
     let journal = agent.journal();
     let request = DrainRequest { swap_with: swap_with.map(str::to_owned), ..DrainRequest::default() };

@@ -54,7 +54,7 @@ async fn who_has_no_certificate_reaches_nothing_but_the_way_in_and_that_only_whi
     assert!(say(&agent, join_config(agent.authority()), &to_join(&secret, "b")).await.is_none());
     let open = token(&agent).await;
     let config = || join_config(open.authority);
-    // Of the ordinary protocol, a certificate is asked for as ever.
+    // The ordinary protocol still demands a certificate.
     let mut ordinary = config();
     for protocols in [vec![], vec![b"http/1.1".to_vec()], vec![b"drainpipe-join/2".to_vec()]] {
         ordinary.alpn_protocols = protocols;
