@@ -110,7 +110,7 @@ impl TestHost {
         directory.join(name)
     }
 
-    /// Runs a VM of which no agent knows, as another manager of VMs does, or an agent that has lost its journal.
+    /// Runs a VM that no agent knows of, as another manager of VMs does, or an agent that has lost its journal.
     pub(crate) fn runs_by_others(&self, definition: &VmSpec) -> Arc<FakeVm> {
         self.block_on(started(&self.hypervisor, definition))
     }
@@ -133,7 +133,7 @@ impl Life {
     }
 }
 
-/// A VM that runs there, and of which no agent knows.
+/// A VM that runs there, and that no agent knows of.
 pub(crate) async fn started(hypervisor: &FakeHypervisor, definition: &VmSpec) -> Arc<FakeVm> {
     let spec = definition.resolve(&hypervisor.probe(DEADLINE).await.unwrap()).unwrap();
     hypervisor.start(spec, b"{}", Role::Fresh, DEADLINE).await.unwrap();

@@ -53,7 +53,7 @@ pub struct DrainRequest {
     #[serde(default, deserialize_with = "throttle_max_percent")]
     #[schema(minimum = 0, maximum = 99)]
     pub throttle_max_percent: Option<u8>,
-    /// Whether each VM shall be encrypted on its way, also where the hosts do not require it.
+    /// Whether to encrypt each VM on its way even where the hosts do not require that.
     #[serde(default)]
     pub encrypt: bool,
     /// Whether VMs whose memory gets dirty faster than the links carry it may run on their targets before all of it is
@@ -140,8 +140,8 @@ pub struct ResumeRequest {
     #[serde(default, deserialize_with = "throttle_max_percent")]
     #[schema(minimum = 0, maximum = 99)]
     pub throttle_max_percent: Option<u8>,
-    /// Whether what comes back shall be encrypted on its way, also where the hosts do not require it. It is in any
-    /// case if the drain was to be.
+    /// Whether to encrypt what comes back even where the hosts do not require that. It is encrypted in any case if the
+    /// drain was to be.
     #[serde(default)]
     pub encrypt: bool,
 }

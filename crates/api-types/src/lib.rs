@@ -218,14 +218,14 @@ pub struct MigrateRequest {
     #[serde(deserialize_with = "vm_name")]
     #[schema(value_type = VmName)]
     pub vm: String,
-    /// The host it shall run on.
+    /// The host it is to run on.
     #[serde(deserialize_with = "host_name")]
     #[schema(max_length = 253)]
     pub target: String,
     /// How.
     #[serde(default)]
     pub option: RequestedOption,
-    /// Whether it shall be encrypted, also where the hosts do not require it.
+    /// Whether to encrypt it even where the hosts do not require that.
     #[serde(default)]
     pub encrypt: bool,
     /// Whether the VM may run on the target before all its memory is there, if that gets dirty as fast as it is sent.
@@ -540,7 +540,7 @@ pub struct DiskEndpoint {
     /// What the source says on each connection, so that nobody else gets to the disks.
     #[schema(value_type = String, format = "uuid")]
     pub token: Uuid,
-    /// Those of which the target has a part already, from an attempt that was interrupted.
+    /// Those that the target has in part already, from an attempt that was interrupted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub begun: Vec<DiskName>,

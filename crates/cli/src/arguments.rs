@@ -473,7 +473,7 @@ pub(crate) struct MigrateArguments {
     pub(crate) throttle: Option<u8>,
 }
 
-/// Where a disk shall be.
+/// Where a disk is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DiskPlace {
     /// Which disk.

@@ -99,7 +99,7 @@ impl DiskCopy {
 pub enum CopyReason {
     /// The target does not see it.
     NotSeen,
-    /// Somebody has said where it shall go.
+    /// Somebody has said where it is to go.
     AskedFor,
 }
 
@@ -134,7 +134,7 @@ pub struct DiskState {
 }
 
 impl DiskState {
-    /// One of which nothing is known yet.
+    /// A copy about which nothing is known yet.
     pub fn begun(disk: DiskName) -> Self {
         Self {
             disk,

@@ -16,7 +16,7 @@ const HEADER_WORDS: usize = 4;
 /// How a block is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteKind {
-    /// Data that say which block they are, and of which generation.
+    /// Data that name their block and its generation.
     Data,
     /// Zeroes, which the disk may store as it likes.
     Zeroes,

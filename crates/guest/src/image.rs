@@ -106,7 +106,7 @@ fn replace(output: &Path, bytes: &[u8]) -> io::Result<()> {
         Some(folder) => folder.to_owned(),
         None => return Err(io::ErrorKind::IsADirectory.into()),
     };
-    // Readable by the user as whom a hypervisor runs.
+    // Readable by the user that a hypervisor runs as.
     let permissions = Permissions::from_mode(0o644);
     let mut file = tempfile::Builder::new().permissions(permissions).tempfile_in(folder)?;
     file.write_all(bytes)?;

@@ -35,7 +35,7 @@ const fn text_table() -> [u32; 64] {
     table
 }
 
-/// Which page of which guest: all that its first content depends on.
+/// A page of a guest: all that its first content depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Kind of the page's first content.

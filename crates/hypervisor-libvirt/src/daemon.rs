@@ -104,7 +104,7 @@ impl Daemon {
         Connection::open(self.sockets.path(), URI, deadline).await
     }
 
-    /// The same, of which libvirt does not take an agent that stands still for one that is gone.
+    /// The same, but libvirt does not take an agent that stands still for one that is gone.
     pub(crate) async fn lasting(&self, deadline: Duration) -> Result<Connection, Error> {
         Connection::open_for_long(self.sockets.path(), URI, deadline).await
     }

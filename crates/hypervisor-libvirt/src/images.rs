@@ -62,7 +62,7 @@ impl Qemu {
     }
 }
 
-/// What there is of a disk. One of which that cannot be said has an obstacle, which matters only if it is to be copied.
+/// What is known of a disk. If that cannot be found out, it has an obstacle, which matters only if it is to be copied.
 pub(crate) fn open_disk(disk: &Disk, qemu: &Qemu, has_snapshots: bool) -> OpenDisk {
     look(&disk.path, disk.format).map_or_else(
         |why| unknown(&why),

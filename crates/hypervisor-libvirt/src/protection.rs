@@ -23,7 +23,7 @@ impl Protection {
         domain: &Domain,
         deadline: Duration,
     ) -> Result<Self, VmError> {
-        // Nothing is ever sent, so disks that are this host's alone, as those of which copies went along, are in no danger.
+        // Nothing is ever sent, so disks that are this host's alone, such as those whose copies went along, are in no danger.
         let flags = flags::LIVE | flags::CHANGE_PROTECTION | flags::UNSAFE;
         connection.migrate_begin(domain, &[], flags, deadline).await.map_err(failed)?;
         Ok(Self { connection })

@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 /// for it, `virtproxyd`. A host with `virtproxyd` has `virtqemud` behind it.
 const USUAL: [&str; 2] = ["/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"];
 
-/// Sockets of which one is the daemon's: the first at which somebody listens. It is the same from then on, for all that have
+/// Sockets, one of which is the daemon's: the first at which somebody listens. It is the same from then on, for all that have
 /// a clone of this, whatever ends or comes: another one that answers while the daemon is gone is none that has its domains.
 #[derive(Debug, Clone)]
 pub struct Sockets {

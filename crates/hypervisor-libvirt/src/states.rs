@@ -37,7 +37,7 @@ pub(crate) fn happening(change: Lifecycle, detail: i32) -> Happening {
             Happening::Migration(MigrationStatus::PreSwitchover)
         }
         Lifecycle::Resumed => Happening::Resumed,
-        // An end that nobody asked for is none to expect.
+        // An end that nobody asked for is unexpected.
         Lifecycle::Stopped if matches!(detail, STOPPED_CRASHED | STOPPED_FAILED) => {
             Happening::Other("STOPPED".into())
         }

@@ -9,7 +9,7 @@
 //! reach         what only capabilities let a process do to QEMU
 //! keeper        a program that has them, where the agent has not
 //! handed        files and taps that QEMU gets open
-//! user          whom QEMU runs as
+//! user          the user that QEMU runs as
 //! qmp           QEMU's control protocol
 //! memory_sample what a running guest's memory looks like: zero pages, contents, rate of change
 //! vmm           one running QEMU: start, attach, stop, destroy
@@ -21,7 +21,7 @@
 //! migration     the single acts of a migration; what to do when is the engine's
 //! disks         its disks, copied to another QEMU by NBD
 //! disk_moves    its disks, moved on this host
-//! latest        what has later versions, each of which can be lent
+//! latest        values with later versions, each of which can be lent
 //! hold          whose a VM is that may have left
 //! machine       all of that by the traits
 //! hypervisor    QEMUs of this host, started and found

@@ -160,7 +160,7 @@ fn for_each_socket(
 ) -> io::Result<usize> {
     let mut found = 0;
     for number in process.socket_numbers()? {
-        // A connection that ends meanwhile is none of those that matter.
+        // A connection that ends meanwhile does not matter.
         let Some(socket) = process.duplicate(number)? else { continue };
         if is_wanted(&SockRef::from(&socket)) {
             act(socket)?;

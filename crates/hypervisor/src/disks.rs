@@ -126,8 +126,8 @@ pub trait DiskCopies: Send + Sync {
         false
     }
 
-    /// From now on the guest writes no more than this to these disks, and reads as ever; a limit from before is no more. Fails
-    /// where one of them has limits that somebody else has set.
+    /// From now on the guest writes no more than this to these disks, and reads without a limit; an earlier limit ends.
+    /// Fails where one of them has limits that somebody else has set.
     async fn hold_writes(
         &self,
         disks: &[usize],

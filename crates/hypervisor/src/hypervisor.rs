@@ -78,7 +78,7 @@ pub struct Managed {
 
 /// Starts VMs, and finds those that run.
 ///
-/// One rule holds everywhere: a guest never starts to run by itself. It does so only by [`Self::start`] of a fresh VM, and
+/// One rule holds everywhere: a guest never starts to run by itself, but only by [`Self::start`] of a fresh VM, and
 /// by [`crate::Vm::run`].
 #[async_trait]
 pub trait Hypervisor: fmt::Debug + Send + Sync {

@@ -285,7 +285,7 @@ pub trait TargetVm: Vm {
     /// Shuts its migration's connections down, also where it answers nothing else.
     async fn cut_migration(&self, deadline: Duration);
 
-    /// Removes the key of an encrypted migration, of which nothing more is to come.
+    /// Removes the key of an encrypted migration that is over.
     fn forget_key(&self) -> Result<(), VmError>;
 
     /// Its disks, to be written to by its source; `None` where they cannot be.

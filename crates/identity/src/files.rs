@@ -96,7 +96,7 @@ pub enum FileError {
 }
 
 /// Refuses a file or directory which everybody may write to, or a group that is neither root's nor this process's.
-/// One that is not there is nobody's to write to.
+/// Nobody may write to one that does not exist.
 pub fn check_unchangeable(path: &Path, what: &'static str) -> Result<(), FileError> {
     match fs::metadata(path) {
         Ok(metadata) => check_metadata(path, what, &metadata),

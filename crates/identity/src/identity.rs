@@ -216,7 +216,7 @@ impl Identity {
     }
 
     /// Serves a host that has no certificate yet and speaks [`JOIN_PROTOCOL`], by TLS 1.3. It is shown the authority's
-    /// certificate too, of which it knows the fingerprint. Nobody is known by a connection of this kind.
+    /// certificate too, whose fingerprint it knows. Nobody is known by a connection of this kind.
     pub fn join_server_config(&self) -> ServerConfig {
         let credential = Arc::clone(&self.credential);
         let shown = WithAuthority { credential, authority: self.authority.clone() };

@@ -295,7 +295,7 @@ fn with_entry(text: &str, line: &str) -> String {
     format!("{}\n{line}\n", text.trim_end())
 }
 
-/// Names lead to the management network: what shall go over a link names its address.
+/// Names lead to the management network: what is to go over a link names its address.
 fn hosts_file(spec: &LabSpec) -> Result<String, SpecError> {
     let line = |host: &String| Ok(format!("{} {host}\n", spec.management_address(host)?));
     let lines = spec.hosts.iter().map(line).collect::<Result<String, SpecError>>()?;

@@ -44,7 +44,7 @@ enum Silence {
     MeansNothing,
 }
 
-/// One connection to one libvirt daemon, of which clones are the same.
+/// One connection to one libvirt daemon; its clones are the same connection.
 ///
 /// Calls of several tasks may be under way at once, and more wait for a place; one that ends something waits for no
 /// other kind. Who gives up waiting for an answer leaves his place taken until the daemon has answered. The socket is

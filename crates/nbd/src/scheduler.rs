@@ -8,7 +8,7 @@
 //!
 //! Four rules keep the disk right:
 //!
-//! 1. Of two requests that share a byte, and of which one changes it, the later one waits until the earlier one is
+//! 1. If two requests share a byte, and one of them changes it, the later one waits until the earlier one is
 //!    answered. So whatever is under way at the same time may reach the disk in any order, also twice.
 //! 2. What was sent over a stream that is lost goes over another only when the target has said that nothing more of
 //!    that stream will reach the disk (a fence). So no old write comes after a newer one.

@@ -222,7 +222,7 @@ impl SourceWatch {
         self.shared.counters()
     }
 
-    /// Whether each byte of a disk of which the target may have had something was written since, or found to be the same.
+    /// Whether each byte of a disk that the target may have had in part was written since, or found to be the same.
     /// Asked of no other one.
     pub fn is_all_written(&self) -> bool {
         self.shared.is_all_written()

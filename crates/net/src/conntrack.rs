@@ -35,7 +35,7 @@ pub struct Tracked {
     pub connections: Vec<TrackedConnection>,
     /// How many others there are with addresses that the host translates: they end at this host's own.
     pub translated: usize,
-    /// How many others there are of protocols that have no connections, or of which Drainpipe knows too little.
+    /// How many others there are, of protocols without connections or that Drainpipe knows too little about.
     pub others: usize,
     /// Whether that is all: not where there was no time for more, or there are too many.
     pub is_whole: bool,

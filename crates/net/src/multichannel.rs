@@ -120,7 +120,7 @@ fn hash_policy(own: IpAddr) -> Change {
 ///
 /// Set link by link: a link's own setting suffices. `all` would change other links too, and of
 /// IPv6 in a way that cannot be undone, since the kernel copies it over the setting of every
-/// link and over `default`. It must be there before the route: IPv4 heeds it when a route is made
+/// link and over `default`. It must be there before the route: IPv4 considers it when a route is made
 /// and when a link changes, not when a packet is sent (all measured with Linux 6.18).
 pub fn ignore_linkdown(own: IpAddr, link: &str) -> Change {
     Change::Sysctl {

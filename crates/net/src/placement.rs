@@ -24,7 +24,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Connections of which nothing is known.
+    /// Connections about which nothing is known.
     pub fn new(connections: usize) -> Self {
         Self { intervals: vec![(0, NUMBERS - 1); connections] }
     }

@@ -15,7 +15,7 @@ pub struct Figures {
     pub wire_bytes: u64,
     /// The part of `raw_bytes` that was sent packed, by codec, without the random-looking chunks in between.
     pub packed: CodecBytes,
-    /// The part of `raw_bytes` in pages of which only the changes were sent, and packed no further.
+    /// The part of `raw_bytes` in pages for which only the changes were sent, without further compression.
     pub delta_bytes: u64,
     /// The part of `raw_bytes` that was sent before a core had the time to see whether it shrinks.
     pub overtaken_bytes: u64,
@@ -37,7 +37,7 @@ pub struct CodecBytes {
 pub(crate) struct PastCodec {
     /// As they were.
     pub(crate) plain_bytes: usize,
-    /// Bytes of pages of which only the changes are sent.
+    /// Bytes of pages for which only the changes are sent.
     pub(crate) changed_bytes: usize,
 }
 
@@ -87,7 +87,7 @@ impl Counters {
         .fetch_add(raw_bytes as u64, Ordering::Relaxed);
     }
 
-    /// Counts sent bytes of which only the changes were sent.
+    /// Counts bytes for which only the changes were sent.
     pub(crate) fn told_by_changes(&self, raw_bytes: usize) {
         self.delta_bytes.fetch_add(raw_bytes as u64, Ordering::Relaxed);
     }

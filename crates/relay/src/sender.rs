@@ -66,7 +66,7 @@ pub struct SenderSettings {
     pub gives_way: bool,
     /// The senders of this host, which look at the same idle cores.
     pub concurrent: ConcurrentSenders,
-    /// Pages of which the receiver keeps a copy, to be told by what has changed of them, at most, in bytes.
+    /// How many bytes of pages the receiver keeps copies of at most, so that only their changes need to be sent.
     pub page_cache_bytes: usize,
     /// The CPUs on which they pack; empty for all on which this process may run.
     pub cpus: Vec<usize>,

@@ -55,7 +55,7 @@ impl Breaker {
     /// Shuts all of them down.
     pub(crate) fn break_all(&self) {
         for socket in lock(&self.sockets).take().unwrap_or_default() {
-            // One that the peer has closed already is none to wait on.
+            // There is nothing to wait for on one that the peer has closed already.
             drop(socket.shutdown(Shutdown::Both));
         }
     }

@@ -49,7 +49,7 @@ impl UnauthenticatedPeers {
         if inner.open.len() >= UNAUTHENTICATED_MAX
             && let Some((_, oldest)) = inner.open.pop_front()
         {
-            // One that the peer has closed already is none to wait on.
+            // There is nothing to wait for on one that the peer has closed already.
             drop(oldest.shutdown(Shutdown::Both));
         }
         let number = inner.next;

@@ -73,7 +73,7 @@ struct Others {
 /// What a person should know of the plan that is carried out.
 struct Warnings {
     of_plan: Vec<String>,
-    // VMs and plans of which the log has a warning already.
+    // VMs and plans that the log has a warning about already.
     logged: BTreeSet<String>,
 }
 
@@ -229,7 +229,7 @@ impl Executor {
         }
     }
 
-    /// VMs of which it is known now where they run.
+    /// Notes VMs that were in doubt and are no longer.
     fn note_settled(&mut self) {
         if self.others.ask_again_at.is_some() {
             return;
@@ -477,7 +477,7 @@ async fn follow(drains: Arc<Drains>, flight: Arc<Running>, tell: mpsc::Sender<Dr
     }
 }
 
-/// Ends for the drain a migration of which nobody tells any more, as what followed it has crashed. It goes on by
+/// Ends for the drain a migration that nobody reports on any more, since what followed it has crashed. It goes on by
 /// itself, but not if it waits for its turn.
 async fn lost_sight(flight: Arc<Running>, tell: mpsc::Sender<DrainEvent>) {
     if flight.is_held() {

@@ -208,7 +208,7 @@ async fn why_kept(vmm: &dyn Machine) -> Option<String> {
     (!all.is_empty()).then(|| all.join("; "))
 }
 
-/// One of which there is no specification.
+/// A VM without a specification.
 fn unmanaged(one: Unmanaged) -> Option<VmView> {
     one.run_state?;
     let memory_bytes = one.memory_mib << 20;

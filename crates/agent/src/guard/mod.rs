@@ -236,7 +236,7 @@ pub struct Orders {
     pub disks: Vec<SocketAddr>,
     /// Where the VM goes.
     pub target: Peer,
-    /// As whom the target is asked.
+    /// This host's TLS identity towards the target.
     pub tls: Tls,
     /// Where the journal is.
     pub state_directory: PathBuf,

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use crate::vms::QMP_DEADLINE;
 
-/// How long a state is waited for that is none to stay in, and how often it is looked at.
+/// How long to wait for the end of a passing state, and how often to look.
 const SETTLED_WITHIN: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 

@@ -31,7 +31,7 @@ impl MigrationPorts {
         (0..count).map(move |offset| ports[(first + offset) % count])
     }
 
-    /// Takes a port of the range: the first of which `attempt` does not say, by `None`, that it is taken.
+    /// Takes the first port of the range that `attempt` does not report as taken, by `None`.
     pub(crate) async fn take<T, Attempt>(&self, mut attempt: impl FnMut(u16) -> Attempt) -> Result<T, Problem>
     where
         Attempt: Future<Output = Result<Option<T>, Problem>>,

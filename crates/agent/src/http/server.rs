@@ -130,7 +130,7 @@ pub(crate) async fn serve_tls(
     .await;
 }
 
-/// Addresses of which one party can have many at no cost count as one: those of an IPv6 subnet.
+/// Addresses that one party can have many of at no cost count as one: those of an IPv6 subnet.
 fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64))),
@@ -201,7 +201,7 @@ impl Door {
             Ok(Some(Guest::Known(stream, peer))) => {
                 self.serve_known(stream, peer, unauthenticated).await;
             }
-            // It keeps the slot of those whom nobody knows, and may lose it as they do.
+            // It keeps the slot of an unknown peer, and may lose it as one.
             Ok(Some(Guest::Joins(stream, router))) => {
                 let served = serve_to_join(stream, router.layer(Extension(ComesFrom(from))));
                 tokio::select! {

@@ -156,7 +156,7 @@ pub(crate) async fn make(incoming: &Incoming, id: &str) -> Result<(), Problem> {
 async fn make_one(incoming: &Incoming, entry: &IncomingVm, disk: &DiskCopy) -> Result<(), Problem> {
     let (id, DiskCopy { to, image, size_bytes, .. }) = (&entry.id, disk);
     incoming.journal.make_disk(id, to)?;
-    // What a device had of another VM is no more.
+    // What another VM left on this device is gone from now on.
     let record = |file| -> Result<(), Problem> {
         incoming.journal.forget_left_disk(to)?;
         Ok(incoming.journal.disk_made(id, to, file)?)

@@ -106,7 +106,7 @@ pub(super) async fn finish_incoming(incoming: &Incoming, id: &str) -> Result<(),
     Ok(())
 }
 
-/// Ends the QEMU of a VM that was told to run here, and of which nobody has said that it does, as somebody wants it. What
+/// Ends, on request, the QEMU of a VM that was told to run here, and that nobody has confirmed to run. What
 /// the VM had in memory is lost, here and on its source. False if there is no such VM.
 pub(crate) async fn stop_told(incoming: &Arc<Incoming>, vm: &str, force: bool) -> Result<bool, Problem> {
     let Some(entry) = incoming.entries.ordered(vm) else { return Ok(false) };

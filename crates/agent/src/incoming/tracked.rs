@@ -84,7 +84,7 @@ async fn take(
     Ok(TrackedTaken { taken: taken.len() as u64, left_out, why })
 }
 
-/// How many more may be loaded of a VM of which so many are: others need as much room as there is for it.
+/// How many more connections may be loaded for a VM that has so many: others need as much room as it may take.
 fn most_more(room: u64, loaded: usize) -> usize {
     let most = (room + loaded as u64) / ROOM_LEFT;
     usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(loaded)

@@ -74,7 +74,7 @@ struct Resources {
     disk_receiver: Option<DiskReceiver>,
     /// The TCP port with the number of its RDMA port.
     port: Option<TcpListener>,
-    /// The disks of which a part was here already.
+    /// The disks that were here already in part.
     begun_disks: BTreeSet<DiskName>,
 }
 

@@ -78,7 +78,7 @@ async fn renew(joining: &Joining, host: &Host, peers: &Peers, files: &JoinedFile
     block_in_place(|| change_over(&peers.identity, files, &request, &certificate))
 }
 
-/// What does not load takes nobody's place.
+/// A certificate that does not load replaces none.
 fn change_over(
     identity: &Identity,
     files: &JoinedFiles,

@@ -49,7 +49,7 @@ pub(super) async fn to_copy(
     Ok(copied)
 }
 
-/// Refuses hosts of which one copies no disks.
+/// Refuses two hosts if either copies no disks.
 pub(crate) fn check_hosts(target: &str, meeting: &Meeting) -> Result<(), Problem> {
     if let Some(why) = meeting.protocol.obstacle_to_disks(target) {
         return Err(Problem::refused(why));

@@ -13,7 +13,7 @@ use super::{Outgoing, Running};
 use crate::guard::source_state::source_state;
 use drainpipe_api_types::HandOverView;
 
-/// How long a target that is said to be lost is asked once more, and all is undone.
+/// How long it may take to ask once more a target that is said to be lost, and to undo all.
 const DECISION_DEADLINE: Duration = Duration::from_mins(1);
 
 /// How often it is looked whether it is.

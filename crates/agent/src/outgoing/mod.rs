@@ -195,7 +195,7 @@ fn received_path(migration: &str, is_paused: bool) -> String {
 
 /// Takes up the migrations that an earlier run of the agent left open.
 ///
-/// Also those of which the VM has no QEMU here any more, or the target is no peer: until it is known
+/// Also those whose VM has no QEMU here any more, or whose target is no peer: until it is known
 /// where the VM belongs, the claim keeps everybody from starting it here a second time.
 pub(crate) fn recover(outgoing: &Arc<Outgoing>) -> Result<(), Problem> {
     for open in outgoing.journal.open_migrations()? {

@@ -83,7 +83,7 @@ impl OutgoingMigrations {
         running.values().filter(|running| running.is_taken_up && !running.is_in_doubt()).cloned().collect()
     }
 
-    /// Those of which the outcome is neither known nor left open.
+    /// Those whose outcome is neither known nor left open.
     pub(crate) fn under_way(&self) -> Vec<Arc<Running>> {
         self.lock().values().filter(|running| !running.is_over()).cloned().collect()
     }
@@ -98,7 +98,7 @@ impl OutgoingMigrations {
         self.lock().values().find(|running| running.vm == vm).cloned()
     }
 
-    /// All migrations that are not over, or of which the outcome is left open.
+    /// All migrations that are not over, or whose outcome is left open.
     pub(crate) fn all(&self) -> Vec<Arc<Running>> {
         self.lock().values().cloned().collect()
     }

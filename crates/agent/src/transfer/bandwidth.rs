@@ -390,7 +390,7 @@ pub(crate) struct DiskPace {
     phase: Arc<Mutex<DiskPhase>>,
 }
 
-/// For whom disks go.
+/// Who waits for the disks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum DiskPhase {
     /// The copies begin. The guest waits: with each disk more, its QEMU does nothing until all that is under way is there.

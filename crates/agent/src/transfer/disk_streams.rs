@@ -422,7 +422,7 @@ async fn receive(listener: TcpListener, entrance: Entrance) {
 }
 
 impl Entrance {
-    /// Those whom nobody knows take no place of those that are welcome.
+    /// Unknown peers take no place from those that are welcome.
     async fn let_in(
         self,
         socket: TcpStream,

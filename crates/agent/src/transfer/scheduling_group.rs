@@ -28,7 +28,7 @@ pub(crate) fn is_one(pids: impl Iterator<Item = u32>) -> bool {
     }
 }
 
-/// Whether a process is no more that was asked for its group.
+/// Whether the process that was asked for its group has ended.
 fn has_ended(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }

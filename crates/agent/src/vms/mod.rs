@@ -562,7 +562,7 @@ impl Vms {
         Ok(())
     }
 
-    /// One of which another host may need what it has is left alone: only its migration says who has the VM.
+    /// A QEMU that has what another host may need is left alone: only its migration says who has the VM.
     async fn kill_unresponsive(&self, name: &str) -> Result<(), Problem> {
         if let Some(open) = self.journal.open_migrations()?.into_iter().find(|open| open.vm == name) {
             return Err(Problem::conflict(format!(

@@ -406,7 +406,7 @@ impl VmFiles {
     }
 }
 
-/// Those that QEMU opens for a VM, and of which format a disk is.
+/// The files that QEMU opens for a VM, and the formats of its disks.
 fn files(spec: &VmSpec) -> impl Iterator<Item = (&Path, Option<DiskFormat>)> {
     let boot = spec.kernel.iter().chain(&spec.initramfs).map(|path| (path.as_path(), None));
     boot.chain(spec.disks.iter().map(|disk| (disk.path.as_path(), Some(disk.format))))

@@ -73,7 +73,7 @@ fn problem(error: Error) -> Problem {
     }
 }
 
-/// What a lab of this name shall be.
+/// What a lab of this name is to be.
 pub(crate) fn spec_of(name: &str, hosts: &[String], links: &LinkArguments) -> Result<LabSpec, Problem> {
     Ok(LabSpec {
         name: name.into(),

@@ -33,7 +33,7 @@ pub fn next_sizes(mtu_bytes: u16, sent: &[u16], arrived: &Arrived) -> Vec<u16> {
     (1..=parts).map(|part| passes + portion(gap, part, parts + 1)).collect()
 }
 
-/// The largest size of which a packet arrived.
+/// The size of the largest packet that arrived.
 pub fn largest(arrived: &Arrived) -> Option<u16> {
     arrived.last_key_value().map(|(size, _)| *size)
 }

@@ -22,7 +22,7 @@ const WINDOW_MS: f64 = 2_000.0;
 /// could, each second counts.
 const GLANCE_MS: f64 = 400.0;
 
-/// Links of which so much is carried are full: more at a time could carry some percent more, and costs each guest a
+/// Links that carry this share of their rate are full: more at a time could carry some percent more, and costs each guest a
 /// longer pause.
 pub(super) const NEARLY_FULL: f64 = 0.92;
 

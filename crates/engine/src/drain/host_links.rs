@@ -62,7 +62,7 @@ impl HostLinks {
         self.targets[target].mbps
     }
 
-    /// What the links carry at once to these targets. A link of which the speed is not known counts as no faster than
+    /// What the links carry at once to these targets. A link whose speed is not known counts as no faster than
     /// the fastest path over it.
     pub(super) fn together_mbps(&self, targets: &BTreeSet<usize>) -> u64 {
         self.carried_mbps(targets, |fastest_mbps| fastest_mbps)
@@ -75,7 +75,7 @@ impl HostLinks {
         (is_known && self.carried_mbps(targets, |_| u64::MAX) == together_mbps).then_some(together_mbps)
     }
 
-    /// With what a link carries of which the speed is not known, from the fastest path over it.
+    /// With what a link of unknown speed carries, from the fastest path over it.
     fn carried_mbps(&self, targets: &BTreeSet<usize>, unknown_mbps: impl Fn(u64) -> u64) -> u64 {
         let mut over = vec![(0_u64, 0_u64); self.links_mbps.len()];
         for (link, mbps) in targets.iter().flat_map(|target| &self.targets[*target].paths) {

@@ -16,7 +16,7 @@ impl<T> Queue<T> {
     }
 }
 
-/// Puts in order what goes to several targets: the next one is always of the target of which the largest share is left,
+/// Puts in order what goes to several targets: the next one is always for the target that has the largest share left,
 /// so that the links to each are wanted from the beginning to the end. What goes to the same target keeps its order.
 pub(super) fn in_turns<T>(
     items: Vec<T>,

@@ -78,7 +78,7 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
 }
 
 /// Many threads send a VM's memory, and what one of them gets of a busy core says little of what all do: so a VM is not
-/// taken to send more slowly than it does on busy cores of which no more is known.
+/// taken to send more slowly than it does on busy cores about which no more is known.
 fn bytes_per_ms_to_converge(target: &TargetView) -> f64 {
     let free_cores = target.free_cores.map(|cores| cores.max(UNKNOWN_SHARE));
     bytes_per_ms(links_mbps(target).min(cores_mbps(free_cores)))

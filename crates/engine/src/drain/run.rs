@@ -505,7 +505,7 @@ impl Drain {
         here.map(|entry| entry.planned.vm.as_str()).chain(stays)
     }
 
-    /// VMs of which it is not known where they run, and the migrations by which they may have left.
+    /// VMs in doubt, and the migrations by which they may have left.
     pub fn in_doubt(&self) -> impl Iterator<Item = (&str, &str)> {
         let in_doubt = self.entries.iter().filter(|entry| entry.stage == Stage::InDoubt);
         in_doubt.filter_map(|entry| Some((entry.planned.vm.as_str(), entry.migration.as_deref()?)))

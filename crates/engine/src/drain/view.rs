@@ -70,10 +70,10 @@ pub struct Placement {
     /// Why it must not be moved, in its owner's words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stays: Option<String>,
-    /// Groups of which no two VMs may be on one host.
+    /// Groups whose VMs must all be on different hosts.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub apart: BTreeSet<String>,
-    /// Groups of which all VMs must be on one host.
+    /// Groups whose VMs must all be on one host.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub together: BTreeSet<String>,
 }

@@ -48,7 +48,7 @@ impl Load {
         }
     }
 
-    /// Memory of which nothing gets dirty.
+    /// Memory that never gets dirty.
     #[cfg(test)]
     pub(crate) fn resting(bytes: f64) -> Self {
         let (start_ms, end_ms) = (START_MS, END_MS);

@@ -77,7 +77,7 @@ pub struct PostCopy {
 }
 
 impl Capabilities {
-    /// Nothing: of a hypervisor of which no more is known than its name.
+    /// Nothing: for a hypervisor about which only the name is known.
     pub const NONE: Self = Self {
         commits: Committer::Hypervisor,
         pauses_before_switchover: false,

@@ -66,7 +66,7 @@ impl CoresSample {
         RESERVE.max(RESERVE_SHARE * self.cores)
     }
 
-    /// Threads that may pack, and those of which that is sure, where each leaves its core to whoever wants it.
+    /// Threads that may compress, and those that surely may, where each leaves its core to whoever wants it.
     fn giving_way(self) -> (usize, usize) {
         let least = usize::from(self.stolen < THEFT);
         let threads = |free: f64| if free < LEAST { least } else { whole((free + SPREAD).ceil()).max(least) };

@@ -67,7 +67,7 @@ pub enum NotAllowed {
         /// That file, as the image has it.
         file: String,
     },
-    /// It is a qcow2 image of which it cannot be said what QEMU would open for it.
+    /// It is a qcow2 image that does not show what QEMU would open for it.
     Unclear {
         /// What is wrong with it.
         why: String,

@@ -28,7 +28,7 @@ pub struct Asked<'a> {
     pub tied_to: &'a BTreeSet<String>,
     /// What each of the other hosts says.
     pub answers: &'a BTreeMap<String, Answer>,
-    /// Hosts of which the operator says that they do not have it.
+    /// Hosts that do not have it, as the operator says.
     pub although_unreachable: &'a BTreeSet<String>,
 }
 

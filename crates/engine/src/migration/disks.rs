@@ -353,7 +353,7 @@ mod tests {
         SourceEvent::DiskProgress(vec![state])
     }
 
-    /// Gone through so often, and as much is left as ever.
+    /// The whole disk was copied so often, and no less is left.
     fn rewritten(times: u64) -> SourceEvent {
         at(DiskState { copied_bytes: 100 * times, total_bytes: 100 * times + 100, ..begun() })
     }

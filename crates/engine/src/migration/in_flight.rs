@@ -37,12 +37,12 @@ pub(super) fn copying_with_post_copy() -> Migration {
     copying_by(&plan(true))
 }
 
-/// A migration of which a disk of 1 GB is being copied since 1 s.
+/// A migration that has been copying a disk of 1 GB for 1 s.
 pub(super) fn copying_disks() -> Migration {
     copying_by(&with_disk())
 }
 
-/// A migration of which such a disk is to be copied from now on.
+/// A migration that begins to copy such a disk now.
 pub(super) fn starting_disk_copies() -> Migration {
     begun(&with_disk(), Some(SourceAction::StartDiskCopies))
 }

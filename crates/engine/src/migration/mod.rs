@@ -550,7 +550,7 @@ impl Migration {
         Some(self.end_disk_copies().unwrap_or_else(|| self.part()))
     }
 
-    /// The VM is paused, and its disks are where they shall be.
+    /// The VM is paused, and its disks are where they belong.
     fn part(&mut self) -> SourceAction {
         let is_recorded_first = self.rest.follows();
         self.phase = if is_recorded_first { Phase::RecordingHandOver } else { Phase::SwitchingOver };

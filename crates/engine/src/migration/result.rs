@@ -265,7 +265,7 @@ pub struct CompressionUse {
     pub lz4_bytes: u64,
     /// The part of `stream_bytes` that was compressed with zstd.
     pub zstd_bytes: u64,
-    /// The part of `stream_bytes` in pages of which only the changes were sent, without further compression.
+    /// The part of `stream_bytes` in pages for which only the changes were sent, without further compression.
     #[serde(default)]
     pub delta_bytes: u64,
     /// CPU that packing took on the source; part of the source's agent's.

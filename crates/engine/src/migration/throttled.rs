@@ -28,7 +28,7 @@ impl Migration {
         if self.phase != Phase::Copying {
             return;
         }
-        // Links that fail again and again shall not fill the log.
+        // Links that fail again and again must not fill the log.
         if self.throttle.wait(self.meter.silent_ms(now_ms)) {
             self.note(now_ms, "nothing arrives: meanwhile the VM's CPUs are not throttled");
         }

@@ -38,5 +38,5 @@ pub const DISKS_END_WITHIN: Duration = Duration::from_secs(10);
 /// Between two questions to a target that did not answer, or at once.
 pub const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Between two rounds of questions about a hand-over of which the outcome is not known.
+/// Between two rounds of questions about a hand-over whose outcome is not known.
 pub const IN_DOUBT_PAUSE: Duration = Duration::from_secs(5);

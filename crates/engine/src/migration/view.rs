@@ -124,7 +124,7 @@ impl Record {
         }
     }
 
-    /// Whether people know it already. Links that fail again and again shall not fill the log: each share is reported
+    /// Whether people know it already. Links that fail again and again must not fill the log: each share is reported
     /// once, and the end of it only while memory is copied.
     fn throttled(&mut self, percent: Option<u8>, is_copying: bool) -> bool {
         self.throttled_percent = percent;

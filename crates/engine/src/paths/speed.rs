@@ -50,7 +50,7 @@ impl PathSpeed {
     fn judge(&mut self, rate_mbps: f64, others_at_limit: bool) -> Option<u64> {
         let (nominal, assumed) = (self.nominal_mbps?, self.assumed_mbps?);
         if assumed < nominal {
-            // A path of which so little is expected has few channels, and each of them sends what it can.
+            // A path that so little is expected of has few channels, and each of them sends what it can.
             let recovered = rate_mbps >= nominal as f64 * SLOW;
             return recovered.then(|| self.assume(nominal));
         }

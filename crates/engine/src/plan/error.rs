@@ -58,7 +58,7 @@ pub enum PlanError {
          Drainpipe does not move it"
     )]
     HypervisorCommits(Incapable),
-    /// It shall be encrypted, and cannot be.
+    /// It must be encrypted, and cannot be.
     #[error(
         "the migration is to be encrypted ({why}), and {hypervisor} cannot go through a relay, which does \
         that: if its network may be trusted, add it to trusted_networks on both hosts, and do not ask for \
@@ -82,7 +82,7 @@ pub enum PlanError {
         /// The limit, in Mb/s.
         limit_mbps: u64,
     },
-    /// It shall be encrypted, and may not.
+    /// It must be encrypted, and may not be.
     #[error(
         "encryption was asked for, and is off on {host}: set encryption to \"allowed\" or \"required\" in its \
          agent.toml, or do not ask for it"

@@ -6,9 +6,9 @@ use crate::transfer::relayed::Compressible;
 /// What a caller asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Request {
-    /// How memory shall travel.
+    /// How to send memory.
     pub option: RequestedOption,
-    /// Whether it shall be encrypted, whatever the hosts say.
+    /// Whether to encrypt it, whatever the hosts say.
     pub encrypt: bool,
     /// Whether the VM may run on the target before all its memory is there.
     pub post_copy: bool,

@@ -85,7 +85,7 @@ mod tests {
         }
     }
 
-    /// Copies a disk, looked at each 100 ms, of which so many parts of 64 KiB get dirty each second, anywhere. How long it
+    /// Copies a disk in which so many parts of 64 KiB get dirty each second, anywhere; looks every 100 ms. How long it
     /// takes until going on like that gains too little, in s; none where it ends by itself.
     fn stuck_after_s(disk: f64, bytes_per_s: f64, writes_per_s: f64) -> Option<f64> {
         let (mut passes, mut copied, mut left) = (Passes::default(), 0.0, disk);

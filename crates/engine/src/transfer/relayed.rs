@@ -57,7 +57,7 @@ pub struct Compressible {
 }
 
 impl Compressible {
-    /// For memory that could not be sampled, or of which only changes are sent: as if it were all text.
+    /// For memory that could not be sampled, or for which only changes are sent: as if it were all text.
     const UNKNOWN: Self = Self { share: 1.0, left: 1.0 / 3.0 };
 
     /// Within its ranges, whoever said it.
@@ -304,7 +304,7 @@ mod tests {
     fn a_limit_of_cores_bounds_what_is_packed() {
         let one_core = RelayMeans { packing_cores: 1.0, ..means(10_000.0, 64.0) };
         assert!((share(means(10_000.0, 64.0), TEXT) - 0.33).abs() < 1e-9);
-        // 200 MB/s are packed, of which 134 are saved, beside 1250 MB/s.
+        // 200 MB/s are compressed, which saves 134, beside 1250 MB/s.
         assert!((share(one_core, TEXT) - 1_250.0 / 1_384.0).abs() < 1e-9);
         let none = RelayMeans { packing_cores: 0.0, ..means(1_000.0, 1.0) };
         assert_eq!(none.verdict(Some(TEXT)), Verdict::Outruns);
@@ -317,7 +317,7 @@ mod tests {
         let two_of_64 = HostFacts { packing_cores: Some(2), ..host(64, Some(64.0), 0.0) };
         let auto = between(&two_of_64, &two_of_64, UNASKED);
         let over_10_gbps = RelayMeans { wire_mbps: 10_000.0, ..auto };
-        // 400 MB/s are packed, of which 268 are saved, beside 1250 MB/s.
+        // 400 MB/s are compressed, which saves 268, beside 1250 MB/s.
         assert!((share(over_10_gbps, TEXT) - 1_250.0 / 1_518.0).abs() < 1e-9);
         let two = HostFacts { idle_cores: Some(2.0), ..two_of_64 };
         let two_idle = RelayMeans { wire_mbps: 10_000.0, ..between(&two, &two, UNASKED) };

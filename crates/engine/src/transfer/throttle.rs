@@ -73,7 +73,7 @@ impl Throttle {
         is_on && self.is_held_off && !std::mem::replace(&mut self.was_held_off, true)
     }
 
-    /// Takes a reading, of which [`Self::wait`] knows.
+    /// Takes a reading for [`Self::wait`].
     pub(crate) fn record(&mut self, now_ms: f64, transferred: &Transferred) {
         let &Transferred { passed_bytes, rounds, .. } = transferred;
         let now = Judged { at_ms: now_ms, passed_bytes, rounds };

@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 /// What the hypervisor says of a transfer, reduced to what decisions need.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Transferred {
-    /// Bytes sent since the start, of which the target's host has confirmed that they arrived.
+    /// Bytes sent since the start that the target's host has acknowledged.
     pub sent_bytes: u64,
     /// Bytes of memory still to go through in this round.
     pub remaining_bytes: u64,

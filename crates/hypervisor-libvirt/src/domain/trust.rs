@@ -83,7 +83,7 @@ const DEVICES: &[&str] = &[
     "watchdog",
 ];
 const CHARACTER_DEVICES: &[&str] = &["channel", "console", "parallel", "serial"];
-/// Elements of which some readers of XML might take the first and others the last.
+/// Repeated elements: some readers of XML might take the first and others the last.
 const ONCE_IN_A_DEVICE: &[&str] =
     &["backend", "backingStore", "driver", "format", "log", "mirror", "readonly", "source", "target"];
 /// Attributes that are paths, whatever they begin with.

@@ -23,7 +23,7 @@ use crate::phases::Handed;
 use crate::snapshots::KnownSnapshot;
 use crate::{files, qemu_process, states};
 
-/// How long libvirt may take to be done with a job of which it says that there is none, and how often it is tried.
+/// How long libvirt may take to be done with a job after it says that there is none, and how often to try.
 const ENDED_WITHIN: Duration = Duration::from_secs(3);
 const BEGIN_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
@@ -94,7 +94,7 @@ impl DomainVm {
         }
     }
 
-    /// QEMU's threads may wait for a target that is silent, of which libvirt cannot tell them.
+    /// QEMU's threads may wait for a silent target, and libvirt cannot tell them that it is.
     async fn cancel_leaving(
         &self,
         leaving: &OutgoingMigration,

@@ -37,7 +37,7 @@ const READS_MIN: usize = 1000;
 /// Contents that are kept: in 2 MiB a part of them is known with a standard deviation of 0.022 or less.
 const KEPT_BYTES_MAX: usize = 2 << 20;
 
-/// Parts of a page of which it is seen whether they change: of a page that is rewritten in a few places, few do.
+/// The parts of a page that are watched for changes: in a page that is rewritten in a few places, few change.
 const PARTS: usize = 16;
 
 /// How long reading the sample once may take, and finding which pages were touched. On a host that is not busy
@@ -75,7 +75,7 @@ impl PagesError {
 }
 
 /// Finds the guest's memory in `/proc/PID/maps`: QEMU maps it in one piece of exactly its size, between
-/// others of which none can be joined to it.
+/// others that cannot be joined to it.
 pub(super) fn region(maps: &str, bytes: u64) -> Option<Region> {
     maps.lines().find_map(|line| {
         let (range, rest) = line.split_once(' ')?;

@@ -122,7 +122,7 @@ pub enum MigrationError {
     /// The guest must not run now.
     #[error("the guest cannot run here: QEMU is in state `{0}`, its memory is not complete")]
     MemoryIncomplete(RunState),
-    /// A source is asked to go on with a guest of which the target has the state.
+    /// A source is asked to go on with a guest whose state the target has.
     #[error(
         "the guest cannot run here any more: its switchover to post-copy has begun, and QEMU, which calls \
         it `{0}`, cannot go back from there; it runs at the target, or can only be ended and booted again"

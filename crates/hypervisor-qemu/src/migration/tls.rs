@@ -16,7 +16,7 @@ use crate::paths::RuntimePaths;
 use crate::qmp::QmpError;
 use crate::vmm::Vmm;
 
-/// QEMU's object, of which there is one at a time.
+/// QEMU's object; there is one at a time.
 const CREDENTIALS: &str = "migration-tls";
 
 /// QEMU's file names.
@@ -81,7 +81,7 @@ pub fn forget_key(paths: &RuntimePaths) -> Result<(), MigrationError> {
     }
 }
 
-/// Deletes the key of the previous migration, of which nothing more is to come.
+/// Deletes the key of the previous migration, which is over.
 async fn forget(vmm: &Vmm, deadline: Duration) -> Result<(), MigrationError> {
     match vmm.qmp().execute::<IgnoredAny>("object-del", json!({ "id": CREDENTIALS }), deadline).await {
         // It has none.

@@ -95,7 +95,7 @@ pub enum Fault {
     PortTaken,
     /// The process ends, as if killed.
     Ends,
-    /// Its guest does not heed it.
+    /// Its guest ignores it.
     Ignored,
     /// It fails otherwise.
     Fails,

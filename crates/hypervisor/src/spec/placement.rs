@@ -22,11 +22,11 @@ pub struct Placement {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 200, example = "licence bound to this host")]
     pub stays: Option<String>,
-    /// Groups of which a drain puts no two VMs on one host.
+    /// Groups whose VMs a drain puts on different hosts.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<GroupName>, max_items = 16)]
     pub apart: BTreeSet<GroupName>,
-    /// Groups of which a drain moves all VMs to the same host, or none.
+    /// Groups whose VMs a drain moves all to the same host, or not at all.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<GroupName>, max_items = 16)]
     pub together: BTreeSet<GroupName>,

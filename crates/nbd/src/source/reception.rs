@@ -98,7 +98,7 @@ async fn greet(
     Ok((stream, name))
 }
 
-/// One that comes a second time is nobody's.
+/// Ignores a stream that comes a second time.
 fn let_in(awaited: &mut Vec<Awaited>, stream: TcpStream, name: &str) {
     let Some(at) = awaited.iter().position(|one| one.name == name) else { return };
     // A splitter that has ended takes none.

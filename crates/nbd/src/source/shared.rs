@@ -122,7 +122,7 @@ impl Shared {
         let _all = self.room.requests.acquire_many(all).await.expect("nobody closes it");
     }
 
-    /// For whom there is room.
+    /// Queues a reply, for which there is room.
     pub(super) fn reply(&self, reply: Reply) {
         self.replies.try_send(reply).ok();
     }
@@ -239,7 +239,7 @@ impl Shared {
         Ok(self.with(|scheduler| scheduler.fenced(via, number))?)
     }
 
-    /// Lets the scheduler decide something, and tells those whom it concerns.
+    /// Lets the scheduler decide something, and wakes those that it concerns.
     fn with<T>(&self, decide: impl FnOnce(&mut Scheduler<Payload>) -> T) -> T {
         let mut state = self.state.lock().expect("nothing panics with it");
         let decided = decide(&mut state.scheduler);

@@ -44,7 +44,7 @@ impl Registry {
         self.state.send_modify(|state| state.fences.fence(number));
     }
 
-    /// Waits until nothing more of one of these will reach the disk, and says of which.
+    /// Waits until nothing more of one of these will reach the disk, and returns which one that is.
     pub(super) async fn any_ended(&self, numbers: &[StreamNumber]) -> Result<StreamNumber, SplitterError> {
         let ended = |state: &State| numbers.iter().copied().find(|number| state.fences.has_ended(*number));
         self.until(|state| ended(state).is_some()).await?;

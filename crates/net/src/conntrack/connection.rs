@@ -26,7 +26,7 @@ const TIMEOUT_MAX_S: u32 = 432_000;
 pub struct TrackedConnection {
     /// The side that began it.
     pub source: SocketAddr,
-    /// With whom.
+    /// The other end's address.
     pub destination: SocketAddr,
     /// What is tracked of its protocol.
     pub transport: Transport,

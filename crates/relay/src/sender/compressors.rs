@@ -160,7 +160,7 @@ fn past_codec(entropy_filter: &EntropyFilter, unpacked: &[u8], is_paged: bool) -
     PastCodec { plain_bytes: chunks.map(|chunk| chunk.len()).sum(), changed_bytes: 0 }
 }
 
-/// Where the first page begins, or near enough: of a block of which `taken` pages are told by what has changed, as
+/// Where the first page begins, or near enough: of a block that sends only the changes of `taken` pages, as
 /// long as none is.
 fn page_at(pages: &[PageAt], taken: usize) -> usize {
     let before = if taken == 0 { 0 } else { paged::entries_bytes(taken) };

@@ -152,7 +152,7 @@ pub(super) struct Order {
     pub(super) codec: Codec,
     /// If it is to be packed with each codec first, to compare them.
     pub(super) trier: Option<Trier>,
-    /// Those of its pages of which the other end has a copy, or will have one.
+    /// Those of its pages that the other end has a copy of, or will have one.
     pub(super) taken: Vec<TakenSlot>,
 }
 

@@ -11,7 +11,7 @@ pub(super) const UNSENT_BYTES_MIN: u32 = 64 << 10;
 /// The most of it.
 pub const UNSENT_BYTES_MAX: u32 = 1 << 20;
 
-/// `TCP_NOTSENT_LOWAT` for each of so many connections, of which the wire takes so much.
+/// `TCP_NOTSENT_LOWAT` for each of so many connections that share this rate.
 pub fn unsent_bytes(wire_bytes_per_second: f64, connections: f64) -> u32 {
     let unsent = wire_bytes_per_second * SOCKETS.as_secs_f64() / connections;
     #[expect(

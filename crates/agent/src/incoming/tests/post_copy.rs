@@ -8,7 +8,7 @@ use drainpipe_hypervisor::fake::{Act, Fault};
 use super::*;
 use crate::incoming::order::carry_out;
 
-/// One of which what it needs to run is here, and the rest is to follow.
+/// A VM that has here what it needs to run, and whose rest is to follow.
 fn in_part(host: &TestHost, life: &Life) -> Arc<FakeVm> {
     let vm = let_come(host, life);
     let incoming = &life.parts.incoming;

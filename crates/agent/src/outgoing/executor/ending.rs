@@ -31,7 +31,7 @@ const LOOK_AT_STOPPED_EVERY: Duration = Duration::from_millis(50);
 /// How long it may take until the process of a QEMU that has closed its socket has ended.
 const EXIT_KNOWN_WITHIN: Duration = Duration::from_secs(1);
 
-/// How often a target is asked once more that is said to be lost.
+/// How often to ask again a target that is said to be lost.
 const LOST_QUESTIONS: u8 = 3;
 
 impl Executor {

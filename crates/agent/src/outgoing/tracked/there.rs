@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_net::{ConnectionKey, Tracked, TrackedConnection};
 
-/// A connection is sent again before a kernel forgets one of which it hears nothing.
+/// A connection is sent again before a kernel forgets it for its silence.
 const EXPIRY_MARGIN: Duration = Duration::from_secs(10);
 
 /// What was sent to the target, and when that has said that its kernel tracks it. Without that it may be there or not.

@@ -37,7 +37,7 @@ const ROUTE_EVERY_MS: f64 = 1_000.0;
 /// How soon a link that was made again is watched again.
 const LINKS_EVERY_MS: f64 = 1_000.0;
 
-/// Between two questions to an agent of which nothing is heard, or which could not watch a path.
+/// Between two questions to an agent that is not heard of, or that could not watch a path.
 const ASK_EVERY_MS: f64 = 2_000.0;
 
 /// How long its answer may take.
@@ -95,7 +95,7 @@ struct User {
     connecting: Option<Connecting>,
 }
 
-/// So many connections are being made of which the first is to come first.
+/// Connections that are being made, the first of which is to arrive first.
 #[derive(Debug)]
 struct Connecting {
     connections: usize,
@@ -465,7 +465,7 @@ impl PeerWatch {
         known.all(|known| known.is_standby)
     }
 
-    /// The one place where it is said what the route shall be.
+    /// The one place that says what the route is to be.
     fn wanted_weights(&self) -> WeightedPaths {
         self.weighted_over(self.paths_to_use())
     }

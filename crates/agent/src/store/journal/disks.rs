@@ -188,7 +188,7 @@ impl Journal {
         })
     }
 
-    /// The disks of which a VM takes copies with it.
+    /// The disks that a VM takes copies of with it.
     pub(crate) fn leaving_disks(&self, migration: &str) -> Result<Vec<CopiedDisk>, JournalError> {
         self.copied_disks(
             "SELECT path, file, part FROM leaving_disks WHERE migration = ?1 ORDER BY path",

@@ -174,7 +174,7 @@ impl Journal {
         })
     }
 
-    /// What was decided about a VM on its way, and by whom it was sent.
+    /// What was decided about a VM on its way, and which host sent it.
     pub(crate) fn incoming_state(&self, id: &str) -> Result<Option<(String, IncomingState)>, JournalError> {
         self.run(|connection| {
             Ok(connection
@@ -220,7 +220,7 @@ impl Journal {
         self.incoming_where(&format!("state = '{}'", word(state)))
     }
 
-    /// Records of which something is left. The condition is one of ours.
+    /// Records that something is left of. The condition is one of ours.
     fn incoming_where(&self, condition: &str) -> Result<Vec<IncomingRecord>, JournalError> {
         self.run(|connection| {
             let mut statement =
@@ -233,7 +233,8 @@ impl Journal {
 }
 
 /// Forgets the oldest of those that are settled, but for the last ones: what a host says of one that it has forgotten is no
-/// promise, and nobody may run what has been forgotten. Settled are those of which the source knows and nothing is here.
+/// promise, and nobody may run what has been forgotten. Those that the source knows about, and of which nothing is here,
+/// are settled.
 fn prune(connection: &Connection, keep: u32) -> Result<(), JournalCause> {
     connection.execute(
         "DELETE FROM incoming WHERE rowid <= (SELECT max(rowid) FROM incoming) - ?1 AND source_knows = 1 AND \

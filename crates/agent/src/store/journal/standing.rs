@@ -196,7 +196,7 @@ impl Journal {
     }
 
     /// The hosts to which a VM may have gone, or from which it may have come and been taken back, by what is recorded:
-    /// of migrations of which nobody knows the end.
+    /// of migrations whose outcome nobody knows.
     pub(crate) fn tied_to(&self, vm: &str) -> Result<Vec<String>, JournalError> {
         const TIES: &str = "SELECT target FROM migrations WHERE vm = ?1 AND result IS NULL \
              UNION SELECT source FROM incoming WHERE vm = ?1 AND state IN ('waiting', 'running')";
@@ -214,7 +214,7 @@ impl Journal {
         self.run(|connection| Ok(connection.query_row(FROM, [vm], |row| row.get(0)).optional()?))
     }
 
-    /// VMs of which it has a record that accounts for a QEMU here.
+    /// VMs that have a record here which accounts for a QEMU.
     pub(crate) fn recorded_vms(&self) -> Result<Vec<String>, JournalError> {
         const RECORDED: &str = "SELECT name FROM vms UNION SELECT vm FROM incoming \
              WHERE spec != '' AND state IN ('waiting', 'running', 'discarded')";

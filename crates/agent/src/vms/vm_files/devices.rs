@@ -74,7 +74,7 @@ pub(super) fn overwrite(rules: &Rules, copy: &DiskCopy, named: &[PathBuf]) -> Re
     Ok(FileId::of_device(idle.number()))
 }
 
-/// Refuses a device of which a VM names all or a part, by whatever path.
+/// Refuses a device if a VM names all or a part of it, by whatever path.
 fn check_unused(number: u64, named: &[PathBuf]) -> Result<(), CannotMake> {
     let overlaps = |other: u64| {
         let (one_whole, other_whole) = (whole_of(number), whole_of(other));

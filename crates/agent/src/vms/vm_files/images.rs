@@ -15,7 +15,7 @@ use super::opening::{Found, Unusable, find};
 /// Images that stand on each other.
 const IMAGES_MAX: usize = 32;
 
-/// Refuses an image that has QEMU open what VMs may not use, or of which that cannot be said.
+/// Refuses an image that has QEMU open what VMs may not use, or that does not show what QEMU would open.
 pub(super) fn check(rules: &Rules, path: &Path, image: &Found) -> Result<(), NotAllowed> {
     let mut above = None;
     let mut at = path.to_owned();

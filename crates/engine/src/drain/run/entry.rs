@@ -86,7 +86,7 @@ const CONVERGES_WITHIN: f64 = 5.0;
 /// steps, each after two rounds at most, and it then has to converge.
 const GIVEN_UP_AFTER: f64 = 20.0;
 
-/// A VM of which little is left should be paused by then: three times what it takes where the next one shares the
+/// A VM that has little left to send should be paused by then: three times what it takes where the next one shares the
 /// links.
 const ENDS_WITHIN_MS: f64 = 2_000.0;
 

@@ -81,7 +81,8 @@ pub enum OrderAction {
     Close,
     /// Record that the source has nothing more to ask.
     NoteSourceKnows,
-    /// Look after it as one of which a part is to come, unless somebody does; from here on, its orders wait for this one.
+    /// Look after it as after one that is still to receive a part, unless somebody does; from here on, its orders wait
+    /// for this one.
     TakeUpPart,
     /// Break the connection by which its rest came, however whole that looks from here.
     CutConnection,

@@ -7,11 +7,11 @@ use super::{IncomingState, IncomingView, Memory, Received};
 /// Without a word from the source for this long, the target asks it what has become of the VM, in ms.
 pub const SILENCE_MS: f64 = 10_000.0;
 
-/// A VM of which not all state is here is given up when its source has not been heard of for this long, in ms. All of it
+/// A VM whose state is not all here is given up when its source has not been heard of for this long, in ms. All of it
 /// being here, it is kept: it may be the only copy that can run.
 pub const GIVE_UP_AFTER_MS: f64 = 120_000.0;
 
-/// One of which it is not known whether all is here, since its hypervisor lives and says nothing, is kept for so long without
+/// If nobody knows whether all is here, since the hypervisor lives and says nothing, the VM is kept for so long without
 /// a word from its source, in ms: a host may take that to boot.
 const KEPT_MUTE_FOR_MS: f64 = 1_800_000.0;
 

@@ -11,7 +11,7 @@ pub enum Step {
     TakeUpWaiting,
     /// Those that were recorded to run, and may not have been let run, are: see [`super::resume`].
     LetRun,
-    /// Those of which a part is still to come are looked after: see [`lacks_part`].
+    /// Those that are still to receive a part are looked after: see [`lacks_part`].
     TakeUpParts,
 }
 

@@ -26,7 +26,7 @@ impl Heard {
         self.expected == 0
     }
 
-    /// Whether as many count as ever will.
+    /// Whether the window is full: no more will count.
     pub(super) fn is_full(self) -> bool {
         self.expected == WINDOW
     }

@@ -124,7 +124,7 @@ fn speed() -> impl Strategy<Value = Option<u64>> {
 }
 
 prop_compose! {
-    /// With up to three links, of which any may belong to the management network.
+    /// With up to three links, any of which may belong to the management network.
     pub(super) fn any_host(name: &'static str, last: u8)(
         links in prop::collection::vec((speed(), any::<[bool; 3]>()), 0..=3),
         address in prop::sample::select(vec![None, Some("10.77.200."), Some("10.77.1.10"), Some("fd00::")]),

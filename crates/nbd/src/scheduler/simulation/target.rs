@@ -70,7 +70,7 @@ impl Target {
         self.streams.insert(number, Stream::default());
     }
 
-    /// Streams of which something may still come.
+    /// Streams that may still deliver something.
     pub(super) fn busy_streams(&self) -> Vec<StreamNumber> {
         let may_act = |(number, stream): &(&StreamNumber, &Stream)| {
             !stream.tasks.is_empty() || self.may_take(**number) || !self.fences.has_ended(**number)

@@ -181,7 +181,7 @@ async fn view(
     Ok(Json(incoming::view(&incoming, &id).await?))
 }
 
-/// The VM shall not run here
+/// Do not run the VM here
 ///
 /// Idempotent. Nothing is recorded for an identifier that is not known.
 #[utoipa::path(delete, path = "/v1/incoming/{id}", tag = tags::BETWEEN_AGENTS, params(

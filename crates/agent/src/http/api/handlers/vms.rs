@@ -57,7 +57,7 @@ struct StopQuery {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct StartQuery {
-    /// Hosts that cannot be asked whether they have it, and of which the caller says that they do not; separated by
+    /// Hosts that cannot be asked whether they have it, and do not have it according to the caller; separated by
     /// commas.
     #[serde(default)]
     #[param(required = false)]

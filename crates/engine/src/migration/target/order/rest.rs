@@ -115,7 +115,7 @@ impl Task {
     }
 }
 
-/// Its hypervisor, if it is one of which a part may be missing.
+/// Its hypervisor, if a part of the VM may be missing.
 fn lacks_rest(known: Known) -> Result<Hypervisor, Why> {
     let was_told = matches!(known.state, Some(IncomingState::Running | IncomingState::Finished));
     if was_told && known.post_copy == PostCopy::Allowed {
