@@ -42,8 +42,8 @@ pub enum SplitterError {
     /// The other host's splitter sends what none sends.
     #[error("the other host sent what is no frame of a splitter: {0}")]
     Malformed(#[from] Malformed),
-    /// Data that came packed are not what they say.
-    #[error("the other host sent packed data of a disk that cannot be unpacked: {0}")]
+    /// Compressed data from the other host are malformed.
+    #[error("the other host sent compressed data of a disk that cannot be decompressed: {0}")]
     Unpack(RelayError),
     /// The other end does not take the stream.
     #[error("the other host refused a stream: {0}")]

@@ -108,14 +108,14 @@ impl Question {
     }
 }
 
-/// Length of what tells that of packed data.
+/// Length of the field with the length of compressed data.
 pub(crate) const PACKED_LENGTH_BYTES: usize = 4;
 
-/// Length of the packed data that follow, which become `raw_bytes`. Trusts nothing: it is shorter than those.
+/// The length of the compressed data that follow, which become `raw_bytes`. Trusts nothing: it is shorter than those.
 pub(crate) fn packed_bytes(bytes: [u8; PACKED_LENGTH_BYTES], raw_bytes: u32) -> Result<usize, Malformed> {
     let length = u32::from_le_bytes(bytes);
     if length == 0 || length >= raw_bytes {
-        return Err(Malformed("packed data that are no shorter than what they become, or none"));
+        return Err(Malformed("compressed data that are empty, or no shorter than what they become"));
     }
     Ok(length as usize)
 }

@@ -82,9 +82,9 @@ mod tests {
         let slots = Slots::new("checks", 2, 3);
         let first = slots.take("a").unwrap();
         let _second = slots.take("a").unwrap();
-        assert!(slots.take("a").unwrap_err().message.contains("2 checks of a already"));
+        assert!(slots.take("a").unwrap_err().message.contains("takes part in 2 checks of a:"));
         let third = slots.take("b").unwrap();
-        assert!(slots.take("c").unwrap_err().message.contains("3 checks of all hosts already"));
+        assert!(slots.take("c").unwrap_err().message.contains("takes part in 3 checks of all hosts:"));
         drop(third);
         let _third = slots.take("c").unwrap();
         drop(first);

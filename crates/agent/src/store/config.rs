@@ -383,7 +383,7 @@ fn missing_quotes(text: &str, error: &toml::de::Error) -> Option<String> {
     let (key, value) = (key.trim(), value.split('#').next()?.trim());
     let is_quoted = value.starts_with(['"', '\'', '[', '{']);
     (!value.is_empty() && !is_quoted && value.parse::<toml::Value>().is_err())
-        .then(|| format!("; text stands in quotes: {key} = \"{value}\""))
+        .then(|| format!("; put text in quotes: {key} = \"{value}\""))
 }
 
 /// Often enough to hear of a dead link before the next drain, and next to nothing of traffic.
@@ -493,9 +493,9 @@ mod tests {
     fn errors_name_the_line_and_the_cure() {
         let error = parse("name = \"a\"\nlisten = \"10.0.0.1\"").unwrap_err();
         assert!(error.contains("line 2"), "{error}");
-        assert!(error.contains("as in \"10.0.0.1:7420\""), "{error}");
+        assert!(error.contains("write it like \"10.0.0.1:7420\""), "{error}");
         let error = parse("name = \"a\"\nlisten = 10.0.0.1:7420 # here").unwrap_err();
-        assert!(error.contains("text stands in quotes: listen = \"10.0.0.1:7420\""), "{error}");
+        assert!(error.contains("put text in quotes: listen = \"10.0.0.1:7420\""), "{error}");
         let error = parse("name = \"a\"\nlisten = \"10.0.0.1:7420\"\nlinks = []").unwrap_err();
         assert!(error.contains("unknown field `links`"), "{error}");
         let error = parse("name = \"a\"\nlisten = \"10.0.0.1:7420\"\nmigration_ports = \"9-1\"").unwrap_err();

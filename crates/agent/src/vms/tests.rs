@@ -102,7 +102,7 @@ fn a_vm_that_does_not_start_is_stopped_and_can_be_started_again() {
     assert_eq!(host.hypervisor.with_files().unwrap(), []);
     try_start(&life, "web").unwrap();
     assert_eq!(shown(&life), web(VmState::Running));
-    refused(try_start(&life, "web"), ProblemKind::Conflict, "runs already");
+    refused(try_start(&life, "web"), ProblemKind::Conflict, "already running");
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn what_runs_is_not_removed_and_goes_on_in_the_next_life() {
     let life = again(&host, life);
     assert_eq!(shown(&life), web(VmState::Running));
     assert!(vm.alive());
-    refused(try_start(&life, "web"), ProblemKind::Conflict, "runs already");
+    refused(try_start(&life, "web"), ProblemKind::Conflict, "already running");
 }
 
 #[test]

@@ -141,7 +141,8 @@ fn describe_plan(plan: &DrainPlan) -> String {
 }
 
 fn to_send(one: &Move) -> String {
-    let memory = format::bytes(one.predicted_bytes as f64) + if one.is_compressed { ", packed" } else { "" };
+    let memory =
+        format::bytes(one.predicted_bytes as f64) + if one.is_compressed { ", compressed" } else { "" };
     if one.disks.is_empty() {
         return memory;
     }

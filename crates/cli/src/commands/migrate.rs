@@ -113,7 +113,7 @@ fn describe_plan(view: &PlanView) -> String {
             needs both hosts"
                 .into()
         }))
-        .chain(plan.is_compressed().then(|| "packed   as far as that is faster".into()))
+        .chain(plan.is_compressed().then(|| "memory   compressed as far as that is faster".into()))
         .chain(plan.disks.iter().map(copied))
         .chain(view.holds_writes.then(|| HELD_WRITES.into()))
         .chain([encrypted(&plan.encryption)])

@@ -214,7 +214,7 @@ fn it_is_not_believed(lab: &TestLab, guest: &Guest, specification: &str, doubt: 
     adopt(lab, "a");
     lab.assert_runs_on("web", "a");
     assert_eq!(lab.qemu_pid("a", "web"), qemu);
-    lab.drainpipe(&["vm", "start", "web"]).refused(REFUSED, &["runs already"]);
+    lab.drainpipe(&["vm", "start", "web"]).refused(REFUSED, &["already running"]);
     guest.assert_intact();
 }
 

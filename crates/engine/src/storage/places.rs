@@ -73,11 +73,11 @@ mod tests {
         assert_eq!(wrong("/images", "/srv"), None);
         for (from, to, what) in [
             ("images", "/srv", "`images` is not an absolute path"),
-            ("/images", "srv", "`srv` is no directory"),
-            ("/images", "/srv/../etc", "no directory"),
-            ("/images", "/etc", "`/etc` is no directory"),
-            ("/images", "/dev/vg0", "no directory"),
-            ("/images", "/srv/devices", "no directory"),
+            ("/images", "srv", "`srv` is not in a directory"),
+            ("/images", "/srv/../etc", "not in a directory"),
+            ("/images", "/etc", "`/etc` is not in a directory"),
+            ("/images", "/dev/vg0", "not in a directory"),
+            ("/images", "/srv/devices", "not in a directory"),
         ] {
             let said = wrong(from, to).unwrap();
             assert!(said.contains(what), "{said}");

@@ -35,7 +35,7 @@ pub enum KernelError {
     #[error("it is no whole bzImage")]
     NoBzImage,
     /// Another program packed it.
-    #[error("it is packed neither with LZ4 nor with xz, as Debian 12 has its kernels")]
+    #[error("it is compressed neither with LZ4 nor, as the kernels of Debian 12, with xz")]
     UnknownPacking,
     /// It is packed with xz(1), which does not unpack it.
     #[error("xz does not unpack it: {0}; install the package xz-utils")]
@@ -44,7 +44,7 @@ pub enum KernelError {
     #[error("a block of it cannot be unpacked: {0}")]
     Block(#[from] DecompressError),
     /// It is an ELF file of another length, or none.
-    #[error("what is unpacked is not the kernel that was packed")]
+    #[error("what was decompressed is not the kernel that was compressed")]
     NoKernel,
 }
 

@@ -208,7 +208,7 @@ mod tests {
             ("migration_address = \"0.0.0.0\"", 3, "not the address of a single host"),
             ("[[link]]\nname = \"e0\"\nspeed_mbps = 0", 5, "speed_mbps = 0"),
             ("[vms]\n\ndirectories = [\"srv\"]", 5, "`srv` in `directories`"),
-            ("[disks]\n[disks.places]\n\"/images\" = \"/etc\"", 4, "`/etc` is no directory"),
+            ("[disks]\n[disks.places]\n\"/images\" = \"/etc\"", 4, "`/etc` is not in a directory"),
             ("[hooks]\n\nafter = \"after\"", 5, "absolute path"),
             ("[hooks]\nbefore_pause_s = 61", 4, "1 to 60"),
             ("[limits]\ndeadline_s = 9\nstall_s = 0", 5, "[limits]: 0 seconds"),
