@@ -165,7 +165,7 @@ pub fn plural(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// So many VMs: "1 VM", "3 VMs".
+/// A number of VMs: "1 VM", "3 VMs".
 pub fn vms(count: usize) -> String {
     plural(count, "VM", "VMs")
 }

@@ -10,8 +10,8 @@ use crate::protocol::{BadPage, Verification};
 /// A bad page is compared with so many generations before its own.
 const GENERATIONS_TRIED: u32 = 1000;
 
-/// So many words tell the generation of a wrong word. Not all to the page's end: a page that was copied while it was
-/// written is of two.
+/// How many words are compared to find the generation of a wrong word. Not all to the page's end: a page that was
+/// copied while it was written has two generations.
 const WORDS_COMPARED: usize = 4;
 
 /// A run of pages and how often each was rewritten. The lock is held for one run at a time, so a

@@ -72,7 +72,7 @@ pub enum Fault {
         host: String,
         /// The link's name.
         link: String,
-        /// So many of a hundred; 1 to 99.
+        /// The percentage that is lost; 1 to 99.
         percent: u8,
     },
     /// The host's interface gets another MTU; the other end keeps its own. Single packets that
@@ -356,7 +356,7 @@ pub(crate) struct Drop {
 pub(crate) enum Dropped {
     /// Every one.
     All,
-    /// So many of a hundred, at random.
+    /// A percentage of them, at random.
     Percent(u8),
     /// Those with more bytes.
     Above(u32),

@@ -59,9 +59,9 @@ pub struct JobStats {
     pub setup_ms: Option<u64>,
     /// Memory and disks together.
     pub data_total_bytes: Option<u64>,
-    /// What of them is there.
+    /// How many of them are there.
     pub data_processed_bytes: Option<u64>,
-    /// What of them is still to go.
+    /// How many of them are still to go.
     pub data_remaining_bytes: Option<u64>,
     /// The guest's memory.
     pub memory_total_bytes: Option<u64>,
@@ -87,9 +87,9 @@ pub struct JobStats {
     pub memory_post_copy_requests: Option<u64>,
     /// What disks there are to copy.
     pub disk_total_bytes: Option<u64>,
-    /// What of them is there.
+    /// How many of them are there.
     pub disk_processed_bytes: Option<u64>,
-    /// What of them is still to go.
+    /// How many of them are still to go.
     pub disk_remaining_bytes: Option<u64>,
     /// Speed at which disks go.
     pub disk_bytes_per_second: Option<u64>,

@@ -160,7 +160,7 @@ mod tests {
         numbers.iter().map(|number| ends.iter().position(|end| number < end).unwrap()).collect()
     }
 
-    /// So many numbers, none closer to another than weights can part them.
+    /// `count` numbers, no two of them so close that weights cannot separate them.
     fn numbers(count: usize) -> impl Strategy<Value = Vec<u64>> {
         prop::collection::vec(1_u64..8, count + 1).prop_map(|gaps| {
             let sum: u64 = gaps.iter().sum();

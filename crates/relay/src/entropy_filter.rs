@@ -19,8 +19,8 @@ use crate::multifd::PAGE_BYTES;
 const PIECES: usize = 4;
 const PIECE_BYTES: usize = 64;
 
-/// So many pairs of equal bytes are in a sample of what is worth packing. Of random bytes there are
-/// 256 × 255 / 2 / 256 = 127.5, and 11 more or less; of text some 2,000. Base64 has 510, and shrinks by a quarter.
+/// A sample that is worth compressing has at least so many pairs of equal bytes. Random bytes have
+/// 256 × 255 / 2 / 256 = 127.5, and 11 more or less; text has some 2,000. Base64 has 510, and shrinks by a quarter.
 const EQUAL_PAIRS_MIN: u32 = 192;
 
 /// What is left for the codecs is worth their while from this length on, a page.
@@ -78,7 +78,7 @@ impl EntropyFilter {
         self.plain_bytes > 0
     }
 
-    /// What of the block is to be packed.
+    /// The part of the block that is to be compressed.
     pub(crate) fn rest<'a>(&'a self, block: &'a [u8]) -> &'a [u8] {
         if self.parts() { &self.rest } else { block }
     }

@@ -32,7 +32,7 @@ pub struct CodecBytes {
     pub zstd: u64,
 }
 
-/// What of a packed block went past the codec, in bytes as they came from the program.
+/// The parts of a compressed block that bypassed the codec, in bytes as they came from the program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct PastCodec {
     /// As they were.

@@ -9,11 +9,11 @@ use socket2::{SockRef, Socket};
 use crate::CONNECTIONS_MAX;
 use crate::sockets::lock;
 
-/// So many may be there at once: an unauthenticated peer cannot take the memory of a host. For another one the oldest is
-/// closed: nor can an unauthenticated peer keep the sender out, by being silent.
+/// How many may be there at once: unauthenticated peers cannot use up the memory of a host. For one more, the oldest is
+/// closed: nor can silent ones keep the sender out.
 const UNAUTHENTICATED_MAX: usize = CONNECTIONS_MAX;
 
-/// So many may be left of those that were closed, until their threads have seen it.
+/// How many closed ones may be left until their threads have noticed.
 const CLOSED_MAX: usize = CONNECTIONS_MAX;
 
 /// Connections that have not said yet what they are.

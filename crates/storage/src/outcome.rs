@@ -28,7 +28,7 @@ pub struct DiskResult {
     pub seconds: f64,
     /// Size of the disk.
     pub disk_bytes: u64,
-    /// What of it was to be moved: all but the holes.
+    /// The part of it that was to be moved: all but the holes.
     pub data_bytes: u64,
     /// What went through this host.
     #[serde(flatten)]

@@ -15,7 +15,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// So many bytes were done at this moment.
+    /// Notes how many bytes were done at this moment.
     pub fn see(&mut self, at_ms: f64, done_bytes: u64) {
         // Another method has begun again.
         if self.seen.back().is_some_and(|(_, before)| done_bytes < *before) {

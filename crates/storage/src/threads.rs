@@ -120,7 +120,7 @@ impl<'disk> BothWays<'disk> {
         Self { cached, direct }
     }
 
-    /// What of a range the direct way takes: all but the last bytes of a disk of odd size.
+    /// The part of a range that the direct way takes: all but the last bytes of a disk of odd size.
     fn direct_part(&self, length: usize, at: u64) -> Option<(&File, usize)> {
         let direct = self.direct.as_ref().filter(|_| at.is_multiple_of(ALIGNED_BYTES as u64))?;
         Some((direct, length - length % ALIGNED_BYTES)).filter(|(_, part)| *part > 0)

@@ -26,7 +26,7 @@ pub(super) struct OwnDisk {
     device: u64,
 }
 
-/// What of VMs would be copied to a target.
+/// The disks that would be copied to a target.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     /// By the names of the VMs, of those that the target lacks a disk of.

@@ -115,7 +115,7 @@ impl Measurements {
         }
     }
 
-    /// So many other migrations from this host are sending now.
+    /// Notes how many other migrations from this host are sending now.
     pub(crate) fn beside(&mut self, others: usize) {
         self.others_at_once = self.others_at_once.max(u32::try_from(others).unwrap_or(u32::MAX));
     }

@@ -42,7 +42,7 @@ pub(super) async fn informed(
     Ok(Request { memory, zero_share, saved_mbps, compressed_slower, ..request })
 }
 
-/// What of a VM's memory is zero, where the plan does not ask: for the prediction alone.
+/// The share of a VM's memory that is zero, where the plan does not ask: for the prediction alone.
 pub(super) async fn zero_share(asked: Request, vmm: Option<&dyn Machine>) -> Option<f64> {
     match vmm.filter(|_| asked.zero_share.is_none() && !asked.post_copy) {
         Some(vmm) => memory_look::zero_share(vmm).await,

@@ -200,7 +200,7 @@ impl Running {
         self.progress.borrow().sent_bytes
     }
 
-    /// What of its disks was gone through so far; 0 where none is copied.
+    /// How much of its disks has been copied so far; 0 where none is copied.
     pub(crate) fn copied_bytes(&self) -> u64 {
         self.progress.borrow().disks.iter().map(|disk| disk.copied_bytes).sum()
     }

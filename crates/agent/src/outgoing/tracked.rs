@@ -37,10 +37,10 @@ const WITHIN: Duration = Duration::from_secs(5);
 /// How long the kernel may take to forget them.
 const FORGET_WITHIN: Duration = Duration::from_secs(5);
 
-/// So many make a request that is well below what an agent reads.
+/// Connections in one request, which is then well below what an agent reads.
 const REQUEST_CONNECTIONS: usize = 2_000;
 
-/// So many make one while the VM runs here: what it has sent last, the pause may have to wait for.
+/// Connections in one while the VM runs here: the pause may have to wait for the last request.
 const AHEAD_CONNECTIONS: usize = 200;
 
 /// What is known of a VM's connections on their way.

@@ -68,7 +68,7 @@ impl Lately {
 }
 
 impl PathCounters {
-    /// So many connections will be made to `destination` over these paths.
+    /// Begins to count: `expected` connections will be made to `destination` over these paths.
     pub(crate) fn expect(expected: usize, destination: SocketAddr, paths: &[Path]) -> Self {
         let count = |path: &Path| PathCount {
             path: path.clone(),

@@ -66,7 +66,7 @@ struct Settings {
 pub(crate) struct Sent {
     /// The migration's identifier.
     pub(crate) migration: String,
-    /// What of its VM.
+    /// The kind of traffic.
     pub(crate) class: TrafficClass,
 }
 

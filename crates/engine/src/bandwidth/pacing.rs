@@ -153,7 +153,7 @@ fn aimed_at(limit_bytes_per_s: u64, beside_bytes_per_s: u64) -> u64 {
     left.saturating_mul(AIM_PERCENT) / 100
 }
 
-/// What of a limit, in bytes per second of the links, is left for what a relay sends.
+/// The part of a limit, in bytes per second of the links, that is left for what a relay sends.
 pub fn for_relay(limit_bytes_per_s: u64) -> u64 {
     let (payload, frame) = PAYLOAD_SHARE;
     aimed_at(limit_bytes_per_s, BESIDE_RELAY_BYTES_PER_S).saturating_mul(payload) / frame

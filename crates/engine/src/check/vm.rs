@@ -29,7 +29,7 @@ pub struct VmFacts {
     pub name: String,
     /// Its memory.
     pub memory_bytes: u64,
-    /// What of it the guest was given so that a QEMU before 9.0 sees all its writes.
+    /// The part of it that was added so that a QEMU before 9.0 sees all the guest's writes.
     pub padding_bytes: u64,
     /// Size of the huge pages that hold it, in MiB, if any do.
     pub huge_page_mib: Option<u64>,

@@ -81,7 +81,7 @@ impl Load {
         self.steps_ms + self.transfer_ms
     }
 
-    /// What of it is still to be done.
+    /// The time that is left for it.
     pub fn left_ms(&self) -> f64 {
         let transfer_ms = self.transfer_ms * (1.0 - self.sent_share()).max(OVERDUE_SHARE);
         match self.stage {

@@ -14,7 +14,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// So many bytes more have arrived.
+    /// Counts bytes that have arrived.
     pub fn arrived(&mut self, bytes: u64) {
         self.arrived_bytes = self.arrived_bytes.saturating_add(bytes);
     }

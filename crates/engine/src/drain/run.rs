@@ -172,7 +172,7 @@ pub enum DrainEvent {
         /// Where to.
         departure: Departure,
     },
-    /// So many VMs leave this host from now on by migrations that are not this drain's.
+    /// VMs leave this host from now on by migrations that are not this drain's.
     OthersLeave {
         /// How many.
         count: u8,

@@ -68,7 +68,7 @@ pub(super) struct Places {
 pub(super) struct Course {
     /// From its turn on the links until all is sent.
     pub(super) transfer_ms: f64,
-    /// What of its memory it has sent.
+    /// How much of its memory it has sent.
     pub(super) bytes: f64,
 }
 

@@ -184,7 +184,7 @@ pub struct MoveStatus {
 pub struct DisksProgress {
     /// What was to be copied.
     pub bytes: u64,
-    /// What of it has been.
+    /// How much of it has been copied.
     pub copied_bytes: u64,
     /// Whether they are being copied; then its memory follows.
     pub are_being_copied: bool,

@@ -78,7 +78,7 @@ fn limits(outbound: u8, inbound: u8, transfers: Option<u8>) -> DrainLimits {
     }
 }
 
-/// So many on the links at most, whatever the targets.
+/// Limits with at most so many transfers on the links, whatever the targets.
 fn at_most(transfers: u8) -> DrainLimits {
     limits(u8::MAX, u8::MAX, Some(transfers))
 }

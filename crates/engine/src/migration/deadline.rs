@@ -47,7 +47,8 @@ mod tests {
     use crate::migration::{SourceAction, SourceEvent};
     use crate::transfer::transferred::Transferred;
 
-    /// So many MiB/s arrive until the deadline, in the first round or in a round each second, and so many get dirty.
+    /// Until the deadline, the given MiB/s arrive, in the first round or in a round each second, and the given MiB/s get
+    /// dirty.
     fn undone_at_the_deadline(
         mut migration: Migration,
         is_first_round: bool,

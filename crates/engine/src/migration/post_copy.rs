@@ -32,7 +32,7 @@ impl Trigger {
     }
 }
 
-/// What of the memory follows the VM to the target.
+/// The memory that follows the VM to the target.
 #[derive(Debug, Default)]
 pub(super) struct Rest {
     follows: Follows,

@@ -182,7 +182,7 @@ impl Memory {
     }
 }
 
-/// What of a VM's hypervisor is known here.
+/// What is known here about a VM's hypervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hypervisor {
     /// There was none, or nobody knows of one any more.

@@ -143,7 +143,7 @@ mod tests {
         watch
     }
 
-    /// So many seconds in which the paths carry these rates.
+    /// Runs for so many seconds, in which the paths carry these rates.
     fn run(
         watch: &mut SpeedWatch,
         state: &mut (f64, Vec<u64>),

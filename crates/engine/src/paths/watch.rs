@@ -41,13 +41,13 @@ const CLOSE_LOOK_MS: f64 = 1_000.0;
 /// What was counted in a close look says nothing any more when no such hello has come for that long.
 const CLOSE_LOOK_OVER_MS: f64 = 250.0;
 
-/// So many ticks at which something was heard on another path make a silence; [`SILENT_AFTER_MS`] of them.
+/// How many ticks at which something was heard on another path make a silence; [`SILENT_AFTER_MS`] of them.
 const SILENT_TICKS: u32 = 8;
 
 /// One in so many hellos is large: 5 packets a second, 60 kb/s where the MTU is 1500.
 const LARGE_EVERY: u64 = 4;
 
-/// So many hellos with no large one among them say that large packets do not arrive: five of those were lost.
+/// How many hellos without a large one among them mean that large packets do not arrive: five of those were lost.
 const LARGE_LOST_AFTER: u32 = 20;
 
 /// Eight hellos missed. TCP's first retransmission, after 200 ms or a little more, is lost then; the
@@ -68,7 +68,7 @@ const UNWATCHED_AFTER_MS: f64 = 1_000.0;
 /// on one path than on another, and those that found no room there were not lost on the way.
 const WAKING_MS: f64 = 1_000.0;
 
-/// So many losses within the last [`heard::WINDOW`] hellos put a path out: 4 %. TCP's own drops at a full
+/// How many losses within the last [`heard::WINDOW`] hellos put a path out: 4 %. TCP's own drops at a full
 /// queue stay far below 0.1 %.
 const LOSSES_OUT: u8 = 5;
 

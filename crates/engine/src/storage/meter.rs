@@ -113,12 +113,12 @@ impl DiskMeter {
         (meter.last().map_or(0, |state| state.copied_bytes), meter.ready_ms)
     }
 
-    /// What of one the target had already.
+    /// Bytes of a disk that the target had already.
     pub fn same_bytes(&self, disk: DiskName) -> u64 {
         self.disks.get(&disk).and_then(OfDisk::last).map_or(0, |state| state.same_bytes)
     }
 
-    /// What of one went over the network; none until that was looked at.
+    /// Bytes of a disk that went over the network; none until that was looked at.
     pub fn wire_bytes(&self, disk: DiskName) -> Option<u64> {
         self.disks.get(&disk).and_then(OfDisk::last).map(|state| state.wire_bytes)
     }

@@ -14,7 +14,7 @@ pub struct MemorySample {
     pub dirty_bytes_per_s: u64,
     /// How much gets dirty again and again; the memory's size where no end of it was seen.
     pub dirty_set_bytes: u64,
-    /// What of it, zeros left out, shrinks; absent where that is not known.
+    /// The part of it, zeros left out, that shrinks; absent where that is not known.
     #[serde(default)]
     pub compressible: Option<Compressible>,
 }

@@ -39,7 +39,7 @@ pub enum CpuChoice {
     Other(String),
 }
 
-/// What of the host a domain is bound to. Without it, libvirt does not start a domain.
+/// The things of the host that a domain is bound to. Without them, libvirt does not start it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Bound {
     /// The highest number of a host's CPU among those that its threads are bound to.

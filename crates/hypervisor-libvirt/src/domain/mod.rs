@@ -79,7 +79,7 @@ pub struct DomainDescription {
     pub memory: Memory,
     /// Its CPUs.
     pub cpus: Cpus,
-    /// What of the host it is bound to.
+    /// The things of the host that it is bound to.
     pub bound: Bound,
     /// Machine type, such as `pc-q35-7.2`.
     pub machine: Option<String>,

@@ -121,7 +121,7 @@ const VHOST_USER_SOCKETS: &[&str] = &[
     "/var/run/vpp/",
 ];
 
-/// What of a domain's XML a host takes from no other host.
+/// The parts of a domain's XML that a host accepts from no other host.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Untrusted {
     /// It is no domain's.

@@ -16,10 +16,10 @@ mod world;
 use self::planted::Planted;
 use self::world::{Run, simulate};
 
-/// So many where the environment says nothing.
+/// How many seeds run unless the environment says otherwise.
 const SEEDS: u64 = 3_000;
 
-/// So many at most until a planted bug is found.
+/// How many seeds run at most until a planted bug is found.
 const SEEDS_PLANTED: u64 = 10_000;
 
 fn seeds() -> std::ops::Range<u64> {

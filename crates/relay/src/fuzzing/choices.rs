@@ -23,7 +23,7 @@ impl<'a> Choices<'a> {
         usize::from(number) % bound
     }
 
-    /// So many bytes, or as many as there are.
+    /// `count` bytes, or all that are left if they are fewer.
     pub(crate) fn bytes(&mut self, count: usize) -> &'a [u8] {
         let (bytes, rest) = self.0.split_at(count.min(self.0.len()));
         self.0 = rest;

@@ -151,7 +151,7 @@ fn told_by_changes(raw_bytes: usize, paged: &[u8], change: PageChange) -> Packed
     }
 }
 
-/// What of a block goes past the codec, after the entropy filter has looked at it, or at what it is told by.
+/// The part of a block that bypasses the codec, after the entropy filter has looked at it, or at its changes.
 fn past_codec(entropy_filter: &EntropyFilter, unpacked: &[u8], is_paged: bool) -> PastCodec {
     let chunks = entropy_filter.plain_chunks(unpacked.len());
     if is_paged {
@@ -160,8 +160,8 @@ fn past_codec(entropy_filter: &EntropyFilter, unpacked: &[u8], is_paged: bool) -
     PastCodec { plain_bytes: chunks.map(|chunk| chunk.len()).sum(), changed_bytes: 0 }
 }
 
-/// Where the first page begins, or near enough: of a block that sends only the changes of `taken` pages, as
-/// long as none is.
+/// Where the first page begins, or near enough: in a block that sends only the changes of `taken` pages, or
+/// of none.
 fn page_at(pages: &[PageAt], taken: usize) -> usize {
     let before = if taken == 0 { 0 } else { paged::entries_bytes(taken) };
     before + pages.first().map_or(0, |page| page.at)

@@ -467,7 +467,7 @@ impl Shared {
         (!self.is_over(&inner)).then(|| inner.past())
     }
 
-    /// So many threads may pack from now on. Those that have begun with a block come to its end, in idle time.
+    /// Lets so many threads compress from now on. Those that have begun with a block finish it, in idle time.
     pub(super) fn allow(&self, threads: usize) {
         let mut inner = self.inner();
         inner.allowed = threads.min(inner.allowed_max);
