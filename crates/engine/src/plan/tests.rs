@@ -267,7 +267,7 @@ fn ipv6_routes_go_over_the_paths_that_have_it_and_the_others_are_named() {
     assert_eq!((both.paths.len(), both.reason()), (2, None));
     let one = plan(&a, &b, asked, &[reach("e1")], GIB).unwrap();
     assert_eq!((one.paths.len(), one.paths[0].link.as_str()), (1, "e1"));
-    assert!(one.reason().unwrap().contains("left out e0–e0: without IPv6"));
+    assert!(one.reason().unwrap().contains("left out e0–e0: no IPv6"));
     let none = plan(&a, &b, asked, &[], GIB).unwrap();
     assert_eq!((none.option(), none.paths.len()), (MigrationOption::Tcp, 2));
     assert!(none.reason().unwrap().contains("give both hosts a private IPv4 address"));

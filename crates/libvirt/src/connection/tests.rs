@@ -191,7 +191,7 @@ async fn what_is_no_packet_ends_the_connection() {
     daemon.called().await;
     daemon.stream.write_all(&[0xff; 40]).await.unwrap();
     let ended = asking.await.unwrap().unwrap_err().to_string();
-    assert!(ended.contains("no packet: a length of 4294967295"), "{ended}");
+    assert!(ended.contains("not a packet: a length of 4294967295"), "{ended}");
     connection.closed().await;
     assert_eq!(events.recv().await, Err(RecvError::Closed));
     assert!(connection.hostname(DEADLINE).await.unwrap_err().is_outcome_unknown());
