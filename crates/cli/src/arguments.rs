@@ -1,5 +1,6 @@
 //! The command line.
 
+pub(crate) mod completion;
 mod disk;
 mod fleet;
 mod lab;
@@ -19,9 +20,9 @@ use drainpipe_engine::bandwidth::BandwidthSetting;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::storage::{DiskName, NoDiskName};
 use drainpipe_engine::transfer::throttle::THROTTLE_PERCENT_MAX;
-use drainpipe_guest::dirtier::MIB_PER_S_MAX;
 use drainpipe_guest::mix::Mix;
 use drainpipe_guest::page::PAGE_WORDS;
+use drainpipe_guest::protocol::MIB_PER_S_MAX;
 use drainpipe_hypervisor::spec::VmName;
 
 pub(crate) use self::disk::DiskCommand;
@@ -30,7 +31,6 @@ pub(crate) use self::fleet::{
 };
 pub(crate) use self::lab::{LabCommand, LabUpArguments, LinkArguments};
 pub(crate) use self::move_disk::MoveDiskArguments;
-use crate::completion;
 use crate::connection::ConnectionArguments;
 use crate::exit::Exit;
 

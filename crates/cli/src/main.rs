@@ -4,10 +4,10 @@ mod arguments;
 mod ask;
 mod bench;
 mod commands;
-mod completion;
 mod connection;
 mod exit;
 mod follow;
+mod migrations;
 mod output;
 #[cfg(test)]
 mod reference;
@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use drainpipe_engine::problem::Problem;
 
-use arguments::{Arguments, Command};
+use arguments::{Arguments, Command, completion};
 use exit::Exit;
 
 fn main() -> ExitCode {

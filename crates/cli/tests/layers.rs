@@ -6,8 +6,8 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// Agent and engine of two modules each, and a third crate.
-const FILES: [(&str, &str); 9] = [
+/// Agent and engine with layers, and other crates.
+const FILES: [(&str, &str); 14] = [
     ("agent/layers", "top\nbottom\n"),
     ("agent/src/top.rs", "use crate::bottom;\n"),
     ("agent/src/bottom/mod.rs", "mod one;\nmod other;\n"),
@@ -16,6 +16,11 @@ const FILES: [(&str, &str); 9] = [
     ("engine/layers", "plan\n"),
     ("engine/src/plan.rs", "\n"),
     ("cli/src/list.rs", "\n"),
+    ("lab/src/lib.rs", "mod one;\nmod other;\n\npub use other::{\n    Other,\n};\n"),
+    ("lab/src/one.rs", "use crate::Other;\n"),
+    ("lab/src/other.rs", "pub struct Other;\n"),
+    ("guest/src/bin/init/boot.rs", "use crate::disks::Disks;\n"),
+    ("guest/src/bin/init/disks.rs", "pub struct Disks;\n"),
     ("hypervisor-libvirt/src/libvirt.rs", "fn f() { g(name == \"libvirt\") }\n"),
 ];
 
@@ -61,6 +66,15 @@ fn files_of_one_folder_that_use_each_other_are_refused() {
         said_of("agent/src/bottom/other.rs", "#[cfg(test)]\nmod tests {\n    use super::super::one;\n}"),
         ""
     );
+}
+
+#[test]
+fn a_circle_is_refused_in_every_crate_and_program() {
+    for text in ["use crate::one::One;", "use super::one::One;"] {
+        // Which uses it by the root's name for it.
+        refused("lab/src/other.rs", text, "crates/lab/src: modules of one folder use each other in a circle");
+    }
+    refused("guest/src/bin/init/disks.rs", "use crate::boot::Boot;", "crates/guest/src/bin/init: modules");
 }
 
 #[test]

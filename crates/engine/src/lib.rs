@@ -22,6 +22,7 @@
 //! problem     errors
 //! format      bytes, rates and durations as people read them
 //! known       values of a newer peer
+//! tracked     connections that firewalls go by
 //! connections who gets in when there are too many
 //! ```
 
@@ -46,4 +47,5 @@ pub mod plan;
 pub mod problem;
 pub mod protocol;
 pub mod storage;
+pub mod tracked;
 pub mod transfer;

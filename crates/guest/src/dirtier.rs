@@ -6,12 +6,10 @@ use std::time::{Duration, Instant};
 
 use crate::memory::Memory;
 use crate::page::{PAGE_BYTES, Words};
+use crate::protocol::Dirtying;
 
 /// Pages in one MiB.
 pub const PAGES_PER_MIB: u64 = (1 << 20) / PAGE_BYTES as u64;
-
-/// The highest dirty rate that is accepted, in MiB/s: more than any guest's memory takes.
-pub const MIB_PER_S_MAX: u32 = 1 << 20;
 
 /// How often a dirtying guest wakes to rewrite what is due. Longer than a tick of the guest's
 /// kernel (4 ms), far shorter than a round of a migration.
@@ -21,19 +19,7 @@ const INTERVAL: Duration = Duration::from_millis(10);
 /// slow, must not answer with a burst.
 const ARREARS_MAX: Duration = Duration::from_millis(100);
 
-/// How fast and where pages are rewritten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dirtying {
-    /// Rate in MiB/s; 0 is idle.
-    pub mib_per_s: u32,
-    /// Share of the filled memory, from its start, that receives the writes, in percent, 1 to 100.
-    pub locality_percent: u8,
-}
-
 impl Dirtying {
-    /// No writes; those asked for later go everywhere.
-    pub const IDLE: Self = Self { mib_per_s: 0, locality_percent: 100 };
-
     /// The page to rewrite, given a random number: uniform over the part that receives writes.
     pub fn pick(self, random: u64, pages: usize) -> usize {
         let window = (pages * usize::from(self.locality_percent) / 100).max(1);
@@ -154,6 +140,7 @@ impl Dirtier {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::MIB_PER_S_MAX;
     use proptest::prelude::*;
 
     #[test]

@@ -18,9 +18,9 @@ use std::num::ParseIntError;
 
 use ipnet::Ipv4Net;
 
-use crate::dirtier::{Dirtying, MIB_PER_S_MAX};
 use crate::mix::{Kind, Mix, MixError};
 use crate::page::PAGE_WORDS;
+use crate::protocol::{Dirtying, MIB_PER_S_MAX};
 
 /// What the guest's kernel is best started with, before the parameters.
 ///

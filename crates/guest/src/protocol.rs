@@ -7,9 +7,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::dirtier::{Dirtying, MIB_PER_S_MAX};
-use crate::writers::WRITES_PER_S_MAX;
-
 mod disks;
 
 pub use self::disks::{BadBlock, DiskStatus, DiskVerification, GENERATIONS_MAX, Generations};
@@ -25,6 +22,12 @@ pub const LINE_BYTES_MAX: usize = 1024;
 
 /// Size of a heartbeat packet in bytes.
 pub const BEAT_BYTES: usize = 24;
+
+/// The highest dirty rate that is accepted, in MiB/s: more than any guest's memory takes.
+pub const MIB_PER_S_MAX: u32 = 1 << 20;
+
+/// The highest rate of writes to disks that is accepted.
+pub const WRITES_PER_S_MAX: u32 = 100_000;
 
 const BEAT_MAGIC: [u8; 8] = *b"DPBEAT01";
 
@@ -54,6 +57,20 @@ impl Beat {
         (words[0] == BEAT_MAGIC)
             .then(|| Self { session: u64::from_be_bytes(words[1]), sequence: u64::from_be_bytes(words[2]) })
     }
+}
+
+/// How fast and where pages are rewritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dirtying {
+    /// Rate in MiB/s; 0 is idle.
+    pub mib_per_s: u32,
+    /// Share of the filled memory, from its start, that receives the writes, in percent, 1 to 100.
+    pub locality_percent: u8,
+}
+
+impl Dirtying {
+    /// No writes; those asked for later go everywhere.
+    pub const IDLE: Self = Self { mib_per_s: 0, locality_percent: 100 };
 }
 
 /// A line to the control service.

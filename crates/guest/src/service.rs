@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::setpriority_process;
 
-use crate::dirtier::{Dirtier, Dirtying};
+use crate::dirtier::Dirtier;
 use crate::memory::{Memory, MemoryError};
 use crate::mix::Kind;
-use crate::protocol::{BEAT_BYTES, Beat, LINE_BYTES_MAX, Request, Status};
+use crate::protocol::{BEAT_BYTES, Beat, Dirtying, LINE_BYTES_MAX, Request, Status};
 use crate::writers::{DiskError, Writers};
 
 /// How many control connections are served at once; further ones are closed.

@@ -17,9 +17,6 @@ use crate::protocol::{BadBlock, DiskStatus, DiskVerification, GENERATIONS_MAX, G
 /// Writers of each disk; each writes one block at a time.
 pub const WRITERS_PER_DISK: usize = 4;
 
-/// The highest rate that is accepted.
-pub const WRITES_PER_S_MAX: u32 = 100_000;
-
 /// Read at once by a check.
 const BLOCKS_READ: usize = 4;
 
@@ -270,6 +267,7 @@ impl Writers {
 mod tests {
     use super::*;
     use crate::block::new_disk;
+    use crate::protocol::WRITES_PER_S_MAX;
 
     /// With writers at work; a file takes what a disk takes.
     fn writers() -> (Arc<Writers>, File) {

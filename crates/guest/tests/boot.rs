@@ -13,9 +13,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drainpipe_guest::client::{Control, Heartbeat};
-use drainpipe_guest::dirtier::{Dirtying, PAGES_PER_MIB};
+use drainpipe_guest::dirtier::PAGES_PER_MIB;
 use drainpipe_guest::parameters::KERNEL_OPTIONS;
-use drainpipe_guest::protocol::{CONTROL_PORT, HEARTBEAT_PORT, Verification};
+use drainpipe_guest::protocol::{CONTROL_PORT, Dirtying, HEARTBEAT_PORT, Verification};
 
 /// TCG on a machine that runs other tests, too:
 /// beside four busy loops the guest takes eight times as long as on a quiet machine.

@@ -10,9 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drainpipe_guest::client::{Control, ControlError, Heartbeat, HeartbeatError};
-use drainpipe_guest::dirtier::Dirtying;
 use drainpipe_guest::memory::Memory;
-use drainpipe_guest::protocol::Verification;
+use drainpipe_guest::protocol::{Dirtying, Verification};
 use drainpipe_guest::service::{Guest, serve_control, serve_heartbeat};
 
 const DEADLINE: Duration = Duration::from_secs(20);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_hypervisor::ResolvedSpec;
+use drainpipe_hypervisor_qemu::Privileges;
 use drainpipe_libvirt::{Connection, DomainEvent, Error};
 use tokio::net::UnixStream;
 use tokio::sync::{Mutex, MutexGuard, Notify, broadcast};
@@ -28,6 +29,7 @@ const EVENTS_KEPT: usize = 256;
 pub(crate) struct Daemon {
     sockets: Sockets,
     state_directory: PathBuf,
+    privileges: Privileges,
     // Until it is known whether they stay.
     leaving: Mutex<BTreeSet<Uuid>>,
     shared: Mutex<Option<Connection>>,
@@ -37,16 +39,22 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     /// The one that answers at one of `sockets`. Nothing is asked yet. What is not to be lost is kept below `state_directory`.
-    pub(crate) fn at(sockets: Sockets, state_directory: PathBuf) -> Self {
+    pub(crate) fn at(sockets: Sockets, state_directory: PathBuf, privileges: Privileges) -> Self {
         let events = broadcast::channel(EVENTS_KEPT).0;
         Self {
             sockets,
             state_directory,
+            privileges,
             leaving: Mutex::default(),
             shared: Mutex::default(),
             events,
             changed: Arc::default(),
         }
+    }
+
+    /// Who reaches into its QEMUs.
+    pub(crate) fn privileges(&self) -> &Privileges {
+        &self.privileges
     }
 
     /// Where it answers, or would.

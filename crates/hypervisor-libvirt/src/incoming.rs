@@ -13,9 +13,8 @@ use drainpipe_hypervisor::{
 use drainpipe_libvirt::{Connection, Domain, Parameter, migrate_flags as flags, migrate_parameters as names};
 
 use crate::daemon::Daemon;
-use crate::domain::{self, DomainDescription};
+use crate::domain::{self, DomainDescription, Inexpressible};
 use crate::errors::failed;
-use crate::libvirt::all_of;
 use crate::phases::{Handed, Terms, terms};
 
 /// One migration to here.
@@ -142,7 +141,8 @@ fn checked_description(spec: &ResolvedSpec, xml: &str) -> Result<DomainDescripti
     if let Some(obstacle) = description.obstacles().first() {
         return Err(VmError::failed(obstacle));
     }
-    let mut described = description.vm_spec().map_err(|reasons| VmError::failed(all_of(&reasons)))?;
+    let mut described =
+        description.vm_spec().map_err(|reasons| VmError::failed(Inexpressible::in_words(&reasons)))?;
     let name: &VmName = &spec.spec().name;
     // libvirt leaves out of this XML what it has found images to be based on; the specification says it.
     let disks = &spec.spec().disks;

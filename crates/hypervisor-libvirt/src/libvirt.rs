@@ -9,13 +9,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use drainpipe_engine::host::capabilities::Capabilities;
 use drainpipe_hypervisor::cpu_models::CpuModels;
-use drainpipe_hypervisor::spec::{Hardware, VmName};
+use drainpipe_hypervisor::spec::VmName;
 use drainpipe_hypervisor::words;
 use drainpipe_hypervisor::{
-    Connections, Found, Hypervisor, HypervisorFacts, Machine, Managed, Manager, Need, PathTooLong,
-    ResolvedSpec, Role, RunState, Unmanaged, Version, Vm, VmDirectory, VmError, VmErrorKind, VmSpec,
+    Connections, Hardware, Hypervisor, HypervisorFacts, Machine, Managed, ManagedVm, Manager, Need,
+    PathTooLong, ResolvedSpec, Role, RunState, Unmanaged, Version, Vm, VmDirectory, VmError, VmErrorKind,
+    VmSpec,
 };
-use drainpipe_hypervisor_qemu::{Process, lift_throttle_of};
+use drainpipe_hypervisor_qemu::{Privileges, Process, lift_throttle_of};
 use drainpipe_libvirt::{Connection, Domain, DomainState, Error, JobKind, JobStatsOf, XmlFlags};
 use uuid::Uuid;
 
@@ -47,8 +48,13 @@ pub struct Libvirt {
 impl Libvirt {
     /// The one that answers at one of `sockets`. What is kept of its domains is in `runtime_directory`, and what a boot of the host
     /// is not to take below `state_directory`.
-    pub fn new(runtime_directory: PathBuf, state_directory: PathBuf, sockets: Sockets) -> Self {
-        Self { runtime_directory, daemon: Arc::new(Daemon::at(sockets, state_directory)) }
+    pub fn new(
+        runtime_directory: PathBuf,
+        state_directory: PathBuf,
+        sockets: Sockets,
+        privileges: Privileges,
+    ) -> Self {
+        Self { runtime_directory, daemon: Arc::new(Daemon::at(sockets, state_directory, privileges)) }
     }
 
     async fn connection(&self, deadline: Duration) -> Result<Connection, VmError> {
@@ -61,7 +67,7 @@ impl Libvirt {
 
     fn found_process(&self, vm: &VmName) -> Result<Option<Process>, VmError> {
         let spec = files::read_spec(&self.found_directory(vm)?)?;
-        qemu_process::find(spec.uuid()).map_err(VmError::failed)
+        qemu_process::find(self.daemon.privileges(), spec.uuid()).map_err(VmError::failed)
     }
 
     async fn description(
@@ -164,13 +170,13 @@ impl Libvirt {
         connection: &Connection,
         domain: &Domain,
         deadline: Duration,
-    ) -> Result<Result<Found, Unmanaged>, VmError> {
+    ) -> Result<Result<ManagedVm, Unmanaged>, VmError> {
         if let Some(definition) = self.coming(connection, domain, deadline).await? {
-            return Ok(Ok(Found { definition, is_active: true, obstacles: vec![] }));
+            return Ok(Ok(ManagedVm { definition, is_active: true, obstacles: vec![] }));
         }
         let described = self.description(connection, domain, deadline).await?;
         let definition = match &described {
-            Ok(description) => description.vm_spec().map_err(|reasons| all_of(&reasons)),
+            Ok(description) => description.vm_spec().map_err(|reasons| Inexpressible::in_words(&reasons)),
             Err(error) => Err(error.to_string()),
         };
         let is_active = domain.id.is_some();
@@ -190,14 +196,14 @@ impl Libvirt {
             Kept::default()
         };
         let obstacles = demands::of(description, &kept).obstacles;
-        Ok(Ok(Found { definition: definition.clone(), is_active, obstacles }))
+        Ok(Ok(ManagedVm { definition: definition.clone(), is_active, obstacles }))
     }
 
     /// By what was kept of it, while there is no libvirt to say more.
     fn orphaned(&self, vm: &VmName) -> Result<DomainVm, VmError> {
         let directory = self.found_directory(vm)?;
         let spec = files::read_spec(&directory)?;
-        let process = qemu_process::find(spec.uuid()).map_err(VmError::failed)?;
+        let process = qemu_process::find(self.daemon.privileges(), spec.uuid()).map_err(VmError::failed)?;
         let process = process.ok_or_else(|| {
             VmError::new(VmErrorKind::NotRunning, format!("the domain {vm} is off, and so is its libvirt"))
         })?;
@@ -221,21 +227,18 @@ impl Libvirt {
             return Err(VmError::new(VmErrorKind::NotRunning, format!("the domain {vm} is off")));
         }
         let description = self.description(&connection, &domain, deadline).await?.map_err(VmError::failed)?;
-        let spec = description.vm_spec().map_err(|reasons| VmError::failed(all_of(&reasons)))?;
+        let spec =
+            description.vm_spec().map_err(|reasons| VmError::failed(Inexpressible::in_words(&reasons)))?;
         let spec = ResolvedSpec::try_from(spec).map_err(VmError::failed)?;
         let directory = self.found_directory(vm)?;
         files::write_spec(&directory, &spec)?;
         let role = files::role(&directory)?;
         let version = versions::of_qemu(&connection, deadline).await?;
-        let process = qemu_process::find_started(spec.uuid(), PROCESS_WITHIN.min(deadline)).await;
+        let (privileges, within) = (self.daemon.privileges(), PROCESS_WITHIN.min(deadline));
+        let process = qemu_process::find_started(privileges, spec.uuid(), within).await;
         let process = process.map_err(VmError::failed)?;
         Ok(DomainVm::new(&self.daemon, spec, directory, role, version, Some(process)))
     }
-}
-
-pub(crate) fn all_of(reasons: &[Inexpressible]) -> String {
-    let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
-    reasons.join("; ")
 }
 
 /// A domain that is shown, and stays.
@@ -439,7 +442,7 @@ impl Hypervisor for Libvirt {
 
     fn living(&self, vm: &VmName) -> Result<Option<u32>, VmError> {
         let spec = files::read_spec(&self.found_directory(vm)?)?;
-        qemu_process::number(spec.uuid()).map_err(VmError::failed)
+        qemu_process::number(self.daemon.privileges(), spec.uuid()).map_err(VmError::failed)
     }
 
     /// The domain is libvirt's: what is left of it is no matter of Drainpipe's. If it is to be ended, or was to come,

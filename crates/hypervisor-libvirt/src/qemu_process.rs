@@ -8,22 +8,22 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-use drainpipe_hypervisor_qemu::{Process, ProcessFile};
+use drainpipe_hypervisor_qemu::{Privileges, Process, ProcessFile};
 use uuid::Uuid;
 
 /// How often it is looked for where it must come.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Takes hold of the one of this domain on this host; none where none lives.
-pub(crate) fn find(uuid: Uuid) -> io::Result<Option<Process>> {
-    match number(uuid)? {
-        Some(pid) => Process::of_pid(pid, |command_line| is_of(command_line, uuid)),
+pub(crate) fn find(privileges: &Privileges, uuid: Uuid) -> io::Result<Option<Process>> {
+    match number(privileges, uuid)? {
+        Some(pid) => Process::of_pid(privileges, pid, |command_line| is_of(command_line, uuid)),
         None => Ok(None),
     }
 }
 
 /// Its number.
-pub(crate) fn number(uuid: Uuid) -> io::Result<Option<u32>> {
+pub(crate) fn number(privileges: &Privileges, uuid: Uuid) -> io::Result<Option<u32>> {
     let own_network = identity(&File::open("/proc/self/ns/net")?)?;
     for entry in fs::read_dir("/proc")? {
         let Ok(entry) = entry else { continue };
@@ -33,7 +33,7 @@ pub(crate) fn number(uuid: Uuid) -> io::Result<Option<u32>> {
         // One that ends meanwhile is not it.
         let is_it =
             fs::read(entry.path().join("cmdline")).is_ok_and(|command_line| is_of(&command_line, uuid));
-        if is_it && is_in(pid, own_network) {
+        if is_it && is_in(privileges, pid, own_network) {
             return Ok(Some(pid));
         }
     }
@@ -41,10 +41,14 @@ pub(crate) fn number(uuid: Uuid) -> io::Result<Option<u32>> {
 }
 
 /// As [`find`], of one that libvirt says is there.
-pub(crate) async fn find_started(uuid: Uuid, deadline: Duration) -> io::Result<Process> {
+pub(crate) async fn find_started(
+    privileges: &Privileges,
+    uuid: Uuid,
+    deadline: Duration,
+) -> io::Result<Process> {
     let end = Instant::now() + deadline;
     loop {
-        match find(uuid)? {
+        match find(privileges, uuid)? {
             Some(process) => return Ok(process),
             None if Instant::now() >= end => {
                 let message = "libvirt says that it runs, but no QEMU with its UUID is in this host's network namespace";
@@ -66,8 +70,8 @@ fn effective_user(status: &str) -> Option<u32> {
     users.split_whitespace().nth(1)?.parse().ok()
 }
 
-fn is_in(pid: u32, network: (u64, u64)) -> bool {
-    let its = ProcessFile::Network.open_of(pid).and_then(|file| identity(&file));
+fn is_in(privileges: &Privileges, pid: u32, network: (u64, u64)) -> bool {
+    let its = privileges.open(ProcessFile::Network, pid).and_then(|file| identity(&file));
     its.is_ok_and(|its| its == network)
 }
 

@@ -10,7 +10,7 @@ use drainpipe_hypervisor::Role;
 use drainpipe_hypervisor::spec::{Disk, DiskFormat, MacAddress, ResolvedSpec, VmName};
 use serde_json::{Value, json};
 
-use crate::handed::Numbers;
+use crate::numbers::Numbers;
 
 /// QEMU starts no guest by itself.
 const NOT_BY_ITSELF: &str = "-S";

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use drainpipe_hypervisor::Hardware;
 use drainpipe_hypervisor::cpu_models::{CpuModels, canonical_feature};
-use drainpipe_hypervisor::spec::Hardware;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use drainpipe_engine::host::capabilities::Capabilities;
-use drainpipe_hypervisor::spec::Hardware;
-use drainpipe_hypervisor::{BinaryStamp, HypervisorFacts, Version, VmDirectory};
+use drainpipe_hypervisor::{BinaryStamp, Hardware, HypervisorFacts, Version, VmDirectory};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -16,6 +15,7 @@ use crate::cpu_models;
 use crate::launch::{LaunchError, io_error, launch};
 use crate::launcher::Launcher;
 use crate::paths::RuntimePaths;
+use crate::privileges::Privileges;
 use crate::qmp::{QmpClient, QmpError};
 
 /// Debian 12's QEMU, the oldest that is tested.
@@ -53,11 +53,10 @@ pub enum ProbeError {
     },
 }
 
-/// Asks `binary`, which is a path or a name to look up in `PATH`, by running it once without a
-/// machine. `scratch_directory` must exist and be writable; it is left as it was.
+/// Asks QEMU, by running it once without a machine. `scratch_directory` must exist and be writable; it is left as it was.
 pub async fn probe(
+    privileges: &Privileges,
     launcher: &Launcher,
-    binary: &Path,
     scratch_directory: &Path,
     deadline: Duration,
 ) -> Result<HypervisorFacts, ProbeError> {
@@ -70,8 +69,9 @@ pub async fn probe(
     let arguments = [PROBE_ARGUMENTS, accelerators].into_iter().flat_map(str::split_ascii_whitespace);
     let arguments: Vec<_> = arguments.map(Into::into).collect();
     // Its drop kills this QEMU, which has no guest to lose.
+    let binary = &launcher.binary;
     let stamp = BinaryStamp::of(binary);
-    let qemu = launch(launcher, binary, &arguments, BTreeMap::new(), &paths, deadline).await?;
+    let qemu = launch(privileges, launcher, &arguments, BTreeMap::new(), &paths, deadline).await?;
     let facts = ask(binary, &qemu.qmp, lacks_kvm, deadline).await?;
     Ok(HypervisorFacts { stamp, ..facts })
 }

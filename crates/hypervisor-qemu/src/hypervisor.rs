@@ -14,6 +14,7 @@ use drainpipe_hypervisor::{
 
 use crate::launcher::Launcher;
 use crate::paths::RuntimePaths;
+use crate::privileges::Privileges;
 use crate::vmm::Vmm;
 use crate::{facts, sockets, throttle};
 
@@ -21,20 +22,20 @@ use crate::{facts, sockets, throttle};
 #[derive(Debug)]
 pub struct Qemu {
     runtime_directory: PathBuf,
+    privileges: Privileges,
     // Absent where no QEMU is to be started.
-    start: Option<(Launcher, PathBuf)>,
+    launcher: Option<Launcher>,
 }
 
 impl Qemu {
-    /// Starts `binary`, which is a path or a name to look up in `PATH`, by `launcher`. What runs has its files in
-    /// `runtime_directory`.
-    pub fn new(runtime_directory: PathBuf, launcher: Launcher, binary: PathBuf) -> Self {
-        Self { runtime_directory, start: Some((launcher, binary)) }
+    /// Starts QEMUs by `launcher`. What runs has its files in `runtime_directory`.
+    pub fn new(runtime_directory: PathBuf, privileges: Privileges, launcher: Launcher) -> Self {
+        Self { runtime_directory, privileges, launcher: Some(launcher) }
     }
 
     /// Finds what runs, and starts nothing.
-    pub fn to_find(runtime_directory: PathBuf) -> Self {
-        Self { runtime_directory, start: None }
+    pub fn to_find(runtime_directory: PathBuf, privileges: Privileges) -> Self {
+        Self { runtime_directory, privileges, launcher: None }
     }
 
     fn paths(&self, vm: &VmName) -> Result<RuntimePaths, PathTooLong> {
@@ -45,17 +46,15 @@ impl Qemu {
         self.paths(vm).map_err(VmError::failed)
     }
 
-    fn start_by(&self) -> Result<(&Launcher, &PathBuf), VmError> {
-        let start = self.start.as_ref().map(|(launcher, binary)| (launcher, binary));
-        start.ok_or_else(|| VmError::failed("this process starts no QEMU"))
+    fn launcher(&self) -> Result<&Launcher, VmError> {
+        self.launcher.as_ref().ok_or_else(|| VmError::failed("this process starts no QEMU"))
     }
 }
 
 #[async_trait]
 impl Hypervisor for Qemu {
     async fn probe(&self, deadline: Duration) -> Result<HypervisorFacts, VmError> {
-        let (launcher, binary) = self.start_by()?;
-        Ok(facts::probe(launcher, binary, &self.runtime_directory, deadline).await?)
+        Ok(facts::probe(&self.privileges, self.launcher()?, &self.runtime_directory, deadline).await?)
     }
 
     fn directory(&self, vm: &VmName) -> Result<VmDirectory, PathTooLong> {
@@ -73,13 +72,13 @@ impl Hypervisor for Qemu {
         role: Role,
         deadline: Duration,
     ) -> Result<Arc<dyn Machine>, VmError> {
-        let (launcher, binary) = self.start_by()?;
+        let launcher = self.launcher()?;
         let paths = self.found(&spec.spec().name)?;
-        Ok(Arc::new(Vmm::start(launcher, binary, spec, paths, record, role, deadline).await?))
+        Ok(Arc::new(Vmm::start(&self.privileges, launcher, spec, paths, record, role, deadline).await?))
     }
 
     async fn attach(&self, vm: &VmName, deadline: Duration) -> Result<Arc<dyn Machine>, VmError> {
-        Ok(Arc::new(Vmm::attach(self.found(vm)?, deadline).await?))
+        Ok(Arc::new(Vmm::attach(&self.privileges, self.found(vm)?, deadline).await?))
     }
 
     async fn attach_beside_agent(
@@ -87,7 +86,8 @@ impl Hypervisor for Qemu {
         vm: &VmName,
         deadline: Duration,
     ) -> Result<Arc<dyn Machine>, VmError> {
-        Ok(Arc::new(Vmm::attach_beside_agent(self.found(vm)?, deadline).await?))
+        let paths = self.found(vm)?;
+        Ok(Arc::new(Vmm::attach_beside_agent(&self.privileges, paths, deadline).await?))
     }
 
     fn specification(&self, vm: &VmName) -> Result<ResolvedSpec, VmError> {
@@ -103,15 +103,15 @@ impl Hypervisor for Qemu {
     }
 
     async fn end_given_up(&self, vm: &VmName, deadline: Duration) -> Result<(), VmError> {
-        Ok(Vmm::end_given_up(&self.found(vm)?, deadline).await?)
+        Ok(Vmm::end_given_up(&self.privileges, &self.found(vm)?, deadline).await?)
     }
 
     async fn kill_found(&self, vm: &VmName, deadline: Duration) -> Result<(), VmError> {
-        Ok(Vmm::kill_found(&self.found(vm)?, deadline).await?)
+        Ok(Vmm::kill_found(&self.privileges, &self.found(vm)?, deadline).await?)
     }
 
     fn lift_throttle(&self, vm: &VmName) -> Result<(), VmError> {
-        Ok(throttle::lift_throttle(&self.found(vm)?)?)
+        Ok(throttle::lift_throttle(&self.privileges, &self.found(vm)?)?)
     }
 
     fn sweep_throttles(&self) -> Result<(), VmError> {
@@ -119,7 +119,8 @@ impl Hypervisor for Qemu {
     }
 
     fn cut_connections(&self, vm: &VmName, peer: SocketAddr) -> io::Result<usize> {
-        sockets::cut_connections(&self.paths(vm).map_err(io::Error::other)?, peer)
+        let paths = self.paths(vm).map_err(io::Error::other)?;
+        sockets::cut_connections(&self.privileges, &paths, peer)
     }
 
     fn is_stopped(&self, vm: &VmName) -> bool {

@@ -1,16 +1,15 @@
 //! A program beside the agent that starts QEMU and reaches into it, so that the agent needs no capabilities for that.
 //!
 //! Without it, the agent does both itself, by the same code: [`Launch::run`](crate::launcher::Launch::run) and
-//! [`Reach::perform`].
+//! [`Reach::perform`]. [`Privileges`](crate::privileges::Privileges) says which.
 
 mod serve;
 mod wire;
 
-use std::env;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -23,13 +22,10 @@ use crate::reach::{Reach, Reached};
 
 pub use serve::{KeeperError, serve};
 
-/// Names the keeper's socket, for the agent and for the guards that it starts.
-const VARIABLE: &str = "DRAINPIPE_KEEPER";
-
 /// The first answer of one that systemd has yet to start takes longest.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
-/// The keeper that this process has.
+/// A keeper, as whoever asks it has it.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     socket: PathBuf,
@@ -46,15 +42,9 @@ pub(crate) struct Kept {
 }
 
 impl Keeper {
-    /// None where nobody has named one: this process has the capabilities itself, or is nobody to need them.
-    pub(crate) fn of_this_process() -> Option<&'static Self> {
-        // The process's own, as the capabilities that it has or lacks: the environment in which it began decides, once. It also
-        // bounds the keepers to one, whose connection all of this process's QEMUs share.
-        static OWN: LazyLock<Option<Keeper>> = LazyLock::new(|| {
-            let socket = env::var_os(VARIABLE).filter(|path| !path.is_empty())?;
-            Some(Keeper { socket: socket.into(), connection: Mutex::default() })
-        });
-        OWN.as_ref()
+    /// The one that listens at `socket`, which is asked nothing yet.
+    pub(crate) fn at(socket: PathBuf) -> Self {
+        Self { socket, connection: Mutex::default() }
     }
 
     /// Has a process become QEMU.

@@ -16,10 +16,11 @@ use scopeguard::{ScopeGuard, guard};
 use tokio::net::UnixStream;
 
 use crate::control_groups;
-use crate::handed::Numbers;
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, Kept};
 use crate::launcher::{CANNOT_BECOME, CANNOT_RUN, Launch, Launcher};
+use crate::numbers::Numbers;
 use crate::paths::RuntimePaths;
+use crate::privileges::Privileges;
 use crate::process::Process;
 use crate::qmp::{QmpClient, QmpError};
 
@@ -154,7 +155,7 @@ fn create_qemu_directory(paths: &RuntimePaths) -> Result<OwnedFd, LaunchError> {
     Ok(File::open(&directory).map_err(|source| io_error("open", &directory, source))?.into())
 }
 
-/// Runs `binary` with a control connection as its standard input and the listening control socket as
+/// Runs QEMU with a control connection as its standard input and the listening control socket as
 /// its standard output, and waits until it answers.
 ///
 /// The first connection is never one that QEMU has to accept: its main thread and its monitor's
@@ -162,19 +163,20 @@ fn create_qemu_directory(paths: &RuntimePaths) -> Result<OwnedFd, LaunchError> {
 /// QEMU crashes. On two busy cores 25 of 13,000 starts of 7.2 and 10.0 had that, and none of 13,000
 /// that were spoken to like this. Once QEMU has answered, its listening sockets are safe.
 pub(crate) async fn launch(
+    privileges: &Privileges,
     launcher: &Launcher,
-    binary: &Path,
     arguments: &[OsString],
     descriptors: BTreeMap<RawFd, OwnedFd>,
     paths: &RuntimePaths,
     deadline: Duration,
 ) -> Result<Launched, LaunchError> {
+    let binary = &launcher.binary;
     let failed = |source| io_error("make a connection for", binary, source);
     let (ours, qemus) = UnixStream::pair().map_err(failed)?;
     let qemus = qemus.into_std().map_err(failed)?;
     // As a program expects its standard input.
     qemus.set_nonblocking(false).map_err(failed)?;
-    let process = spawn(launcher, binary, arguments, descriptors, paths, qemus.into())?;
+    let process = spawn(privileges, launcher, arguments, descriptors, paths, qemus.into())?;
     match QmpClient::over(ours, deadline).await {
         Ok(qmp) => Ok(Launched { qmp, process }),
         Err(source) => Err(why_not_ready(binary, &process, paths, source).await),
@@ -185,8 +187,8 @@ pub(crate) async fn launch(
 const LACKS_LIBRARY: u8 = 127;
 
 fn spawn(
+    privileges: &Privileges,
     launcher: &Launcher,
-    binary: &Path,
     arguments: &[OsString],
     descriptors: BTreeMap<RawFd, OwnedFd>,
     paths: &RuntimePaths,
@@ -200,37 +202,30 @@ fn spawn(
     handed.push(create_qemu_directory(paths)?);
     handed.push(create(OpenOptions::new().write(true), &paths.pid_file())?);
     let arguments = arguments.to_vec();
-    let started = match Keeper::of_this_process() {
+    let started = match privileges.keeper() {
         None => Launch { arguments, control_groups: 0 }
-            .run(handed, launcher, binary)
-            .and_then(|child| Process::of_child(&child, log_file)),
-        Some(keeper) => keep(keeper, arguments, handed, paths),
+            .run(handed, launcher)
+            .and_then(|child| Process::of_child(privileges, &child, log_file)),
+        Some(keeper) => keep(keeper, arguments, handed)
+            .inspect_err(|_| end_unheard(privileges, paths))
+            .and_then(|kept| Process::of_kept(privileges, kept, log_file)),
     };
-    let process = started.map_err(|source| io_error("start", binary, source))?;
+    let process = started.map_err(|source| io_error("start", &launcher.binary, source))?;
     Ok(guard(process, |process| end_now(&process)))
 }
 
 /// By the keeper, which is in other control groups than the agent. QEMU is to be in the agent's: between groups, packing
 /// takes half of a core from a VM (docs/decisions/0034).
-fn keep(
-    keeper: &Keeper,
-    arguments: Vec<OsString>,
-    mut handed: Vec<OwnedFd>,
-    paths: &RuntimePaths,
-) -> io::Result<Process> {
+fn keep(keeper: &Keeper, arguments: Vec<OsString>, mut handed: Vec<OwnedFd>) -> io::Result<Kept> {
     let groups = control_groups::open_own()?;
     let control_groups = u8::try_from(groups.len()).map_err(io::Error::other)?;
     handed.extend(groups);
-    let kept = keeper.launch(Launch { arguments, control_groups }, &handed);
-    if kept.is_err() {
-        end_unheard(paths);
-    }
-    Process::of_kept(kept?, paths.log_file())
+    keeper.launch(Launch { arguments, control_groups }, &handed)
 }
 
 /// Where the keeper ends before it answers, its QEMU may be there.
-fn end_unheard(paths: &RuntimePaths) {
-    if let Ok(Some(process)) = Process::find(&paths.pid_file(), paths.log_file()) {
+fn end_unheard(privileges: &Privileges, paths: &RuntimePaths) {
+    if let Ok(Some(process)) = Process::find(privileges, &paths.pid_file(), paths.log_file()) {
         end_now(&process);
     }
 }

@@ -24,7 +24,8 @@ use rustix::thread::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::process::Birth;
+use crate::birth::Birth;
+use crate::numbers::FIRST;
 use crate::user::QemuUser;
 
 /// What it exits with where the program cannot be run.
@@ -32,9 +33,6 @@ pub(crate) const CANNOT_RUN: u8 = 126;
 
 /// What it exits with where it cannot become what QEMU is to be.
 pub(crate) const CANNOT_BECOME: u8 = 125;
-
-/// The first number after those of standard input, output and errors.
-pub(crate) const FIRST: RawFd = 3;
 
 /// Devices that QEMU opens by itself, if their group may.
 const DEVICES: [&str; 3] = ["/dev/kvm", "/dev/userfaultfd", "/dev/infiniband/rdma_cm"];
@@ -48,6 +46,8 @@ pub struct Launcher {
     pub arguments: Vec<OsString>,
     /// The user that QEMU runs as.
     pub user: QemuUser,
+    /// The QEMU that it becomes: a path, or a name to look up in `PATH`.
+    pub binary: PathBuf,
 }
 
 /// A QEMU to start. What it is to have open comes with this, in the order of the numbers that QEMU knows it by: standard
@@ -73,13 +73,8 @@ struct Order {
 
 impl Launch {
     /// Starts the process that becomes QEMU. What it has open is its alone from then on.
-    pub(crate) fn run(
-        self,
-        descriptors: Vec<OwnedFd>,
-        launcher: &Launcher,
-        binary: &Path,
-    ) -> io::Result<Child> {
-        let order = self.order(descriptors.len(), launcher, binary)?;
+    pub(crate) fn run(self, descriptors: Vec<OwnedFd>, launcher: &Launcher) -> io::Result<Child> {
+        let order = self.order(descriptors.len(), launcher)?;
         let mut command = Command::new(&launcher.program);
         command.args(&launcher.arguments).arg(serde_json::to_string(&order)?).arg("--").args(self.arguments);
         let mut numbered = (0..).zip(descriptors);
@@ -91,7 +86,7 @@ impl Launch {
         command.process_group(0).spawn()
     }
 
-    fn order(&self, descriptors: usize, launcher: &Launcher, binary: &Path) -> io::Result<Order> {
+    fn order(&self, descriptors: usize, launcher: &Launcher) -> io::Result<Order> {
         let end = RawFd::try_from(descriptors).map_err(io::Error::other)?;
         let control_groups = end - RawFd::from(self.control_groups)..end;
         let pid_file = control_groups.start - 1;
@@ -99,7 +94,13 @@ impl Launch {
         if directory < FIRST {
             return Err(too_few());
         }
-        Ok(Order { binary: binary.to_owned(), user: launcher.user, directory, pid_file, control_groups })
+        Ok(Order {
+            binary: launcher.binary.clone(),
+            user: launcher.user,
+            directory,
+            pid_file,
+            control_groups,
+        })
     }
 }
 
@@ -214,10 +215,15 @@ mod tests {
 
     #[test]
     fn what_the_process_needs_comes_behind_what_qemu_has() {
-        let launcher = Launcher { program: "launch".into(), arguments: vec![], user: QemuUser::own() };
+        let launcher = Launcher {
+            program: "launch".into(),
+            arguments: vec![],
+            user: QemuUser::own(),
+            binary: "qemu".into(),
+        };
         let order = |descriptors, control_groups| {
             let launch = Launch { arguments: vec![], control_groups };
-            launch.order(descriptors, &launcher, Path::new("qemu"))
+            launch.order(descriptors, &launcher)
         };
         let of_two_groups = order(9, 2).unwrap();
         assert_eq!((of_two_groups.directory, of_two_groups.pid_file), (5, 6));

@@ -4,10 +4,13 @@
 //! facts         what this host's QEMU can do
 //! cpu_models    what it says of its CPU models
 //! command_line  a specification as QEMU's arguments; pure
+//! numbers       under which numbers it has files and taps open; pure
 //! launch        a process and its control sockets
 //! launcher      the process that becomes QEMU, and what it gives up before
 //! reach         what only capabilities let a process do to QEMU
 //! keeper        a program that has them, where the agent has not
+//! privileges    which of the two: this process or a keeper
+//! birth         what tells a process from all others
 //! handed        files and taps that QEMU gets open
 //! user          the user that QEMU runs as
 //! qmp           QEMU's control protocol
@@ -30,6 +33,7 @@
 //! One rule holds everywhere: a guest never starts to run by itself. QEMU waits (`-S`), and
 //! only [`Vmm::start`] of a fresh VM and [`migration::run`] let a guest run.
 
+mod birth;
 mod command_line;
 mod control_groups;
 mod cpu_models;
@@ -50,7 +54,9 @@ pub mod launcher;
 mod machine;
 mod memory_sample;
 pub mod migration;
+mod numbers;
 mod paths;
+mod privileges;
 mod process;
 pub mod qmp;
 mod reach;
@@ -68,6 +74,7 @@ pub use launch::LaunchError;
 pub use launcher::Launcher;
 pub use memory_sample::SampleError;
 pub use paths::RuntimePaths;
+pub use privileges::Privileges;
 pub use process::Process;
 pub use reach::ProcessFile;
 pub use sockets::{cut_connections, is_stopped};

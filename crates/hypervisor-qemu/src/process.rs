@@ -1,6 +1,5 @@
 //! A QEMU process, held by a pidfd, so that a recycled process id is never mistaken for it.
 
-use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +18,9 @@ use rustix::process::{
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::birth;
 use crate::keeper::Kept;
+use crate::privileges::Privileges;
 use crate::reach::{ProcessFile, Reach, Reached, parse_pid, proc_path};
 
 /// A guest can make QEMU print warnings without end. Past this the log is emptied.
@@ -28,31 +29,10 @@ const LOG_CHECK_EVERY: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// Its parent writes how it has ended as soon as it can.
 const TOLD_WITHIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// What tells a process from all others of this host since it was booted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Birth {
-    pid: Pid,
-    /// After boot, in clock ticks.
-    started: u64,
-}
-
-impl Birth {
-    pub(crate) fn of_this_process() -> io::Result<Self> {
-        let pid = rustix::process::getpid();
-        let started = started(pid)?.ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self { pid, started })
-    }
-}
-
-impl fmt::Display for Birth {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(formatter, "{} {}", self.pid.as_raw_nonzero(), self.started)
-    }
-}
-
 /// A QEMU that this host runs, whoever has started it. It is identified by its pidfd, not by its ID.
 #[derive(Debug)]
 pub struct Process {
+    privileges: Privileges,
     pid: Pid,
     pidfd: OwnedFd,
     exit: watch::Receiver<Option<Exit>>,
@@ -60,19 +40,23 @@ pub struct Process {
 
 impl Process {
     /// Takes hold of our own child, which cannot be recycled before it is waited for.
-    pub(crate) fn of_child(child: &Child, log_file: PathBuf) -> io::Result<Self> {
+    pub(crate) fn of_child(privileges: &Privileges, child: &Child, log_file: PathBuf) -> io::Result<Self> {
         let pid = Pid::from_child(child);
-        Self::watched(pid, open_pidfd(pid)?, Some(log_file), None)
+        Self::watched(privileges, (pid, open_pidfd(pid)?), Some(log_file), None)
     }
 
     /// Takes hold of one that the keeper has started.
-    pub(crate) fn of_kept(kept: Kept, log_file: PathBuf) -> io::Result<Self> {
+    pub(crate) fn of_kept(privileges: &Privileges, kept: Kept, log_file: PathBuf) -> io::Result<Self> {
         let Kept { pid, pidfd, exit } = kept;
-        Self::watched(pid, pidfd, Some(log_file), Some(exit))
+        Self::watched(privileges, (pid, pidfd), Some(log_file), Some(exit))
     }
 
     /// Takes hold of the process `pid`, if it lives and `is_wanted` says so of its command line.
-    pub fn of_pid(pid: u32, is_wanted: impl Fn(&[u8]) -> bool) -> io::Result<Option<Self>> {
+    pub fn of_pid(
+        privileges: &Privileges,
+        pid: u32,
+        is_wanted: impl Fn(&[u8]) -> bool,
+    ) -> io::Result<Option<Self>> {
         let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         let pidfd = match open_pidfd(pid) {
             Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
@@ -80,13 +64,17 @@ impl Process {
         };
         // Only now, with the pidfd open, does the process stay the one that is looked at.
         let command_line = fs::read(proc_path(pid, "cmdline")).unwrap_or_default();
-        is_wanted(&command_line).then(|| Self::watched(pid, pidfd, None, None)).transpose()
+        is_wanted(&command_line).then(|| Self::watched(privileges, (pid, pidfd), None, None)).transpose()
     }
 
     /// Finds the QEMU that `pid_file` names, if it still lives.
-    pub(crate) fn find(pid_file: &Path, log_file: PathBuf) -> io::Result<Option<Self>> {
+    pub(crate) fn find(
+        privileges: &Privileges,
+        pid_file: &Path,
+        log_file: PathBuf,
+    ) -> io::Result<Option<Self>> {
         let found = find_pidfd(pid_file)?;
-        found.map(|(pid, pidfd)| Self::watched(pid, pidfd, Some(log_file), None)).transpose()
+        found.map(|found| Self::watched(privileges, found, Some(log_file), None)).transpose()
     }
 
     /// The process id of the QEMU that `pid_file` names, if it lives.
@@ -102,8 +90,8 @@ impl Process {
 
     /// Its log is kept short if one is named. If it is no child of ours, `told` says how it ends, if anybody does.
     fn watched(
-        pid: Pid,
-        pidfd: OwnedFd,
+        privileges: &Privileges,
+        (pid, pidfd): (Pid, OwnedFd),
         log_file: Option<PathBuf>,
         exit_pipe: Option<OwnedFd>,
     ) -> io::Result<Self> {
@@ -115,7 +103,7 @@ impl Process {
             wait_until_exit(&watched, log_file.as_deref());
             exited.send_replace(Some(exit_pipe.map_or_else(|| reap(watched.as_fd()), how_it_is_told)));
         })?;
-        Ok(Self { pid, pidfd, exit })
+        Ok(Self { privileges: privileges.clone(), pid, pidfd, exit })
     }
 
     /// Its id, for people and for the kernel's counters. Another process may have it once this one has ended.
@@ -141,7 +129,7 @@ impl Process {
     }
 
     fn reach(&self, reach: Reach) -> io::Result<Reached> {
-        reach.act(self.pid, self.pidfd.as_fd())
+        self.privileges.reach(reach, self.pid, self.pidfd.as_fd())
     }
 
     /// Only after this is it certain that a file in `/proc` was this process's.
@@ -246,7 +234,7 @@ fn find_pidfd(pid_file: &Path) -> io::Result<Option<(Pid, OwnedFd)>> {
     };
     // Only now, with the pidfd open, does the process stay the one that is looked at.
     if let Some(word) = words.next() {
-        return Ok((started(pid).ok().flatten() == word.parse().ok()).then_some((pid, pidfd)));
+        return Ok((birth::started(pid).ok().flatten() == word.parse().ok()).then_some((pid, pidfd)));
     }
     // A QEMU of an older agent wrote the file itself. Its command line names it, which no other process's does.
     let command_line = fs::read(proc_path(pid, "cmdline")).unwrap_or_default();
@@ -326,20 +314,6 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
     user.checked_add(system)
 }
 
-/// When a process started, after boot in clock ticks; none if it has ended.
-fn started(pid: Pid) -> io::Result<Option<u64>> {
-    Ok(start_ticks(&fs::read_to_string(proc_path(pid, "stat"))?))
-}
-
-/// Fields 3 and 22 of `/proc/PID/stat`.
-fn start_ticks(stat: &str) -> Option<u64> {
-    let (_, fields_from_third) = stat.rsplit_once(')')?;
-    let mut fields = fields_from_third.split_ascii_whitespace();
-    let has_ended = matches!(fields.next()?, "Z" | "X");
-    let ticks = fields.nth(18)?.parse().ok()?;
-    (!has_ended).then_some(ticks)
-}
-
 /// What `/proc` says that a process may lock; none for as much as it likes.
 fn memory_lock_bytes(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
@@ -351,6 +325,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::birth::Birth;
 
     #[test]
     fn a_limit_is_the_one_that_holds_and_unlimited_is_none() {
@@ -375,7 +350,7 @@ mod tests {
     proptest! {
         #[test]
         fn reading_cpu_time_never_panics(stat in ".*") {
-            let _ = (cpu_ticks(&stat), start_ticks(&stat));
+            let _ = cpu_ticks(&stat);
         }
     }
 
@@ -383,7 +358,7 @@ mod tests {
     fn a_recycled_process_id_is_not_taken_for_qemu() {
         let directory = tempfile::tempdir().expect("a directory");
         let (pid_file, log) = (directory.path().join("pid"), directory.path().join("log"));
-        let find = || Process::find(&pid_file, log.clone()).expect("readable");
+        let find = || Process::find(&Privileges::own(), &pid_file, log.clone()).expect("readable");
         assert!(find().is_none(), "no file");
         for text in ["", "x", "-1", "0", "99999999999"] {
             fs::write(&pid_file, text).expect("writable");
@@ -393,23 +368,9 @@ mod tests {
         fs::write(&pid_file, std::process::id().to_string()).expect("writable");
         assert!(find().is_none(), "another process");
         let own = Birth::of_this_process().expect("readable");
-        fs::write(&pid_file, Birth { started: own.started - 1, ..own }.to_string()).expect("writable");
+        fs::write(&pid_file, own.a_tick_earlier().to_string()).expect("writable");
         assert!(find().is_none(), "another process of this number");
         fs::write(&pid_file, own.to_string()).expect("writable");
         assert_eq!(Process::living(&pid_file).expect("readable"), Some(std::process::id()));
-    }
-
-    #[test]
-    fn one_that_has_ended_and_is_not_waited_for_does_not_live() {
-        let mut child = std::process::Command::new("true").spawn().expect("true(1)");
-        let pid = Pid::from_child(&child);
-        let running = start_ticks("7 (a) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 99 1");
-        assert_eq!(running, Some(99));
-        let end = std::time::Instant::now() + Duration::from_secs(20);
-        while started(pid).expect("its zombie is there").is_some() {
-            assert!(std::time::Instant::now() < end, "it has not ended");
-            thread::sleep(Duration::from_millis(1));
-        }
-        child.wait().expect("it is ours");
     }
 }

@@ -2,19 +2,17 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{
-    ForeignRawFd, Pid, PidfdFlags, PidfdGetfdFlags, Signal, getpriority_process, pidfd_getfd, pidfd_open,
-    pidfd_send_signal, setpriority_process,
+    ForeignRawFd, Pid, PidfdGetfdFlags, Signal, getpriority_process, pidfd_getfd, pidfd_send_signal,
+    setpriority_process,
 };
 use serde::{Deserialize, Serialize};
-
-use crate::keeper::Keeper;
 
 /// One such act. Needs `CAP_KILL`, `CAP_SYS_NICE` or `CAP_SYS_PTRACE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,14 +65,6 @@ impl ProcessFile {
         };
         Ok(rustix::fs::open(proc_path(pid, self.name()), flags | OFlags::CLOEXEC, Mode::empty())?)
     }
-
-    /// Opens this file of the process that has the id `pid` at the moment.
-    pub fn open_of(self, pid: u32) -> io::Result<File> {
-        let no_such_process = || io::Error::from(Errno::SRCH);
-        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(no_such_process)?;
-        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-        Reach::Open { file: self }.act(pid, pidfd.as_fd())?.file()
-    }
 }
 
 /// What an act has brought.
@@ -93,14 +83,6 @@ impl Reached {
 }
 
 impl Reach {
-    /// By the keeper where this process has one, and by itself otherwise.
-    pub(crate) fn act(self, pid: Pid, pidfd: BorrowedFd<'_>) -> io::Result<Reached> {
-        match Keeper::of_this_process() {
-            Some(keeper) => keeper.reach(self, pidfd),
-            None => self.perform(pid, pidfd),
-        }
-    }
-
     /// By this process.
     pub(crate) fn perform(self, pid: Pid, pidfd: BorrowedFd<'_>) -> io::Result<Reached> {
         let (mut numbers, mut descriptors) = (vec![], vec![]);

@@ -12,6 +12,7 @@ use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
 use socket2::{SockAddr, SockFilter, SockRef};
 
 use crate::paths::RuntimePaths;
+use crate::privileges::Privileges;
 use crate::process::Process;
 
 /// Drops what has TCP's flag RST, and takes all else. A TCP socket's filter sees segments from their
@@ -104,8 +105,8 @@ impl Connections for Process {
 /// A QEMU that somebody has [stopped](Process::is_stopped) is left alone, as an error.
 ///
 /// Needs Linux 5.6, and the right to trace QEMU.
-pub fn cut_connections(paths: &RuntimePaths, peer: SocketAddr) -> io::Result<usize> {
-    match Process::find(&paths.pid_file(), paths.log_file())? {
+pub fn cut_connections(privileges: &Privileges, paths: &RuntimePaths, peer: SocketAddr) -> io::Result<usize> {
+    match Process::find(privileges, &paths.pid_file(), paths.log_file())? {
         Some(process) => process.cut(peer),
         None => Ok(0),
     }

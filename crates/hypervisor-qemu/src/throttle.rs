@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::control_groups::{Hierarchy, Quota, QuotaError, ThreadGroup};
 use crate::paths::RuntimePaths;
+use crate::privileges::Privileges;
 use crate::process::Process;
 use crate::qmp::QmpError;
 use crate::vcpus::vcpu_threads;
@@ -76,8 +77,9 @@ impl VcpuThrottle {
 }
 
 /// Lets the vCPUs of a VM run as they like, whoever held them back, also if its QEMU answers nothing.
-pub fn lift_throttle(paths: &RuntimePaths) -> Result<(), ThrottleError> {
-    let found = Process::find(&paths.pid_file(), paths.log_file()).map_err(ThrottleError::Process)?;
+pub fn lift_throttle(privileges: &Privileges, paths: &RuntimePaths) -> Result<(), ThrottleError> {
+    let found =
+        Process::find(privileges, &paths.pid_file(), paths.log_file()).map_err(ThrottleError::Process)?;
     found.map_or(Ok(()), |process| lift_throttle_of(&process))
 }
 

@@ -16,11 +16,13 @@ use tokio::sync::broadcast;
 use tokio::time::timeout;
 
 use crate::command_line::{CONSOLE_ID, command_line, role_of};
-use crate::handed::{Handed, Numbers};
+use crate::handed::Handed;
 use crate::latest::Latest;
 use crate::launch::{LaunchError, create_directory, io_error, launch, log_tail};
 use crate::launcher::Launcher;
+use crate::numbers::Numbers;
 use crate::paths::RuntimePaths;
+use crate::privileges::Privileges;
 use crate::process::Process;
 use crate::qmp::{QmpClient, QmpError};
 use crate::tap::{TapError, attach_all};
@@ -135,8 +137,8 @@ impl Vmm {
     /// `record` is what its agent keeps of it, at [`RuntimePaths::record_file`]: there before QEMU is. If it fails, or
     /// is dropped before it is done, nothing is left.
     pub async fn start(
+        privileges: &Privileges,
         launcher: &Launcher,
-        binary: &Path,
         spec: ResolvedSpec,
         paths: RuntimePaths,
         record: &[u8],
@@ -144,7 +146,8 @@ impl Vmm {
         deadline: Duration,
     ) -> Result<Self, StartError> {
         let log_file = paths.log_file();
-        let mut start = pin!(Self::start_unbounded(launcher, binary, spec, paths, record, role, deadline));
+        let mut start =
+            pin!(Self::start_unbounded(privileges, launcher, spec, paths, record, role, deadline));
         // By reference: what is half done, the log too, goes only when `start` is dropped.
         timeout(deadline, &mut start)
             .await
@@ -152,8 +155,8 @@ impl Vmm {
     }
 
     async fn start_unbounded(
+        privileges: &Privileges,
         launcher: &Launcher,
-        binary: &Path,
         spec: ResolvedSpec,
         paths: RuntimePaths,
         record: &[u8],
@@ -168,7 +171,7 @@ impl Vmm {
         }
         let Handed { descriptors, block_devices } = Handed::open(&spec, &paths).await?;
         let arguments = command_line(&spec, role, &block_devices);
-        let qemu = launch(launcher, binary, &arguments, descriptors, &paths, deadline)
+        let qemu = launch(privileges, launcher, &arguments, descriptors, &paths, deadline)
             .await
             .map_err(|error| error.with_own_names(&Numbers::of(spec.spec()), spec.spec()))?;
         attach_all(&spec).await?;
@@ -182,18 +185,31 @@ impl Vmm {
     }
 
     /// Takes hold of a QEMU that an earlier agent started.
-    pub async fn attach(paths: RuntimePaths, deadline: Duration) -> Result<Self, AttachError> {
+    pub async fn attach(
+        privileges: &Privileges,
+        paths: RuntimePaths,
+        deadline: Duration,
+    ) -> Result<Self, AttachError> {
         let socket = paths.qmp_socket();
-        Self::attach_by(&socket, paths, deadline).await
+        Self::attach_by(privileges, &socket, paths, deadline).await
     }
 
     /// Takes hold of a QEMU whose agent may still have its own hold, as a watchdog does.
-    pub async fn attach_beside_agent(paths: RuntimePaths, deadline: Duration) -> Result<Self, AttachError> {
+    pub async fn attach_beside_agent(
+        privileges: &Privileges,
+        paths: RuntimePaths,
+        deadline: Duration,
+    ) -> Result<Self, AttachError> {
         let socket = paths.guard_socket();
-        Self::attach_by(&socket, paths, deadline).await
+        Self::attach_by(privileges, &socket, paths, deadline).await
     }
 
-    async fn attach_by(socket: &Path, paths: RuntimePaths, deadline: Duration) -> Result<Self, AttachError> {
+    async fn attach_by(
+        privileges: &Privileges,
+        socket: &Path,
+        paths: RuntimePaths,
+        deadline: Duration,
+    ) -> Result<Self, AttachError> {
         let qmp = match QmpClient::connect(socket, deadline).await {
             Err(source @ QmpError::Connect { .. }) if !lives(&paths)? => {
                 let directory = paths.directory().to_owned();
@@ -203,7 +219,7 @@ impl Vmm {
         };
         let pid_file = paths.pid_file();
         // It was written before QEMU began.
-        let process = Process::find(&pid_file, paths.log_file())
+        let process = Process::find(privileges, &pid_file, paths.log_file())
             .map_err(|error| file_problem(&pid_file, &error))?
             .ok_or_else(|| file_problem(&pid_file, &"it does not name the QEMU that answers"))?;
         let spec = Latest::new(read_spec(&paths.spec_file())?);
@@ -232,12 +248,16 @@ impl Vmm {
 
     /// Ends the QEMU in `paths` that was to receive a guest which was given up, and removes what is left; kills one
     /// that does not answer. Leaves one alone whose guest runs, or that was started to boot a guest.
-    pub async fn end_given_up(paths: &RuntimePaths, deadline: Duration) -> Result<(), EndError> {
-        let Some(process) = find(paths)? else { return remove_directory(paths) };
+    pub async fn end_given_up(
+        privileges: &Privileges,
+        paths: &RuntimePaths,
+        deadline: Duration,
+    ) -> Result<(), EndError> {
+        let Some(process) = find(privileges, paths)? else { return remove_directory(paths) };
         if !matches!(role(&process), Ok(Role::Incoming)) {
             return Err(lives_there(paths, process.pid()));
         }
-        match Self::attach(paths.clone(), deadline / 4).await {
+        match Self::attach(privileges, paths.clone(), deadline / 4).await {
             Ok(vmm) if matches!(vmm.run_state(deadline / 4).await, Ok(RunState::Running)) => {
                 Err(lives_there(paths, process.pid()))
             }
@@ -251,10 +271,12 @@ impl Vmm {
 
     /// Kills the QEMU in `paths`, whatever it does, and removes what is left: because somebody who knows what is lost
     /// wants it, and it does not answer.
-    pub async fn kill_found(paths: &RuntimePaths, deadline: Duration) -> Result<(), EndError> {
-        let pid_file = paths.pid_file();
-        let found = Process::find(&pid_file, paths.log_file());
-        if let Some(process) = found.map_err(|source| EndError::Io { path: pid_file, source })? {
+    pub async fn kill_found(
+        privileges: &Privileges,
+        paths: &RuntimePaths,
+        deadline: Duration,
+    ) -> Result<(), EndError> {
+        if let Some(process) = find(privileges, paths)? {
             kill(&process, deadline).await?;
         }
         remove_directory(paths)
@@ -416,9 +438,9 @@ fn role(process: &Process) -> io::Result<Role> {
     role_of(&command_line).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-fn find(paths: &RuntimePaths) -> Result<Option<Process>, EndError> {
+fn find(privileges: &Privileges, paths: &RuntimePaths) -> Result<Option<Process>, EndError> {
     let pid_file = paths.pid_file();
-    let found = Process::find(&pid_file, paths.log_file());
+    let found = Process::find(privileges, &pid_file, paths.log_file());
     found.map_err(|source| EndError::Io { path: pid_file, source })
 }
 

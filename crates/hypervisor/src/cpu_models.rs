@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::Hardware;
+use crate::hardware::Hardware;
 
 /// Models that are whatever the host is.
 const FOLLOW_HOST: [&str; 2] = ["host", "max"];

@@ -9,7 +9,6 @@ use drainpipe_engine::host::capabilities::Capabilities;
 use serde::{Deserialize, Serialize};
 
 use crate::cpu_models::CpuModels;
-use crate::spec::MachineType;
 
 /// Version of a hypervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -82,8 +81,8 @@ impl HypervisorFacts {
     }
 
     /// The newest machine type of the same family as `machine`.
-    pub fn newest_like(&self, machine: &MachineType) -> Option<&str> {
-        let (family, _) = machine.as_str().rsplit_once('-')?;
+    pub fn newest_like(&self, machine: &str) -> Option<&str> {
+        let (family, _) = machine.rsplit_once('-')?;
         let version = |name: &str| -> Option<Vec<u32>> {
             let (of, version) = name.rsplit_once('-')?;
             (of == family).then(|| version.split('.').filter_map(|part| part.parse().ok()).collect())

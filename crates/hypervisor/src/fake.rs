@@ -4,7 +4,6 @@
 //! [`Hypervisor::attach`] what the one before has left. The test does what a network or a guest would do, for example
 //! with [`FakeVm::receives_all`].
 
-mod disks;
 mod faults;
 mod process;
 mod vm;
@@ -28,9 +27,10 @@ use crate::directory::{PathTooLong, VmDirectory};
 use crate::end::Exit;
 use crate::error::{VmError, VmErrorKind};
 use crate::facts::{HypervisorFacts, Version};
+use crate::hardware::Hardware;
 use crate::hypervisor::{Hypervisor, Managed};
 use crate::role::Role;
-use crate::spec::{Hardware, ResolvedSpec, VmName};
+use crate::spec::{ResolvedSpec, VmName};
 use crate::state::RunState;
 use crate::vm::{Machine, Vm};
 

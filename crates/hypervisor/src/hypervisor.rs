@@ -20,7 +20,7 @@ use crate::vm::Machine;
 
 /// A VM that somebody else than Drainpipe has defined here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct ManagedVm {
     /// What it is.
     pub definition: VmSpec,
     /// Whether its guest is here, running or not.
@@ -29,7 +29,7 @@ pub struct Found {
     pub obstacles: Vec<Notice>,
 }
 
-impl Found {
+impl ManagedVm {
     /// As what it is shown while Drainpipe has a VM of the same name here, which commands mean then; `None` where it is
     /// Drainpipe's own.
     pub fn as_namesake(&self) -> Option<Unmanaged> {
@@ -71,7 +71,7 @@ pub struct Unmanaged {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Managed {
     /// Those that may move.
-    pub found: Vec<Found>,
+    pub found: Vec<ManagedVm>,
     /// The others.
     pub unmanaged: Vec<Unmanaged>,
 }

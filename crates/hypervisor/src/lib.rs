@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! spec         what a VM is: TOML, JSON, resolved for a host
+//! hardware     what runs guest instructions
 //! facts        what a host's hypervisor can do
 //! cpu_models   what its CPU models are there
 //! state        what a VM is doing, and where its migration stands
@@ -34,6 +35,7 @@ mod event;
 mod facts;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
+mod hardware;
 mod hypervisor;
 mod memory;
 mod open_enum;
@@ -56,7 +58,8 @@ pub use end::{End, Exit};
 pub use error::{VmError, VmErrorKind};
 pub use event::{Happening, VmEvent};
 pub use facts::{BinaryStamp, HypervisorFacts, Version};
-pub use hypervisor::{Found, Hypervisor, Managed, Unmanaged};
+pub use hardware::Hardware;
+pub use hypervisor::{Hypervisor, Managed, ManagedVm, Unmanaged};
 pub use memory::{Contents, MemorySample};
 pub use parcel::{Parcel, ParcelTooLong};
 pub use role::Role;

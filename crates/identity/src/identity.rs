@@ -6,7 +6,6 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::client::{Resumption, WebPkiServerVerifier};
-use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WantsServerCert, WebPkiClientVerifier};
@@ -22,7 +21,7 @@ use crate::one_host::OneHost;
 use crate::peer::{Peer, PeerError};
 use crate::pinned::JOIN_PROTOCOL;
 use crate::revocation::Revocations;
-use crate::suites::{by_speed, has_aes};
+use crate::suites::{has_aes, provider};
 use crate::validity::Validity;
 
 /// Why certificate, key and authority are no identity.
@@ -233,11 +232,6 @@ impl Identity {
     pub fn client_config(&self) -> ClientConfig {
         self.client.clone()
     }
-}
-
-pub(crate) fn provider() -> Arc<CryptoProvider> {
-    let cipher_suites = by_speed(has_aes());
-    Arc::new(CryptoProvider { cipher_suites, ..rustls::crypto::ring::default_provider() })
 }
 
 fn server_config_builder(

@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::version::TLS13;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-use crate::identity::provider;
+use crate::suites::provider;
 use crate::token::Fingerprint;
 
 /// What a host that wants to join says it speaks, before anything else.

@@ -1,13 +1,22 @@
 //! TLS 1.3 cipher suites, the one first that this processor is fastest with.
 
+use std::sync::Arc;
+
 use rustls::SupportedCipherSuite;
+use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::cipher_suite::{
     TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
 };
 
+/// What TLS is made with here.
+pub(crate) fn provider() -> Arc<CryptoProvider> {
+    let cipher_suites = by_speed(has_aes());
+    Arc::new(CryptoProvider { cipher_suites, ..rustls::crypto::ring::default_provider() })
+}
+
 /// The suites in order of preference. Without instructions for AES the third is several times as fast, and AES
 /// in software may tell its key by the time it takes.
-pub(crate) fn by_speed(has_aes: bool) -> Vec<SupportedCipherSuite> {
+fn by_speed(has_aes: bool) -> Vec<SupportedCipherSuite> {
     let aes = [TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384];
     let chacha = [TLS13_CHACHA20_POLY1305_SHA256];
     if has_aes { [&aes[..], &chacha].concat() } else { [&chacha[..], &aes].concat() }

@@ -33,9 +33,9 @@ use drainpipe_machine::protocol::Request;
 
 use crate::enter;
 use crate::error::Error;
+use crate::interfaces::{self, LinkState};
 use crate::spec::{LabSpec, MachineSpec, SpecError};
 use crate::state::{self, LabLock};
-use crate::status::{LinkState, link_states};
 use crate::topology::{cables, configure_host};
 
 /// A machine boots in 6 s without KVM on an idle machine; this is for a busy one with many.
@@ -188,7 +188,7 @@ fn failed(spec: &LabSpec, host: &str, source: ExecError) -> Error {
 pub(crate) fn follow_carriers(spec: &LabSpec, link: &str) -> Result<(), Error> {
     spec.link_index(link)?;
     for host in &spec.hosts {
-        let states = link_states(spec, host)?;
+        let states = interfaces::states(spec, host)?;
         let is_up = states.get(link).is_some_and(|state| *state == LinkState::Up);
         monitor::set_link(&directory(&spec.name, host), link, is_up)?;
     }

@@ -25,7 +25,6 @@
 //! `guest=NAME,` in its command line.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -39,6 +38,7 @@ use serde::Serialize;
 
 use crate::enter;
 use crate::error::Error;
+use crate::libvirt_daemon::LIBVIRTD;
 use crate::processes::{self, NamespaceId};
 use crate::spec::{LabSpec, SpecError};
 use crate::state::{self, LabLock, namespace_file};
@@ -57,13 +57,6 @@ const QEMU: &str = "/usr/bin/qemu-system-x86_64";
 
 /// Its mounts take milliseconds.
 const READY_LIMIT: Duration = Duration::from_secs(20);
-
-/// The daemon of a libvirt that does not say another.
-const LIBVIRTD: &str = "libvirtd";
-
-/// What a modular libvirt has beside `virtqemud`, each in a daemon of its own: what domains use. They stay as they are when
-/// `virtqemud` is ended and started.
-const BESIDE_VIRTQEMUD: [&str; 3] = ["virtnetworkd", "virtsecretd", "virtstoraged"];
 
 /// A daemon ends within this if nobody keeps it.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -134,52 +127,6 @@ cgroup_controllers = []
 const QEMU_USER: &str = "libvirt-qemu:x:65534:65534::/nonexistent:/usr/sbin/nologin";
 const QEMU_GROUP: &str = "libvirt-qemu:x:65534:";
 
-/// A daemon of libvirt's that has QEMU's domains.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DaemonKind {
-    /// The daemon for all of libvirt.
-    Libvirtd,
-    /// The daemon for QEMU alone.
-    Virtqemud,
-}
-
-impl DaemonKind {
-    pub(crate) fn of(spec: &LabSpec) -> Result<Self, SpecError> {
-        let program = program(spec);
-        match program.file_name().and_then(OsStr::to_str) {
-            Some(LIBVIRTD) => Ok(Self::Libvirtd),
-            Some("virtqemud") => Ok(Self::Virtqemud),
-            _ => Err(SpecError::LibvirtDaemon(program.into())),
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Libvirtd => LIBVIRTD,
-            Self::Virtqemud => "virtqemud",
-        }
-    }
-
-    fn socket(self) -> &'static str {
-        match self {
-            Self::Libvirtd => "libvirt-sock",
-            Self::Virtqemud => "virtqemud-sock",
-        }
-    }
-
-    /// Those that are started with it, from the same directory.
-    fn beside(self) -> &'static [&'static str] {
-        match self {
-            Self::Libvirtd => &[],
-            Self::Virtqemud => &BESIDE_VIRTQEMUD,
-        }
-    }
-}
-
-fn program(spec: &LabSpec) -> &Path {
-    spec.libvirt_daemon.as_deref().unwrap_or(Path::new(LIBVIRTD))
-}
-
 /// What is done to the daemon of a host's libvirt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -204,7 +151,7 @@ impl fmt::Display for DaemonChange {
 
 /// Finds every program that a lab with libvirt will call, besides those of every lab.
 pub(crate) fn check_installed(spec: &LabSpec) -> Result<(), Error> {
-    if program(spec) == Path::new(LIBVIRTD) {
+    if spec.libvirt_program() == Path::new(LIBVIRTD) {
         tools::check_all_installed(&[(LIBVIRTD, "libvirt-daemon")])?;
     }
     tools::check_all_installed(&TOOLS)
@@ -219,7 +166,7 @@ pub(crate) fn check_host(spec: &LabSpec, host: &str) -> Result<(), SpecError> {
 
 /// Where the libvirt of `host` is reached from outside.
 pub(crate) fn socket(spec: &LabSpec, host: &str) -> Result<PathBuf, SpecError> {
-    Ok(directory(&spec.name, host).join("run").join(DaemonKind::of(spec)?.socket()))
+    Ok(directory(&spec.name, host).join("run").join(spec.libvirt_daemon_kind()?.socket()))
 }
 
 fn directory(lab: &str, host: &str) -> PathBuf {
@@ -241,7 +188,7 @@ fn begin(spec: &LabSpec, host: &str, lock: &LabLock) -> Result<Child, Error> {
     let own = directory(&spec.name, host);
     write_files(spec, &own)?;
     let qemu = spec.libvirt_qemu.as_deref().unwrap_or(Path::new(QEMU));
-    let daemon = program(spec);
+    let daemon = spec.libvirt_program();
     let capabilities = capabilities(qemu, daemon);
     create_directory(&capabilities)?;
     let entering = enter::words_without_control_groups(spec, host)?;
@@ -264,7 +211,7 @@ fn write_files(spec: &LabSpec, own: &Path) -> Result<(), Error> {
         create_directory(&own.join(name))?;
     }
     let settings = format!("{DAEMON_CONF}host_uuid = \"{}\"\n", random_uuid()?);
-    let kind = DaemonKind::of(spec)?;
+    let kind = spec.libvirt_daemon_kind()?;
     for name in [kind.name()].iter().chain(kind.beside()) {
         write(&own.join("etc").join(name).with_extension("conf"), &settings)?;
     }
@@ -340,16 +287,16 @@ pub(crate) fn change(spec: &LabSpec, host: &str, change: DaemonChange, lock: &La
 
 /// Starts what does not run of a host's libvirt; back when it answers.
 fn start(spec: &LabSpec, host: &str, lock: &LabLock) -> Result<(), Error> {
-    let kind = DaemonKind::of(spec)?;
+    let kind = spec.libvirt_daemon_kind()?;
     for name in kind.beside() {
         if running(spec, host, name)?.is_none() {
-            run(spec, host, &program(spec).with_file_name(name), lock)?;
+            run(spec, host, &spec.libvirt_program().with_file_name(name), lock)?;
         }
     }
     if daemon(spec, host)?.is_some() {
         return Ok(());
     }
-    run(spec, host, program(spec), lock)?;
+    run(spec, host, spec.libvirt_program(), lock)?;
     let name = kind.name();
     let uri = format!("qemu:///system?socket={}", socket(spec, host)?.display());
     tools::run_to_end(&["virsh", "--quiet", "connect", &uri], lock).map_err(|error| {
@@ -399,7 +346,7 @@ fn end(spec: &LabSpec, host: &str, signal: Signal) -> Result<(), Error> {
 
 /// The daemon of a host's libvirt, if it runs.
 pub(crate) fn daemon(spec: &LabSpec, host: &str) -> Result<Option<Pid>, Error> {
-    running(spec, host, DaemonKind::of(spec)?.name())
+    running(spec, host, spec.libvirt_daemon_kind()?.name())
 }
 
 /// One of its daemons, if it runs. Its file may be that of one that was killed, whose number another process has.

@@ -2,14 +2,14 @@
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::addresses::{self, MAX_HOSTS, MAX_LINKS};
-use crate::libvirt;
+use crate::libvirt_daemon::{DaemonKind, LIBVIRTD};
 use crate::names::{self, CLIENT, SWITCH};
 
 /// The MTU of Ethernet without jumbo frames.
@@ -259,7 +259,7 @@ impl LabSpec {
         if !(1..=MAX_LINKS).contains(&self.links.len()) {
             return Err(SpecError::LinkCount(self.links.len()));
         }
-        libvirt::DaemonKind::of(self)?;
+        self.libvirt_daemon_kind()?;
         let mut seen = HashSet::new();
         for host in &self.hosts {
             check_host_name(host)?;
@@ -272,6 +272,16 @@ impl LabSpec {
             check_mtu(link, spec.mtu_bytes)?;
         }
         self.machines.as_ref().map_or(Ok(()), |machines| self.check_machines(machines))
+    }
+
+    /// What the daemon is that has QEMU's domains.
+    pub(crate) fn libvirt_daemon_kind(&self) -> Result<DaemonKind, SpecError> {
+        let program = self.libvirt_program();
+        DaemonKind::of(program).ok_or_else(|| SpecError::LibvirtDaemon(program.into()))
+    }
+
+    pub(crate) fn libvirt_program(&self) -> &Path {
+        self.libvirt_daemon.as_deref().unwrap_or(Path::new(LIBVIRTD))
     }
 
     fn check_machines(&self, machines: &MachineSpec) -> Result<(), SpecError> {

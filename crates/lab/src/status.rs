@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::emulated;
 use crate::error::Error;
 use crate::fault::{Direction, Dropped, Fault, drops};
+use crate::interfaces::{self, LinkState};
 use crate::libvirt;
 use crate::names::CLIENT;
 use crate::processes::{self, NamespaceId};
@@ -100,38 +101,6 @@ pub struct LinkStatus {
     pub faults: Vec<Fault>,
 }
 
-/// Whether an interface can carry packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LinkState {
-    /// It can.
-    Up,
-    /// It is up, the other end is not.
-    NoCarrier,
-    /// It is down.
-    Down,
-}
-
-/// What `ip -json -statistics link show` says of one interface.
-#[derive(Debug, Deserialize)]
-struct Interface {
-    ifname: String,
-    flags: Vec<String>,
-    mtu: u32,
-    stats64: Statistics,
-}
-
-#[derive(Debug, Deserialize)]
-struct Statistics {
-    rx: Counter,
-    tx: Counter,
-}
-
-#[derive(Debug, Deserialize)]
-struct Counter {
-    bytes: u64,
-}
-
 /// What `tc -json qdisc show` says of one queue.
 #[derive(Debug, Deserialize)]
 struct Qdisc {
@@ -197,7 +166,7 @@ fn address_of(spec: &LabSpec, host: &str, link: &str) -> Result<Option<Ipv4Addr>
 fn read_host(spec: &LabSpec, host: &str, dropping: &HashMap<String, Dropped>) -> Result<HostStatus, Error> {
     let node = read_node(spec, host)?;
     let namespace = &node.namespace;
-    let interfaces: Vec<Interface> = query(namespace, "ip", &["-statistics", "link", "show"])?;
+    let interfaces = interfaces::of(namespace)?;
     let qdiscs: Vec<Qdisc> = query(namespace, "tc", &["qdisc", "show"])?;
     let mut links = Vec::new();
     for name in spec.link_names() {
@@ -223,12 +192,6 @@ fn read_host(spec: &LabSpec, host: &str, dropping: &HashMap<String, Dropped>) ->
     let libvirt = spec.libvirt.then(|| read_libvirt(spec, host)).transpose()?;
     let console = spec.machines.as_ref().map(|_| emulated::console(&spec.name, host));
     Ok(HostStatus { management_address: spec.management_address(host)?, node, links, libvirt, console })
-}
-
-/// The states of a host's links, by name.
-pub(crate) fn link_states(spec: &LabSpec, host: &str) -> Result<HashMap<String, LinkState>, Error> {
-    let interfaces: Vec<Interface> = query(&spec.namespace(host), "ip", &["-statistics", "link", "show"])?;
-    Ok(interfaces.into_iter().map(|interface| (interface.ifname.clone(), interface.state())).collect())
 }
 
 fn read_libvirt(spec: &LabSpec, host: &str) -> Result<LibvirtStatus, Error> {
@@ -302,17 +265,6 @@ fn dropping_tables(spec: &LabSpec) -> Result<HashMap<String, Dropped>, Error> {
         tables.extend(chains.filter_map(|chain| Some((chain.table, Dropped::by_chain(&chain.name)?))));
     }
     Ok(tables)
-}
-
-impl Interface {
-    fn state(&self) -> LinkState {
-        let has = |flag: &str| self.flags.iter().any(|set| set == flag);
-        match (has("UP"), has("LOWER_UP")) {
-            (false, _) => LinkState::Down,
-            (true, false) => LinkState::NoCarrier,
-            (true, true) => LinkState::Up,
-        }
-    }
 }
 
 /// The process's arguments; empty if it has just ended.

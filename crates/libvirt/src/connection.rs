@@ -11,12 +11,12 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, ones
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use crate::calls::{Procedure, Urgency};
 use crate::error::{Error, RemoteError};
 use crate::events::{DomainEvent, Subject, read_event};
 use crate::packet::{
     Header, KEEP_ALIVE_PROGRAM, Kind, PAYLOAD_BYTES_MAX, Packet, PacketBuffer, QEMU_PROGRAM, REMOTE_PROGRAM,
 };
+use crate::procedure::{Procedure, Urgency};
 use crate::xdr::{Decode, Decoder, Encoder};
 
 /// Events kept for a receiver that falls behind; past it the receiver is told how many it missed.

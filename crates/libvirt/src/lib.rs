@@ -10,6 +10,7 @@
 //! ```text
 //! xdr         numbers, texts and lists as bytes; pure
 //! packet      what bytes belong together, and what they are; pure
+//! procedure   what a call names; pure
 //! parameters  values that have a name and a type of their own
 //! connection  one socket, and the calls that are under way on it
 //! calls       what a daemon can be asked, by theme
@@ -30,6 +31,7 @@ pub mod fuzzing;
 mod job_stats;
 mod packet;
 mod parameters;
+mod procedure;
 mod xdr;
 
 pub use calls::{

@@ -7,9 +7,11 @@ use netlink_packet_route::address::{AddressHeaderFlags, AddressMessage};
 use rtnetlink::AddressMessageBuilder;
 use rustix::io::Errno;
 
+use crate::error::Error;
 use crate::link::address_of;
-use crate::network::{Network, execute};
-use crate::{Before, Error, Undo};
+use crate::network::Network;
+use crate::request::execute;
+use crate::undo::{Before, Undo};
 
 /// The link that belongs to the host itself.
 pub(crate) const LOOPBACK: &str = "lo";

@@ -21,8 +21,9 @@ use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use crate::Error;
 use crate::link::{find, master_of, name_of};
-use crate::network::{Network, collect, execute};
+use crate::network::Network;
 use crate::rarp;
+use crate::request::{collect, execute};
 
 /// Between one time and the next, after the first: as QEMU does. One frame may be lost, or come before a switch is ready,
 /// or before what the other host still sends.

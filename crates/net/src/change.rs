@@ -10,11 +10,11 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::route::sorted;
-use crate::{Error, Network};
-
-/// The kernel keeps the weight of a next hop, less one, in a byte.
-pub(crate) const WEIGHT_MAX: u16 = 256;
+use crate::error::Error;
+use crate::network::Network;
+use crate::route_attributes::RouteAttributes;
+use crate::sysctl;
+use crate::undo::{Before, Undo};
 
 /// One change of the host's network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,62 +62,6 @@ pub enum Change {
     },
 }
 
-/// How a route leads to its destination.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RouteAttributes {
-    /// The address that the host's packets carry, if they were not given another.
-    pub source: Option<IpAddr>,
-    /// At least one.
-    pub next_hops: Vec<NextHop>,
-    /// What TCP connections that go this way use in place of the host's default, by a name of
-    /// `net.ipv4.tcp_available_congestion_control`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub congestion_control: Option<String>,
-}
-
-/// One way over one link.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct NextHop {
-    /// Name of the link.
-    pub link: String,
-    /// The neighbour on that link who takes the packets. May be IPv6 (also link-local) where the
-    /// destination is IPv4, but not the reverse.
-    pub gateway: IpAddr,
-    /// Share of the traffic, against the sum of all weights: 1 to 256.
-    pub weight: u16,
-}
-
-/// What was there before a change.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "before")]
-pub enum Before {
-    /// Nothing: undoing removes what was added.
-    Absent,
-    /// The address, already on that link.
-    Address,
-    /// A route of Drainpipe's own to that destination.
-    Route(RouteAttributes),
-    /// Unreachable without its route, by Drainpipe.
-    Unreachable,
-    /// The kernel setting's value.
-    Sysctl {
-        /// As `sysctl` prints it.
-        value: String,
-    },
-}
-
-/// What undoing a change came to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "undo", content = "reason")]
-pub enum Undo {
-    /// It is again as it was before.
-    Undone,
-    /// It was as before already: never applied, undone earlier, or gone with its link.
-    NothingToDo,
-    /// Someone else has changed it since, so it was left as it is.
-    LeftAlone(String),
-}
-
 impl Network {
     /// What is there now of that which `change` would change.
     ///
@@ -129,7 +73,7 @@ impl Network {
             Change::Unreachable { destination } => self.observe_unreachable(*destination).await,
             // Rules that are there already are an earlier run's.
             Change::OnlyFrom { .. } => Ok(Before::Absent),
-            Change::Sysctl { key, .. } => crate::sysctl::observe(key),
+            Change::Sysctl { key, .. } => sysctl::observe(key),
         }
     }
 
@@ -141,7 +85,7 @@ impl Network {
         let now = self.observe(change).await?;
         Ok(match (change, now) {
             (Change::Address { .. }, now) => now == Before::Address,
-            (Change::Route { way, .. }, Before::Route(now)) => now == sorted(way),
+            (Change::Route { way, .. }, Before::Route(now)) => now == way.sorted(),
             (Change::Unreachable { .. }, now) => now == Before::Unreachable,
             (Change::Sysctl { value, .. }, Before::Sysctl { value: now }) => now == *value,
             (Change::Route { .. } | Change::Sysctl { .. } | Change::OnlyFrom { .. }, _) => false,
@@ -157,7 +101,7 @@ impl Network {
             Change::OnlyFrom { address, port, sources } => {
                 self.apply_only_from(*address, *port, sources).await
             }
-            Change::Sysctl { key, value } => crate::sysctl::apply(key, value),
+            Change::Sysctl { key, value } => sysctl::apply(key, value),
         }
     }
 
@@ -181,7 +125,7 @@ impl Network {
                 self.remove_only_from(*address, *port, sources).await
             }
             (Change::Sysctl { key, value }, Before::Sysctl { value: before }) => {
-                crate::sysctl::restore(key, value, before)
+                sysctl::restore(key, value, before)
             }
             _ => Err(Error::RecordMismatch { change: change.to_string(), before: format!("{before:?}") }),
         }
@@ -200,22 +144,10 @@ impl fmt::Display for Change {
     }
 }
 
-impl fmt::Display for RouteAttributes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for hop in &self.next_hops {
-            write!(f, " via {} link {} weight {}", hop.gateway, hop.link, hop.weight)?;
-        }
-        match &self.congestion_control {
-            Some(name) => write!(f, " congctl {name}"),
-            None => Ok(()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ROUTE_PROTOCOL, ignore_linkdown, packet_size};
+    use crate::{NextHop, ROUTE_PROTOCOL, ignore_linkdown, packet_size};
 
     const PAGE: &str = include_str!("../../../docs/reference/kept.md");
 

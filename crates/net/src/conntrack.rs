@@ -4,16 +4,15 @@
 //! scales of TCP's windows), so its few messages are written and read here.
 
 mod attribute;
-mod connection;
 mod message;
 mod socket;
 
 use std::net::IpAddr;
 use std::time::Instant;
 
+use drainpipe_engine::tracked::TrackedConnection;
 use tokio::task::spawn_blocking;
 
-pub use self::connection::{ConnectionKey, TcpEnd, TcpState, TrackedConnection, Transport};
 use self::message::Listed;
 use self::socket::Socket;
 use crate::{Error, sysctl};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use rustix::io::Errno;
 
-use crate::route::ROUTE_PROTOCOL;
+use crate::route_attributes::ROUTE_PROTOCOL;
 
 /// Why the host's network could not be read or changed.
 #[derive(Debug, thiserror::Error)]

@@ -1,22 +1,18 @@
 //! The TCP connections to a peer: which link each goes over, and what has arrived at its other end.
 
 use std::collections::HashMap;
-use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
-use futures_util::StreamExt;
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_core::NLM_F_DUMP;
 use netlink_packet_route::route::{RouteAttribute, RouteFlags};
-use netlink_packet_sock_diag::SockDiagMessage;
-use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP};
+use netlink_packet_sock_diag::constants::IPPROTO_TCP;
 use netlink_packet_sock_diag::inet::nlas::{Nla, TcpInfo};
-use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags};
-use netlink_proto::ConnectionHandle;
-use netlink_proto::sys::protocols::NETLINK_SOCK_DIAG;
+use netlink_packet_sock_diag::inet::{InetResponse, SocketId};
 use rustix::io::Errno;
 
 use crate::Error;
-use crate::network::{Network, collect, within_deadline};
+use crate::network::Network;
+use crate::request::collect;
 use crate::route::{link_of, route_message};
 
 /// What the kernel takes for "any connection with these addresses and ports" (`INET_DIAG_NOCOOKIE`).
@@ -89,49 +85,6 @@ impl From<&TcpInfo> for FlowCounters {
 /// How the kernel leads packets to an address. While it stays the same, each connection there keeps its way.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouteState(Vec<RouteAttribute>);
-
-/// A connection to the kernel's socket statistics, `sock_diag(7)`.
-#[derive(Debug, Clone)]
-pub(crate) struct SocketStatistics(ConnectionHandle<SockDiagMessage>);
-
-impl SocketStatistics {
-    pub(crate) fn open() -> io::Result<Self> {
-        let (connection, handle, _) = netlink_proto::new_connection(NETLINK_SOCK_DIAG)?;
-        tokio::spawn(connection);
-        Ok(Self(handle))
-    }
-
-    async fn ask(&self, operation: &str, flags: u16, id: SocketId) -> Result<Vec<InetResponse>, Error> {
-        let mut header = NetlinkHeader::default();
-        header.flags = NLM_F_REQUEST | flags;
-        let request = InetRequest {
-            family: if id.destination_address.is_ipv4() { AF_INET } else { AF_INET6 },
-            protocol: IPPROTO_TCP,
-            extensions: ExtensionFlags::INFO,
-            states: StateFlags::ESTABLISHED,
-            socket_id: id,
-        };
-        let message = NetlinkMessage::new(header, SockDiagMessage::InetRequest(request).into());
-        let protocol = |detail: String| Error::Protocol { operation: operation.to_owned(), detail };
-        let mut answers = self
-            .0
-            .request(message, netlink_proto::sys::SocketAddr::new(0, 0))
-            .map_err(|error| protocol(error.to_string()))?;
-        let mut responses = vec![];
-        while let Some(answer) = within_deadline(operation, answers.next()).await? {
-            match answer.payload {
-                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => {
-                    responses.push(*response);
-                }
-                NetlinkPayload::Error(error) => {
-                    return Err(Error::netlink(operation, rtnetlink::Error::NetlinkError(error)));
-                }
-                _ => {}
-            }
-        }
-        Ok(responses)
-    }
-}
 
 impl Network {
     /// The established connections of this host to `peer`.

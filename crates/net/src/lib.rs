@@ -28,18 +28,21 @@ mod packet_size;
 mod placement;
 mod rarp;
 mod rdma;
+mod request;
 mod route;
+mod route_attributes;
 mod rss;
+mod socket_statistics;
 mod speed;
 mod sysctl;
+mod undo;
 mod unreachable;
 mod weights;
 
 pub use announcement::Announced;
-pub use change::{Before, Change, NextHop, RouteAttributes, Undo};
+pub use change::Change;
 pub use conntrack::{
-    ConnectionKey, LISTED_MAX, Loaded, TcpEnd, TcpState, Tracked, TrackedConnection, Transport,
-    forget_tracked, track, tracked_connections, tracked_count, tracked_room,
+    LISTED_MAX, Loaded, Tracked, forget_tracked, track, tracked_connections, tracked_count, tracked_room,
 };
 pub use ended_flows::EndedFlows;
 pub use error::Error;
@@ -53,6 +56,8 @@ pub use network::Network;
 pub use packet_size::packets_by_pace;
 pub use placement::Placement;
 pub use rdma::{RdmaDevice, has_rdma_connections, rdma_devices};
-pub use route::{ROUTE_PROTOCOL, RouteInfo};
+pub use route::RouteInfo;
+pub use route_attributes::{NextHop, ROUTE_PROTOCOL, RouteAttributes};
 pub use sysctl::has_ipv6;
+pub use undo::{Before, Undo};
 pub use weights::weights;

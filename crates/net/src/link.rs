@@ -10,7 +10,8 @@ use netlink_packet_route::link::{
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::network::{Network, collect};
+use crate::network::Network;
+use crate::request::collect;
 use crate::{Error, speed};
 
 /// `IFNAMSIZ` less the terminating zero.

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::Error;
-use crate::change::{Change, NextHop, RouteAttributes, WEIGHT_MAX};
+use crate::change::Change;
+use crate::route_attributes::{NextHop, RouteAttributes, WEIGHT_MAX};
 
 /// The default, "0", hashes addresses only, and so puts all connections between two hosts on one
 /// path; this hashes the ports as well.

@@ -10,7 +10,8 @@ use netlink_packet_route::neighbour::{
 use tokio::time::Instant;
 
 use crate::Error;
-use crate::network::{Network, collect, execute};
+use crate::network::Network;
+use crate::request::{collect, execute};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 

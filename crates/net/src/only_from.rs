@@ -12,9 +12,9 @@ use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage, RulePor
 use rtnetlink::IpVersion;
 use rustix::io::Errno;
 
-use crate::change::Undo;
-use crate::network::{collect, execute};
-use crate::route::ROUTE_PROTOCOL;
+use crate::request::{collect, execute};
+use crate::route_attributes::ROUTE_PROTOCOL;
+use crate::undo::Undo;
 use crate::{Error, Network};
 
 /// `FRA_IP_PROTO` of `linux/fib_rules.h`, whose values the crate does not hand out.

@@ -7,7 +7,7 @@
 //! secret. But the kernel says which next hop it takes for a connection, so each answer narrows down
 //! where its number is, and soon there are weights whose borders lie where they should.
 
-use crate::change::WEIGHT_MAX;
+use crate::route_attributes::WEIGHT_MAX;
 use crate::weights::assumed_speeds;
 
 /// The numbers are below this.

@@ -6,23 +6,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteNextHop, RouteProtocol,
-    RouteVia,
+    RouteType, RouteVia,
 };
 use rtnetlink::{RouteMessageBuilder, RouteNextHopBuilder};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::address::LOOPBACK;
-use crate::change::WEIGHT_MAX;
-use crate::network::{Network, collect, execute};
-use crate::unreachable::is_unreachable;
-use crate::{Before, Error, NextHop, RouteAttributes, Undo};
-
-/// The route protocol number that marks Drainpipe's routes: `ip route` shows `proto 215`.
-///
-/// Not assigned in linux/rtnetlink.h nor in iproute2's `rt_protos`. With a line `215 drainpipe` in
-/// a file of `/etc/iproute2/rt_protos.d`, `ip route` shows `proto drainpipe`.
-pub const ROUTE_PROTOCOL: u8 = 215;
+use crate::error::Error;
+use crate::network::Network;
+use crate::request::{collect, execute};
+use crate::route_attributes::{NextHop, ROUTE_PROTOCOL, RouteAttributes, WEIGHT_MAX};
+use crate::undo::{Before, Undo};
 
 /// The way that the kernel takes to an address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,7 +119,7 @@ impl Network {
 
     pub(crate) async fn apply_route(&self, destination: IpNet, way: &RouteAttributes) -> Result<(), Error> {
         let before = self.observe_route(destination, way).await?;
-        if before == Before::Route(sorted(way)) {
+        if before == Before::Route(way.sorted()) {
             return Ok(());
         }
         self.set_route(destination, way, before != Before::Absent).await
@@ -156,7 +151,7 @@ impl Network {
                 .first()
                 .map_or_else(|| Undo::LeftAlone("the route has been removed".to_owned()), left_alone));
         };
-        if ours.way == sorted(way) {
+        if ours.way == way.sorted() {
             return Ok(Undo::NothingToDo);
         }
         self.set_route(destination, way, true).await?;
@@ -305,15 +300,9 @@ fn left_alone(foreign: &Route) -> Undo {
     ))
 }
 
-/// In the form in which routes are read.
-pub(crate) fn sorted(way: &RouteAttributes) -> RouteAttributes {
-    let mut sorted = way.clone();
-    // A route with one next hop has no weights.
-    if let [only] = sorted.next_hops.as_mut_slice() {
-        only.weight = 1;
-    }
-    sorted.next_hops.sort();
-    sorted
+/// Whether it is an unreachable route that Drainpipe has made.
+pub(crate) fn is_unreachable(message: &RouteMessage) -> bool {
+    u8::from(message.header.protocol) == ROUTE_PROTOCOL && message.header.kind == RouteType::Unreachable
 }
 
 pub(crate) fn route_message(destination: IpNet, operation: &str) -> Result<RouteMessage, Error> {
@@ -350,7 +339,7 @@ fn route_from(message: &RouteMessage, names: &HashMap<u32, String>) -> Route {
         next_hops,
         congestion_control: congestion_control_of(&message.attributes),
     };
-    Route { protocol: message.header.protocol.into(), way: sorted(&way) }
+    Route { protocol: message.header.protocol.into(), way: way.sorted() }
 }
 
 fn destination_of(message: &RouteMessage) -> Option<IpNet> {

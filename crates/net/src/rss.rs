@@ -9,7 +9,8 @@ use netlink_packet_core::{
 };
 use netlink_packet_generic::{GenlFamily, GenlHeader, GenlMessage};
 
-use crate::network::{Network, within_deadline};
+use crate::network::Network;
+use crate::request::within_deadline;
 
 /// Numbers of `linux/ethtool_netlink.h`.
 const ETHTOOL_MSG_RSS_GET: u8 = 38;

@@ -6,7 +6,7 @@ use ethtool::{EthtoolAttr, EthtoolError, EthtoolHandle, EthtoolHeader, EthtoolLi
 use futures_util::TryStreamExt;
 use rustix::io::Errno;
 
-use crate::network::{BUSY_PAUSE, within_deadline};
+use crate::request::{BUSY_PAUSE, within_deadline};
 
 /// `SPEED_UNKNOWN` of linux/ethtool.h: no carrier, or the driver has no notion of speed.
 const SPEED_UNKNOWN: u32 = u32::MAX;

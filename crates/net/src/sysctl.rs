@@ -6,7 +6,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::{Before, Error, Undo};
+use crate::error::Error;
+use crate::undo::{Before, Undo};
 
 /// Whether this host can have IPv6 addresses of its own: the kernel knows IPv6, and it is on for `lo`.
 pub fn has_ipv6() -> Result<bool, Error> {

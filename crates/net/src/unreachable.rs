@@ -9,9 +9,12 @@ use ipnet::IpNet;
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use rustix::io::Errno;
 
-use crate::network::{Network, execute};
-use crate::route::{ROUTE_PROTOCOL, route_message};
-use crate::{Before, Error, Undo};
+use crate::error::Error;
+use crate::network::Network;
+use crate::request::execute;
+use crate::route::{is_unreachable, route_message};
+use crate::route_attributes::ROUTE_PROTOCOL;
+use crate::undo::{Before, Undo};
 
 /// Worse than that of any other route to the destination.
 const METRIC: u32 = u32::MAX;
@@ -52,11 +55,6 @@ impl Network {
             Err(error) => Err(error),
         }
     }
-}
-
-/// Whether it is one that Drainpipe has made.
-pub(crate) fn is_unreachable(message: &RouteMessage) -> bool {
-    u8::from(message.header.protocol) == ROUTE_PROTOCOL && message.header.kind == RouteType::Unreachable
 }
 
 fn unreachable_message(destination: IpNet, operation: &str) -> Result<RouteMessage, Error> {

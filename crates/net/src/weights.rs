@@ -1,6 +1,6 @@
 //! How much of the traffic each path gets.
 
-use crate::change::WEIGHT_MAX;
+use crate::route_attributes::WEIGHT_MAX;
 
 const GREATEST: u64 = WEIGHT_MAX as u64;
 

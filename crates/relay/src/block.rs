@@ -2,8 +2,11 @@
 
 use std::ops::Deref;
 
-use crate::frame::BLOCK_BYTES_MAX;
 use crate::multifd::{PageAt, Walker};
+
+/// The longest block. Long enough that zstd finds what repeats, short enough that one on its way does not
+/// hold up the end of a stream: 1 ms at 1 Gb/s.
+pub const BLOCK_BYTES_MAX: usize = 128 << 10;
 
 /// A block that is filled, sent, and filled again.
 #[derive(Debug)]

@@ -3,9 +3,9 @@
 use drainpipe_engine::transfer::codec::Codec;
 use drainpipe_engine::transfer::relayed::Compressible;
 
+use crate::block::BLOCK_BYTES_MAX;
 use crate::entropy_filter::EntropyFilter;
 use crate::error::RelayError;
-use crate::frame::BLOCK_BYTES_MAX;
 use crate::pack::Packer;
 
 /// Packs memory as a sender would that has all the time: pages that follow each other, none of them zero. Takes some

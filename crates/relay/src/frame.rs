@@ -4,12 +4,9 @@
 
 use drainpipe_engine::transfer::codec::Codec;
 
+use crate::block::BLOCK_BYTES_MAX;
 use crate::error::RelayError;
 use crate::paged::OVERHEAD_BYTES_MAX;
-
-/// The longest block. Long enough that zstd finds what repeats, short enough that one on its way does not
-/// hold up the end of a stream: 1 ms at 1 Gb/s.
-pub const BLOCK_BYTES_MAX: usize = 128 << 10;
 
 /// The longest input of packing: a block, or a paged one's changes.
 pub(crate) const UNPACKED_BYTES_MAX: usize = BLOCK_BYTES_MAX + OVERHEAD_BYTES_MAX;

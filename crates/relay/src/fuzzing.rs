@@ -4,13 +4,12 @@
 //! Each has seeds, made by the real sender, and a bound of the memory that it may hold on top of its input.
 
 mod blocks;
-mod choices;
 mod handshake;
 mod multifd;
+mod receiving;
 mod stream;
 
 pub use self::blocks::{BLOCKS_HOLDS_BYTES, blocks, blocks_seeds};
-pub(crate) use self::choices::Choices;
 pub use self::handshake::{HANDSHAKE_HOLDS_BYTES, handshake, handshake_seeds};
 pub use self::multifd::{MULTIFD_HOLDS_BYTES, multifd, multifd_seeds};
 pub use self::stream::{STREAM_HOLDS_BYTES, stream, stream_seeds};

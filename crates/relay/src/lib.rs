@@ -19,6 +19,8 @@
 
 mod answers;
 mod block;
+#[cfg(any(test, feature = "fuzzing"))]
+mod choices;
 mod delta;
 mod entropy_filter;
 mod error;
@@ -49,10 +51,10 @@ mod unauthenticated;
 mod unpacking;
 mod wire;
 
+pub use block::BLOCK_BYTES_MAX;
 pub use error::RelayError;
 pub use estimate::estimate;
 pub use figures::{CodecBytes, Figures};
-pub use frame::BLOCK_BYTES_MAX;
 pub use host_cpu::{Busyness, HostCpu};
 pub use packers::{Bundle, BundleUnpacker, Packers, PackersSettings};
 pub use preamble::{TOKEN_BYTES, Token};

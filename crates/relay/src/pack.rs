@@ -216,8 +216,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::block::BLOCK_BYTES_MAX;
     use crate::entropy_filter::tests::noise;
-    use crate::frame::BLOCK_BYTES_MAX;
 
     #[test]
     fn what_does_not_shrink_is_left() {

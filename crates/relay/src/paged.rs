@@ -11,10 +11,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::block::BLOCK_BYTES_MAX;
 use crate::delta;
 use crate::error::RelayError;
 use crate::figures::PastCodec;
-use crate::frame::BLOCK_BYTES_MAX;
 use crate::multifd::PAGE_BYTES;
 use crate::page_cache::TakenSlot;
 use crate::page_slots::PageSlots;

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use drainpipe_engine::transfer::codec::Codec;
 
-use crate::block::Block;
+use crate::block::{BLOCK_BYTES_MAX, Block};
 use crate::figures::PastCodec;
-use crate::frame::{BLOCK_BYTES_MAX, Frame, Packing};
+use crate::frame::{Frame, Packing};
 use crate::multifd::PAGE_BYTES;
 use crate::page_cache::PageChange;
 

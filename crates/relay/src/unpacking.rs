@@ -1,8 +1,9 @@
 //! A packed stream on the receiver: frame by frame, as the blocks that they were.
 
+use crate::block::BLOCK_BYTES_MAX;
 use crate::entropy_filter::Parted;
 use crate::error::RelayError;
-use crate::frame::{BLOCK_BYTES_MAX, Frame, HEADER_BYTES, UNPACKED_BYTES_MAX};
+use crate::frame::{Frame, HEADER_BYTES, UNPACKED_BYTES_MAX};
 use crate::pack::Unpacker;
 use crate::page_slots::PageSlots;
 use crate::paged;

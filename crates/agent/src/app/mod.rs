@@ -14,7 +14,7 @@ use drainpipe_engine::connections::Priority;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Hypervisor;
 use drainpipe_hypervisor_libvirt::{Libvirt, Sockets};
-use drainpipe_hypervisor_qemu::{Launcher, Qemu, QemuUser, keeper};
+use drainpipe_hypervisor_qemu::{Launcher, Privileges, Qemu, QemuUser, keeper};
 use drainpipe_identity::{Identity, Peer, check_unchangeable};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -138,10 +138,12 @@ async fn live(
     // They end with their drop.
     let mut looking = JoinSet::new();
     looking.spawn(watchdog::keep_alive(config.socket.clone()));
-    if !wait_until_believed(&config, identity, &heard, answering, stop).await? {
+    // One for all that reaches QEMUs here, so that they share the connection to a keeper.
+    let privileges = Privileges::of_environment();
+    if !wait_until_believed(&config, &privileges, identity, &heard, answering, stop).await? {
         return Ok(Ended::Stopped);
     }
-    let hypervisor = hypervisors(&config)?;
+    let hypervisor = with_managers(&config, &privileges, qemu(&config, &privileges)?);
     let parts = open(config, hypervisor, identity, heard, stop.clone()).await?;
     recover(&parts).await?;
     let Parts {
@@ -186,12 +188,14 @@ async fn live(
 /// Says what is wrong with the journal until an operator has mended it; whether it is believed, or the agent is to stop.
 async fn wait_until_believed(
     config: &Config,
+    privileges: &Privileges,
     identity: &Identity,
     heard: &Arc<Heard>,
     answering: &Answering,
     stop: &mut watch::Receiver<bool>,
 ) -> Result<bool, Problem> {
-    let hypervisor = with_managers(config, Arc::new(Qemu::to_find(config.runtime_directory.clone())));
+    let found = Qemu::to_find(config.runtime_directory.clone(), privileges.clone());
+    let hypervisor = with_managers(config, privileges, Arc::new(found));
     loop {
         let judged = proof::judge(config, &*hypervisor, identity, false).await?;
         if judged.doubts.is_empty() {
@@ -251,32 +255,28 @@ fn launcher(config: &Config) -> Result<Launcher, Problem> {
         warn!("[qemu] user: QEMU runs as root, so whoever breaks out of a VM is root on this host");
     }
     let (program, arguments) = config.qemu.launcher.split_first().expect("a program, by default");
-    Ok(Launcher { program: program.into(), arguments: arguments.to_vec(), user })
+    let binary = config.qemu.binary.clone();
+    Ok(Launcher { program: program.into(), arguments: arguments.to_vec(), user, binary })
 }
 
 /// Starts QEMU for the agent of this host, and reaches into it, as long as whoever has this connection wants that.
 pub fn keep(config: &Config, connection: BorrowedFd<'_>) -> Result<(), Problem> {
-    keeper::serve(connection, &launcher(config)?, &config.qemu.binary).map_err(Problem::refused)
+    keeper::serve(connection, &launcher(config)?).map_err(Problem::refused)
 }
 
-fn qemu(config: &Config) -> Result<Arc<dyn Hypervisor>, Problem> {
-    let (runtime, binary) = (config.runtime_directory.clone(), config.qemu.binary.clone());
-    Ok(Arc::new(Qemu::new(runtime, launcher(config)?, binary)))
-}
-
-/// What runs VMs on this host.
-fn hypervisors(config: &Config) -> Result<Arc<dyn Hypervisor>, Problem> {
-    Ok(with_managers(config, qemu(config)?))
+fn qemu(config: &Config, privileges: &Privileges) -> Result<Arc<dyn Hypervisor>, Problem> {
+    Ok(Arc::new(Qemu::new(config.runtime_directory.clone(), privileges.clone(), launcher(config)?)))
 }
 
 /// These VMs, and those of another manager if there is one.
-fn with_managers(config: &Config, own: Arc<dyn Hypervisor>) -> Arc<dyn Hypervisor> {
+fn with_managers(config: &Config, privileges: &Privileges, own: Arc<dyn Hypervisor>) -> Arc<dyn Hypervisor> {
     if !config.libvirt.enabled {
         return own;
     }
     // Looked for again until somebody answers: it may be installed while the agent runs.
     let sockets = config.libvirt.socket.clone().map_or_else(Sockets::default, Sockets::from);
-    let libvirt = Libvirt::new(config.runtime_directory.clone(), config.state_directory.clone(), sockets);
+    let (runtime, state) = (config.runtime_directory.clone(), config.state_directory.clone());
+    let libvirt = Libvirt::new(runtime, state, sockets, privileges.clone());
     Arc::new(Hypervisors::new(own, Arc::new(libvirt)))
 }
 

@@ -95,7 +95,7 @@ fn obstacle(checks: &Checks, spec: &ResolvedSpec) -> Option<Obstacle> {
     let hypervisor = checks.vms.facts();
     match spec.check_host(hypervisor).err()? {
         ResolveError::UnknownMachine { machine, .. } => {
-            let newest = hypervisor.newest_like(&machine).map(str::to_owned);
+            let newest = hypervisor.newest_like(machine.as_str()).map(str::to_owned);
             Some(Obstacle::MachineUnknown { newest })
         }
         ResolveError::NoKvm { .. } => Some(Obstacle::NoKvm),

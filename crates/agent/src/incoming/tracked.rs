@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::migration::target::steps::Step;
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::tracked::{ConnectionKey, TrackedConnection};
 use drainpipe_hypervisor::spec::MacAddress;
-use drainpipe_net::{ConnectionKey, Neighbour, TrackedConnection, forget_tracked, track, tracked_room};
+use drainpipe_net::{Neighbour, forget_tracked, track, tracked_room};
 use tracing::warn;
 
 use super::vm::IncomingVm;
@@ -160,7 +161,7 @@ impl KnownAddresses {
 
 #[cfg(test)]
 mod tests {
-    use drainpipe_net::Transport;
+    use drainpipe_engine::tracked::Transport;
     use proptest::collection::vec;
     use proptest::prelude::*;
 

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::migration::result::TrackedUse;
 use drainpipe_engine::problem::{Problem, ProblemKind};
+use drainpipe_engine::tracked::TrackedConnection;
 use drainpipe_hypervisor::spec::MacAddress;
-use drainpipe_net::{Tracked, TrackedConnection, forget_tracked};
+use drainpipe_net::{Tracked, forget_tracked};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
@@ -301,7 +302,7 @@ fn but_those_of(own: &[IpAddr], mut listed: Vec<TrackedConnection>) -> Vec<Track
 
 #[cfg(test)]
 mod tests {
-    use drainpipe_net::Transport;
+    use drainpipe_engine::tracked::Transport;
 
     use super::*;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use drainpipe_engine::check::vm::Notice;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::{Placement, VmName, VmSpec};
-use drainpipe_hypervisor::{Found, HypervisorFacts, Machine, Managed, OwnersAct, Unmanaged};
+use drainpipe_hypervisor::{HypervisorFacts, Machine, Managed, ManagedVm, OwnersAct, Unmanaged};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
@@ -45,7 +45,7 @@ impl Vms {
         let (found, namesakes): (Vec<_>, Vec<_>) =
             found.into_iter().partition(|vm| !self.is_own(vm.definition.name.as_str()));
         let unmanaged =
-            unmanaged.into_iter().chain(namesakes.iter().filter_map(Found::as_namesake)).collect();
+            unmanaged.into_iter().chain(namesakes.iter().filter_map(ManagedVm::as_namesake)).collect();
         for vm in &found {
             if !coming.contains(vm.definition.name.as_str()) {
                 self.take_in(vm).await;
@@ -69,8 +69,8 @@ impl Vms {
         Ok(waiting.into_iter().chain(discarded).map(|record| record.vm).collect())
     }
 
-    async fn take_in(&self, found: &Found) {
-        let Found { definition, is_active, obstacles } = found;
+    async fn take_in(&self, found: &ManagedVm) {
+        let ManagedVm { definition, is_active, obstacles } = found;
         if !self.is_news(found) {
             return;
         }
@@ -92,7 +92,7 @@ impl Vms {
     }
 
     /// Whether something is to be done about it. What has changed of its definition is noted.
-    fn is_news(&self, Found { definition, is_active, obstacles }: &Found) -> bool {
+    fn is_news(&self, ManagedVm { definition, is_active, obstacles }: &ManagedVm) -> bool {
         let name = definition.name.as_str();
         let mut entries = self.lock();
         let Some(entry) = entries.get_mut(name) else { return true };

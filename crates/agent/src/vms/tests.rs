@@ -5,8 +5,8 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use drainpipe_engine::problem::ProblemKind;
-use drainpipe_hypervisor::Found;
 use drainpipe_hypervisor::Managed;
+use drainpipe_hypervisor::ManagedVm;
 use drainpipe_hypervisor::Vm;
 use drainpipe_hypervisor::fake::{Act, FakeVm, Fault};
 use drainpipe_hypervisor::spec::{Disk, DiskFormat};
@@ -239,7 +239,7 @@ fn beside_a_manager(found: &[VmSpec]) -> TestHost {
 fn manages(host: &TestHost, found: &[VmSpec]) {
     let found = found.iter().map(|definition| {
         let is_active = host.hypervisor.vm(definition.name.as_str()).is_some_and(|vm| vm.alive());
-        Found { definition: definition.clone(), is_active, obstacles: vec![] }
+        ManagedVm { definition: definition.clone(), is_active, obstacles: vec![] }
     });
     host.hypervisor.manages(Managed { found: found.collect(), unmanaged: vec![] });
 }

@@ -6,7 +6,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Subcommand, ValueHint};
 use drainpipe_storage::method::Method;
 
-use crate::completion;
+use super::completion;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DiskCommand {

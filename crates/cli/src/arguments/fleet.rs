@@ -8,7 +8,7 @@ use clap::{Args, ValueHint};
 use drainpipe_agent::store::config;
 use drainpipe_identity::JoinToken;
 
-use crate::completion;
+use super::completion;
 
 /// Which agent is set up.
 #[derive(Debug, Args)]

@@ -3,7 +3,7 @@
 use clap::{Args, ValueHint};
 use drainpipe_engine::storage::DiskName;
 
-use crate::completion;
+use super::completion;
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

@@ -12,7 +12,7 @@ use drainpipe_agent::store::config::{Config, Peer, Tls};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Hypervisor;
 use drainpipe_hypervisor_libvirt::Libvirt;
-use drainpipe_hypervisor_qemu::{Qemu, launcher};
+use drainpipe_hypervisor_qemu::{Privileges, Qemu, launcher};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
@@ -50,9 +50,10 @@ pub(crate) async fn guard(arguments: GuardArguments) -> Result<Exit, Problem> {
     };
     let (runtime_directory, state_directory) =
         (orders.runtime_directory.clone(), orders.state_directory.clone());
+    let privileges = Privileges::of_environment();
     let hypervisor: Arc<dyn Hypervisor> = match arguments.libvirt {
-        Some(socket) => Arc::new(Libvirt::new(runtime_directory, state_directory, socket.into())),
-        None => Arc::new(Qemu::to_find(runtime_directory)),
+        Some(socket) => Arc::new(Libvirt::new(runtime_directory, state_directory, socket.into(), privileges)),
+        None => Arc::new(Qemu::to_find(runtime_directory, privileges)),
     };
     guard::stand(&orders, hypervisor).await?;
     Ok(Exit::Done)

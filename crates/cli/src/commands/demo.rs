@@ -10,7 +10,7 @@ use drainpipe_guest::client::Control;
 use drainpipe_guest::parameters::KERNEL_OPTIONS;
 use drainpipe_guest::protocol::{CONTROL_PORT, HEARTBEAT_PORT};
 use drainpipe_hypervisor::VmSpec;
-use drainpipe_hypervisor_qemu::probe;
+use drainpipe_hypervisor_qemu::{Privileges, probe};
 use drainpipe_lab::{GUEST_BRIDGE, GUEST_NETWORK, Lab};
 use drainpipe_report::{BenchReport, html};
 use tokio::time::{Instant, sleep, timeout};
@@ -157,11 +157,10 @@ fn process_use(pid: i32) -> String {
 /// The newest machine type that this QEMU has: with those before 8.1, multifd's channels wait for each
 /// other all the time (docs/decisions/0021).
 async fn newest_machine(qemu: &Path) -> Result<String, Problem> {
-    let oldest = OLDEST_MACHINE.parse().map_err(Problem::failed)?;
-    let launcher = lab_command::launcher(qemu);
-    let facts =
-        probe(&launcher, qemu, &std::env::temp_dir(), PROBE_DEADLINE).await.map_err(Problem::refused)?;
-    Ok(facts.newest_like(&oldest).unwrap_or(OLDEST_MACHINE).to_owned())
+    let (privileges, launcher) = (Privileges::own(), lab_command::launcher(qemu));
+    let probed = probe(&privileges, &launcher, &std::env::temp_dir(), PROBE_DEADLINE).await;
+    let facts = probed.map_err(Problem::refused)?;
+    Ok(facts.newest_like(OLDEST_MACHINE).unwrap_or(OLDEST_MACHINE).to_owned())
 }
 
 fn guest_spec(arguments: &DemoArguments, machine: &str) -> Result<VmSpec, Problem> {

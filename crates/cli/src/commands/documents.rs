@@ -6,8 +6,7 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 use drainpipe_engine::problem::Problem;
 
-use crate::arguments::Arguments;
-use crate::completion;
+use crate::arguments::{Arguments, completion};
 use crate::exit::Exit;
 use crate::output;
 

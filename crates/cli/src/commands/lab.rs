@@ -219,7 +219,12 @@ impl Places {
 /// As the agents of a lab start QEMU.
 pub(crate) fn launcher(qemu: &Path) -> Launcher {
     let user = QemuUser::of_lab(qemu);
-    Launcher { program: "/proc/self/exe".into(), arguments: vec!["launch".into()], user }
+    Launcher {
+        program: "/proc/self/exe".into(),
+        arguments: vec!["launch".into()],
+        user,
+        binary: qemu.to_owned(),
+    }
 }
 
 /// Nothing but what is measured, or tried, uses the links of a lab. Its VMs may use any file: all hosts are this one,

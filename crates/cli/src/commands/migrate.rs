@@ -15,11 +15,11 @@ use drainpipe_engine::transfer::encryption::Encryption;
 
 use drainpipe_engine::storage::{DiskCopy, DiskName, DiskUse};
 
-use super::history;
 use crate::arguments::{DiskPlace, MigrateArguments};
 use crate::connection::{ConnectionArguments, Fleet};
 use crate::exit::Exit;
 use crate::follow::{self, Followed};
+use crate::migrations;
 use crate::output;
 
 pub(crate) async fn run(
@@ -373,7 +373,7 @@ fn lines_of(path: &PathUse, paths: usize) -> Vec<String> {
 
 pub(crate) async fn cancel(connection: &ConnectionArguments, id: &str) -> Result<Exit, Problem> {
     let fleet = connection.fleet()?;
-    let (name, view) = history::find(&fleet, id).await?;
+    let (name, view) = migrations::find(&fleet, id).await?;
     let host = fleet.host(&name).await?;
     host.client().post::<()>(&host.path(&format!("/v1/migrations/{}/cancel", view.id)), &()).await?;
     output::remark("cancelling, unless it is too late; `drainpipe history` shows how it ends");

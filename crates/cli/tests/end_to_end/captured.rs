@@ -14,9 +14,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use drainpipe_engine::migration::result::MigrationResult;
-use drainpipe_guest::dirtier::Dirtying;
 use drainpipe_guest::mix::{Kind, Layout, RUN_PAGES};
 use drainpipe_guest::page::{Content, Identity, PAGE_WORDS};
+use drainpipe_guest::protocol::Dirtying;
 use rustix::net::sockopt::{Timeout, set_socket_recv_buffer_size_force, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, socket_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};

@@ -6,9 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drainpipe_guest::client::{Control, Heartbeat};
-use drainpipe_guest::dirtier::Dirtying;
 use drainpipe_guest::parameters::KERNEL_OPTIONS;
-use drainpipe_guest::protocol::{CONTROL_PORT, HEARTBEAT_PORT, Status, Verification};
+use drainpipe_guest::protocol::{CONTROL_PORT, Dirtying, HEARTBEAT_PORT, Status, Verification};
 
 use crate::support::eventually;
 

@@ -7,7 +7,7 @@ use std::{fs, thread};
 
 use drainpipe_engine::migration::result::Outcome;
 use drainpipe_guest::client::Heartbeat;
-use drainpipe_guest::dirtier::Dirtying;
+use drainpipe_guest::protocol::Dirtying;
 use rustix::process::{Signal, kill_process};
 
 use crate::Test;

@@ -7,7 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
-use drainpipe_guest::dirtier::{Dirtying, PAGES_PER_MIB};
+use drainpipe_guest::dirtier::PAGES_PER_MIB;
+use drainpipe_guest::protocol::Dirtying;
 use rustix::process::Signal;
 
 use crate::guest::Guest;

@@ -11,7 +11,7 @@ use drainpipe_agent::peers::client::ApiClient;
 use drainpipe_api_types::MigrationView;
 use drainpipe_engine::migration::result::Outcome;
 use drainpipe_engine::migration::step::Step;
-use drainpipe_guest::dirtier::Dirtying;
+use drainpipe_guest::protocol::Dirtying;
 use rustix::process::{Signal, kill_process};
 use tokio::runtime::Runtime;
 

@@ -5,7 +5,8 @@
 use std::time::{Duration, Instant};
 
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
-use drainpipe_guest::dirtier::{Dirtying, PAGES_PER_MIB};
+use drainpipe_guest::dirtier::PAGES_PER_MIB;
+use drainpipe_guest::protocol::Dirtying;
 
 use crate::guest::Guest;
 use crate::measure_faults::{in_flight, spread};

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use drainpipe_api_types::PlanView;
 use drainpipe_engine::estimate::convergence::Outpaced;
 use drainpipe_engine::migration::progress::Progress;
-use drainpipe_guest::dirtier::Dirtying;
+use drainpipe_guest::protocol::Dirtying;
 
 use crate::Test;
 use crate::program::CANCELLED;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use drainpipe_api_types::{HostStatus, VmList};
 use drainpipe_engine::migration::result::{MigrationResult, Outcome, PathState};
 use drainpipe_engine::plan::MULTICHANNEL_CONNECTIONS;
-use drainpipe_guest::dirtier::Dirtying;
+use drainpipe_guest::protocol::Dirtying;
 use rustix::process::{Signal, kill_process};
 
 use crate::Test;

@@ -7,7 +7,7 @@ use drainpipe_api_types::VmState;
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::option::MigrationOption;
-use drainpipe_guest::dirtier::Dirtying;
+use drainpipe_guest::protocol::Dirtying;
 use rustix::process::{Signal, kill_process};
 
 use crate::Test;

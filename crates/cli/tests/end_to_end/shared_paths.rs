@@ -4,7 +4,7 @@
 use drainpipe_api_types::MigrationView;
 use drainpipe_engine::migration::result::{Outcome, PathState};
 use drainpipe_engine::migration::step::Step;
-use drainpipe_guest::dirtier::Dirtying;
+use drainpipe_guest::protocol::Dirtying;
 use rustix::process::Signal;
 
 use crate::Test;

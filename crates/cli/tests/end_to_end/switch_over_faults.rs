@@ -8,7 +8,7 @@ use drainpipe_api_types::VmList;
 use drainpipe_engine::migration::result::Outcome;
 use drainpipe_engine::migration::step::Step;
 use drainpipe_hypervisor::RunState;
-use drainpipe_hypervisor_qemu::{RuntimePaths, Vmm};
+use drainpipe_hypervisor_qemu::{Privileges, RuntimePaths, Vmm};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;
@@ -51,7 +51,7 @@ fn try_run_state(lab: &TestLab, host: &str, vm: &str) -> Result<RunState, String
     let paths = RuntimePaths::new(&lab.directory(host).join("run"), &vm.parse().unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let attached = Vmm::attach_beside_agent(paths, QMP_DEADLINE).await;
+        let attached = Vmm::attach_beside_agent(&Privileges::own(), paths, QMP_DEADLINE).await;
         let vmm = attached.map_err(|error| error.to_string())?;
         vmm.run_state(QMP_DEADLINE).await.map_err(|error| error.to_string())
     })

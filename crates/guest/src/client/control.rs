@@ -7,9 +7,9 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use super::namespace::{NamespaceError, run_in};
-use crate::dirtier::Dirtying;
 use crate::protocol::{
-    AnswerError, DiskStatus, DiskVerification, Generations, LINE_BYTES_MAX, Request, Status, Verification,
+    AnswerError, Dirtying, DiskStatus, DiskVerification, Generations, LINE_BYTES_MAX, Request, Status,
+    Verification,
 };
 
 /// Why the guest's control service did not do what was asked.

@@ -8,12 +8,23 @@ use roxmltree::{Document, Node, ParsingOptions};
 
 use super::error::DomainXmlError;
 use super::limits;
+use super::words::plain;
 
 /// Parses XML within the limits. Entities are not expanded, apart from XML's own five.
 pub(super) fn parse(xml: &str) -> Result<Document<'_>, DomainXmlError> {
     limits::check(xml)?;
     let options = ParsingOptions { nodes_limit: limits::NODES_MAX, ..ParsingOptions::default() };
-    Ok(Document::parse_with_options(xml, options)?)
+    Document::parse_with_options(xml, options).map_err(not_parsed)
+}
+
+fn not_parsed(error: roxmltree::Error) -> DomainXmlError {
+    match error {
+        roxmltree::Error::NodesLimitReached => {
+            DomainXmlError::TooMany { what: "nodes", most: limits::NODES_MAX as usize }
+        }
+        // It may quote the document.
+        other => DomainXmlError::NotXml(plain(&other.to_string())),
+    }
 }
 
 /// An element and what is in it. Names without a namespace are libvirt's own.

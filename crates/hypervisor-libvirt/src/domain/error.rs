@@ -1,16 +1,15 @@
 //! Why a domain's XML is not understood.
 
-use super::limits::{BYTES_MAX, NODES_MAX};
-use super::words::plain;
-
 /// Why a domain's XML is not understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DomainXmlError {
     /// More than libvirt sends.
-    #[error("the domain's XML has {bytes} bytes: at most {BYTES_MAX} are read")]
+    #[error("the domain's XML has {bytes} bytes: at most {most} are read")]
     TooLarge {
         /// Its size.
         bytes: usize,
+        /// How large it may be.
+        most: usize,
     },
     /// More of something than a domain has.
     #[error("the domain's XML has too many {what}: at most {most} are read")]
@@ -46,14 +45,4 @@ pub enum DomainXmlError {
         /// What is wrong with it.
         message: String,
     },
-}
-
-impl From<roxmltree::Error> for DomainXmlError {
-    fn from(error: roxmltree::Error) -> Self {
-        match error {
-            roxmltree::Error::NodesLimitReached => Self::TooMany { what: "nodes", most: NODES_MAX as usize },
-            // It may quote the document.
-            other => Self::NotXml(plain(&other.to_string())),
-        }
-    }
 }

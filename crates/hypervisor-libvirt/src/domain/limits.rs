@@ -7,7 +7,7 @@
 use super::error::DomainXmlError;
 
 /// Bytes of XML. libvirt's own protocol takes no longer strings.
-pub(super) const BYTES_MAX: usize = 4 << 20;
+const BYTES_MAX: usize = 4 << 20;
 /// Elements, texts and comments.
 pub(super) const NODES_MAX: u32 = 65_536;
 /// Elements inside each other. libvirt's own go down to some ten; a chain of 100 backing files goes deeper.
@@ -20,7 +20,7 @@ const NAMESPACES_MAX: usize = 64;
 /// Checks all bounds. Text that is not XML may pass.
 pub(super) fn check(xml: &str) -> Result<(), DomainXmlError> {
     if xml.len() > BYTES_MAX {
-        return Err(DomainXmlError::TooLarge { bytes: xml.len() });
+        return Err(DomainXmlError::TooLarge { bytes: xml.len(), most: BYTES_MAX });
     }
     let mut scan = Scan::of(xml);
     while scan.next_markup()? {}
@@ -153,6 +153,6 @@ mod tests {
             assert_eq!(tags_looked_at(&xml), tags, "it looks on after the first that is too many");
         }
         let long = " ".repeat(BYTES_MAX + 1);
-        assert_eq!(check(&long), Err(DomainXmlError::TooLarge { bytes: long.len() }));
+        assert_eq!(check(&long), Err(DomainXmlError::TooLarge { bytes: long.len(), most: BYTES_MAX }));
     }
 }

@@ -56,6 +56,14 @@ pub enum Inexpressible {
     Value(SpecProblem),
 }
 
+impl Inexpressible {
+    /// All reasons, for people.
+    pub(crate) fn in_words(reasons: &[Self]) -> String {
+        let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+        reasons.join("; ")
+    }
+}
+
 impl DomainDescription {
     /// The specification that stands for it, or all reasons why there is none.
     ///

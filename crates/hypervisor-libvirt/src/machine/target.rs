@@ -58,8 +58,8 @@ impl TargetVm for DomainVm {
         }
         let (coming, answer) = prepared?;
         self.note_coming(|known| (known.is_prepared, known.autostart) = (true, coming.autostart()))?;
-        let process =
-            qemu_process::find_started(self.spec.uuid(), deadline).await.map_err(VmError::failed)?;
+        let started = qemu_process::find_started(self.daemon.privileges(), self.spec.uuid(), deadline).await;
+        let process = started.map_err(VmError::failed)?;
         self.process.send_replace(Some(Arc::new(process)));
         *lock(&self.coming) = Some(Arc::new(coming));
         self.prepare_protection(deadline).await?;

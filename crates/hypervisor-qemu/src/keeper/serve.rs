@@ -32,9 +32,8 @@ pub enum KeeperError {
     Connection(#[source] io::Error),
 }
 
-/// Does what root asks for over `connection`, until that ends: starts `binary` as the launcher's user, and reaches into
-/// QEMUs.
-pub fn serve(connection: BorrowedFd<'_>, launcher: &Launcher, binary: &Path) -> Result<(), KeeperError> {
+/// Does what root asks for over `connection`, until that ends: starts QEMUs by `launcher`, and reaches into them.
+pub fn serve(connection: BorrowedFd<'_>, launcher: &Launcher) -> Result<(), KeeperError> {
     let who = socket_peercred(connection).map_err(|error| KeeperError::Connection(error.into()))?;
     if who.uid.as_raw() != 0 {
         return Err(KeeperError::NotRoot(who.uid.as_raw()));
@@ -42,7 +41,7 @@ pub fn serve(connection: BorrowedFd<'_>, launcher: &Launcher, binary: &Path) -> 
     while let Some((bytes, descriptors)) = wire::receive(connection).map_err(KeeperError::Connection)? {
         let done = serde_json::from_slice(&bytes)
             .map_err(io::Error::from)
-            .and_then(|request| perform(request, descriptors, launcher, binary));
+            .and_then(|request| perform(request, descriptors, launcher));
         let (reply, descriptors) = match done {
             Ok(Reached { numbers, descriptors }) => (Reply::Done { numbers }, descriptors),
             Err(error) => {
@@ -56,14 +55,9 @@ pub fn serve(connection: BorrowedFd<'_>, launcher: &Launcher, binary: &Path) -> 
     Ok(())
 }
 
-fn perform(
-    request: Request,
-    descriptors: Vec<OwnedFd>,
-    launcher: &Launcher,
-    binary: &Path,
-) -> io::Result<Reached> {
+fn perform(request: Request, descriptors: Vec<OwnedFd>, launcher: &Launcher) -> io::Result<Reached> {
     match request {
-        Request::Launch(launch) => start(launch, descriptors, launcher, binary),
+        Request::Launch(launch) => start(launch, descriptors, launcher),
         Request::Reach(reach) => {
             let [pidfd] = <[OwnedFd; 1]>::try_from(descriptors)
                 .map_err(|_| io::Error::other("this needs one pidfd"))?;
@@ -75,14 +69,9 @@ fn perform(
     }
 }
 
-fn start(
-    launch: Launch,
-    descriptors: Vec<OwnedFd>,
-    launcher: &Launcher,
-    binary: &Path,
-) -> io::Result<Reached> {
+fn start(launch: Launch, descriptors: Vec<OwnedFd>, launcher: &Launcher) -> io::Result<Reached> {
     let (exit, exit_pipe) = pipe_with(PipeFlags::CLOEXEC)?;
-    let child = launch.run(descriptors, launcher, binary)?;
+    let child = launch.run(descriptors, launcher)?;
     let pid = Pid::from_child(&child);
     // It is ours to wait for, so that its number is its own until then.
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
@@ -138,14 +127,15 @@ mod tests {
             program: "/bin/false".into(),
             arguments: vec![],
             user: QemuUser { uid: 60_999, gid: 60_999 },
+            binary: "qemu".into(),
         };
         if !own.is_root() {
-            let refused = serve(keepers.as_fd(), &launcher, Path::new("qemu")).unwrap_err();
+            let refused = serve(keepers.as_fd(), &launcher).unwrap_err();
             assert!(matches!(refused, KeeperError::NotRoot(uid) if uid == own.uid), "{refused}");
             eprintln!("SKIPPED: only root has a keeper");
             return None;
         }
-        thread::spawn(move || serve(keepers.as_fd(), &launcher, Path::new("qemu")));
+        thread::spawn(move || serve(keepers.as_fd(), &launcher));
         Some(ours)
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use drainpipe_hypervisor::{HypervisorFacts, Role, VmDirectory, VmSpec};
-use drainpipe_hypervisor_qemu::{Launcher, QemuUser, RuntimePaths, Vmm, probe};
+use drainpipe_hypervisor_qemu::{AttachError, Launcher, Privileges, QemuUser, RuntimePaths, Vmm, probe};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Long enough for a busy machine; no test waits this long when all is well.
@@ -17,6 +17,7 @@ pub(crate) fn launcher(qemu: &Path) -> Launcher {
         program: env!("CARGO_BIN_EXE_drainpipe-launch").into(),
         arguments: vec![],
         user: if own.is_root() { QemuUser::of_lab(qemu) } else { own },
+        binary: qemu.to_owned(),
     }
 }
 
@@ -28,7 +29,7 @@ pub(crate) async fn qemus() -> Vec<HypervisorFacts> {
     let scratch = tempfile::tempdir().expect("a directory");
     let mut found = Vec::new();
     for binary in std::iter::once("qemu-system-x86_64").chain(more) {
-        match probe(&launcher(Path::new(binary)), Path::new(binary), scratch.path(), DEADLINE).await {
+        match probe(&Privileges::own(), &launcher(Path::new(binary)), scratch.path(), DEADLINE).await {
             Ok(facts) => found.push(facts),
             Err(error) => eprintln!("SKIPPED: {error}"),
         }
@@ -58,8 +59,8 @@ impl Host {
     pub(crate) async fn start(&self, spec: &VmSpec, role: Role) -> Vmm {
         let resolved = spec.resolve(&self.facts).expect("this host can");
         Vmm::start(
+            &Privileges::own(),
             &launcher(&self.facts.binary),
-            &self.facts.binary,
             resolved,
             self.paths(spec),
             b"{}",
@@ -68,6 +69,11 @@ impl Host {
         )
         .await
         .expect("QEMU starts")
+    }
+
+    /// As an agent that is started anew does it.
+    pub(crate) async fn attach(&self, spec: &VmSpec) -> Result<Vmm, AttachError> {
+        Vmm::attach(&Privileges::own(), self.paths(spec), DEADLINE).await
     }
 }
 

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use drainpipe_hypervisor::spec::{Disk, DiskFormat};
 use drainpipe_hypervisor::{Exit, Role, RunState, SharedPath, VmDirectory, VmSpec};
 use drainpipe_hypervisor_qemu::qmp::QmpError;
-use drainpipe_hypervisor_qemu::{AttachError, EndError, LaunchError, ProbeError, StartError, Vmm, probe};
+use drainpipe_hypervisor_qemu::{
+    AttachError, EndError, LaunchError, Privileges, ProbeError, StartError, Vmm, probe,
+};
 use rustix::process::{Pid, Signal, getpriority_process, kill_process, setpriority_process};
 use tokio::time::timeout;
 
@@ -29,7 +31,7 @@ async fn starts_is_found_again_and_ends_without_remains() {
         let pid = vmm.pid();
         drop(vmm);
 
-        let vmm = Vmm::attach(host.paths(&spec), DEADLINE).await.expect("QEMU outlives its agent");
+        let vmm = host.attach(&spec).await.expect("QEMU outlives its agent");
         assert_eq!(vmm.pid(), pid);
         assert_eq!(vmm.spec().spec().name, spec.name);
         assert!(vmm.alive() && vmm.cpu_seconds().expect("alive") > 0.0);
@@ -92,7 +94,7 @@ async fn a_killed_qemu_is_noticed_and_its_remains_cleared() {
         assert!(!vmm.alive());
         assert!(vmm.run_state(DEADLINE).await.is_err());
 
-        let attached = Vmm::attach(host.paths(&spec), DEADLINE).await;
+        let attached = host.attach(&spec).await;
         assert!(matches!(attached, Err(AttachError::NotRunning { .. })), "{attached:?}");
         let again = start(&host, "killed").await.expect_err("remains are in the way");
         assert!(matches!(again, StartError::Launch(LaunchError::Exists { .. })), "{again}");
@@ -111,9 +113,9 @@ async fn a_qemu_that_may_run_its_guest_is_never_cleared_away() {
         assert!(matches!(Vmm::clear(&paths), Err(EndError::Lives { .. })));
         drop(vmm);
         // Its control socket serves one at a time.
-        let ended = Vmm::end_given_up(&paths, DEADLINE).await;
+        let ended = Vmm::end_given_up(&Privileges::own(), &paths, DEADLINE).await;
         assert!(matches!(ended, Err(EndError::Lives { .. })), "{ended:?}");
-        let vmm = Vmm::attach(paths, DEADLINE).await.expect("it is as it was");
+        let vmm = Vmm::attach(&Privileges::own(), paths, DEADLINE).await.expect("it is as it was");
         assert_eq!(vmm.run_state(DEADLINE).await.expect("a state"), RunState::Running);
         vmm.destroy(DEADLINE).await.expect("ends");
     }
@@ -130,7 +132,9 @@ async fn a_qemu_that_was_given_up_is_ended_even_if_it_is_mute() {
                 kill_process(pid_of(&vmm), Signal::STOP).expect("it lives");
             }
             drop(vmm);
-            Vmm::end_given_up(&host.paths(&spec), Duration::from_secs(2)).await.expect("ended");
+            Vmm::end_given_up(&Privileges::own(), &host.paths(&spec), Duration::from_secs(2))
+                .await
+                .expect("ended");
             assert_eq!(VmDirectory::list(host.runtime_directory()).expect("readable"), []);
         }
     }
@@ -173,15 +177,16 @@ async fn a_hanging_qemu_is_never_taken_for_gone() {
         let host = Host::new(&facts);
         let spec = small_vm("mute");
         drop(host.start(&spec, Role::Fresh).await);
-        let qemu = pid_of(&Vmm::attach(host.paths(&spec), DEADLINE).await.expect("it answers"));
+        let qemu = pid_of(&host.attach(&spec).await.expect("it answers"));
         kill_process(qemu, Signal::STOP).expect("it lives");
         // Those who gave up stay in the queue, until nobody gets into it.
         for _ in 0..4 {
-            let attached = Vmm::attach(host.paths(&spec), Duration::from_millis(200)).await;
+            let attached =
+                Vmm::attach(&Privileges::own(), host.paths(&spec), Duration::from_millis(200)).await;
             assert!(matches!(attached, Err(AttachError::Qmp(QmpError::Deadline { .. }))), "{attached:?}");
         }
         kill_process(qemu, Signal::CONT).expect("it lives");
-        let vmm = Vmm::attach(host.paths(&spec), DEADLINE).await.expect("it answers");
+        let vmm = host.attach(&spec).await.expect("it answers");
         vmm.destroy(DEADLINE).await.expect("ends");
     }
 }
@@ -206,7 +211,7 @@ async fn goes_first_until_whoever_has_hold_of_it_ends_that() {
             continue;
         }
         assert_eq!(nices(), BTreeSet::from([-10]));
-        let attached = Vmm::attach(host.paths(&spec), DEADLINE).await.expect("QEMU outlives its agent");
+        let attached = host.attach(&spec).await.expect("QEMU outlives its agent");
         attached.process().take_turns().expect("allowed");
         assert_eq!(nices(), BTreeSet::from([own]));
 
@@ -237,8 +242,8 @@ async fn a_start_that_fails_says_why_and_leaves_nothing() {
         spec.kernel = Some("/nonexistent/kernel".into());
         let resolved = spec.resolve(&facts).expect("this host can");
         let error = Vmm::start(
+            &Privileges::own(),
             &launcher(&facts.binary),
-            &facts.binary,
             resolved,
             host.paths(&spec),
             b"{}",
@@ -260,8 +265,8 @@ async fn a_start_that_is_given_up_leaves_nothing() {
         let resolved = spec.resolve(&facts).expect("this host can");
         let brief = Duration::from_millis(5);
         let error = Vmm::start(
+            &Privileges::own(),
             &launcher(&facts.binary),
-            &facts.binary,
             resolved,
             host.paths(&spec),
             b"{}",
@@ -296,7 +301,7 @@ async fn a_qemu_that_an_older_agent_started_is_taken_over() {
             assert!(Instant::now() < end, "QEMU does not start");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        let vmm = Vmm::attach(paths.clone(), DEADLINE).await.expect("it is there");
+        let vmm = Vmm::attach(&Privileges::own(), paths.clone(), DEADLINE).await.expect("it is there");
         assert_eq!(vmm.pid(), qemu.id());
         // It finds no socket from where it started.
         let path = paths.directory().join("relay.sock");
@@ -344,7 +349,7 @@ async fn probing_says_what_a_host_has() {
     }
     let scratch = tempfile::tempdir().expect("a directory");
     let probe = async |binary: &str| {
-        probe(&launcher(Path::new(binary)), Path::new(binary), scratch.path(), DEADLINE).await
+        probe(&Privileges::own(), &launcher(Path::new(binary)), scratch.path(), DEADLINE).await
     };
     let missing = probe("/nonexistent/qemu").await.expect_err("missing");
     assert!(matches!(missing, ProbeError::Launch(LaunchError::Spawn { .. })), "{missing}");
@@ -362,8 +367,8 @@ async fn start(host: &Host, name: &str) -> Result<Vmm, StartError> {
 async fn start_as(host: &Host, spec: &VmSpec) -> Result<Vmm, StartError> {
     let resolved = spec.resolve(&host.facts).expect("this host can");
     Vmm::start(
+        &Privileges::own(),
         &launcher(&host.facts.binary),
-        &host.facts.binary,
         resolved,
         host.paths(spec),
         b"{}",

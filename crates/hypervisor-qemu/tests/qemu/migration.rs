@@ -427,7 +427,7 @@ async fn a_target_of_a_guest_that_never_ran_is_not_taken_for_one_that_holds_noth
         assert_eq!(target.role().expect("it lives"), Role::Incoming);
         assert_eq!(source.role().expect("it lives"), Role::Fresh);
         drop(target);
-        let target = Vmm::attach(target_host.paths(&spec), DEADLINE).await.expect("QEMU outlives its agent");
+        let target = target_host.attach(&spec).await.expect("QEMU outlives its agent");
         assert_eq!(target.role().expect("it lives"), Role::Incoming);
     }
 }

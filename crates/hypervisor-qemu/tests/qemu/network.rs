@@ -4,7 +4,7 @@ use std::process::Command;
 
 use drainpipe_hypervisor::spec::Nic;
 use drainpipe_hypervisor::{Role, VmSpec};
-use drainpipe_hypervisor_qemu::{StartError, TapError, Vmm};
+use drainpipe_hypervisor_qemu::{Privileges, StartError, TapError, Vmm};
 
 use crate::host::{DEADLINE, Host, launcher, qemus, small_vm};
 
@@ -67,8 +67,8 @@ fn with_nics(name: &str, bridge: &str) -> VmSpec {
 async fn start(host: &Host, spec: &VmSpec) -> Result<Vmm, StartError> {
     let resolved = spec.resolve(&host.facts).expect("this host can");
     Vmm::start(
+        &Privileges::own(),
         &launcher(&host.facts.binary),
-        &host.facts.binary,
         resolved,
         host.paths(spec),
         b"{}",

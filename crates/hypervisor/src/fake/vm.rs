@@ -1,5 +1,7 @@
 //! A VM in memory.
 
+mod disks;
+
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -12,8 +14,8 @@ use futures_util::future::BoxFuture;
 use tokio::sync::broadcast;
 use tokio::time::timeout;
 
+use self::disks::FakeMove;
 use super::VERSION;
-use super::disks::FakeMove;
 use super::faults::{Act, Fault, Faults};
 use super::process::FakeProcess;
 use crate::connections::{ConnectionUse, Connections, Pace, Paces};
@@ -55,7 +57,7 @@ pub struct FakeVm {
     keeps_connections: AtomicBool,
     // What holds its vCPUs back may outlive whoever has a hold of the VM.
     throttle: Arc<Mutex<Option<u8>>>,
-    pub(super) disk_move: FakeMove,
+    disk_move: FakeMove,
 }
 
 #[derive(Debug)]

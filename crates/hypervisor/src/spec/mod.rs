@@ -23,7 +23,7 @@ pub use names::{GroupName, MacAddress, MachineType, NameError, VmName};
 pub use owner::{Manager, OwnersAct};
 pub use parse::SpecError;
 pub use placement::Placement;
-pub use resolve::{Hardware, ResolveError, ResolvedSpec, loses_writes};
+pub use resolve::{ResolveError, ResolvedSpec, loses_writes};
 
 /// Guest memory allowed: less boots nothing, more exceeds x86-64's 64 TiB.
 const MEMORY_MIB: std::ops::RangeInclusive<u64> = 16..=64 << 20;

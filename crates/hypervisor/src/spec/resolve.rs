@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::{Accelerator, MacAddress, MachineType, Placement, SpecProblem, VmSpec};
 use crate::facts::{HypervisorFacts, Version};
+use crate::hardware::Hardware;
 
 /// From this version on, QEMU resets TCG's TLB whenever it reads the dirty bitmap.
 ///
@@ -43,26 +44,6 @@ pub struct ResolvedSpec {
     uuid: Uuid,
     hardware: Hardware,
     macs: Vec<MacAddress>,
-}
-
-/// What runs guest instructions, decided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Hardware {
-    /// The CPU's virtualisation.
-    Kvm,
-    /// QEMU's translator.
-    Tcg,
-}
-
-impl Hardware {
-    /// QEMU's name for it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Kvm => "kvm",
-            Self::Tcg => "tcg",
-        }
-    }
 }
 
 /// Why this host cannot run this VM.
@@ -168,7 +149,7 @@ impl ResolvedSpec {
             return Err(ResolveError::UnknownMachine {
                 machine: machine.clone(),
                 version: facts.version.to_string(),
-                newest: facts.newest_like(machine).unwrap_or("none").to_owned(),
+                newest: facts.newest_like(machine.as_str()).unwrap_or("none").to_owned(),
             });
         }
         let models = &facts.cpu_models;

@@ -1,9 +1,9 @@
 use std::time::Duration;
 
-use super::{Procedure, qemu};
 use crate::connection::Connection;
 use crate::domain::Domain;
 use crate::error::Error;
+use crate::procedure::{Procedure, qemu};
 use crate::xdr::{Decode, Decoder, Encode, Encoder, Malformed};
 
 const AGENT_COMMAND: Procedure = qemu(3, "command to the guest's agent");

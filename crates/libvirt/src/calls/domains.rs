@@ -1,10 +1,11 @@
 use std::time::Duration;
 
+use super::bits;
 use super::opening::Truth;
-use super::{Procedure, bits, remote};
 use crate::connection::Connection;
 use crate::domain::{Domain, DomainInfo, DomainStatus};
 use crate::error::Error;
+use crate::procedure::{Procedure, remote};
 use crate::xdr::{Decode, Decoder, Encode, Encoder, Malformed};
 
 const XML: Procedure = remote(14, "XML of a domain");

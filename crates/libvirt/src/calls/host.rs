@@ -1,9 +1,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{Procedure, remote};
 use crate::connection::Connection;
 use crate::error::Error;
+use crate::procedure::{Procedure, remote};
 use crate::xdr::{Decode, Decoder, Encoder, Malformed};
 
 const HYPERVISOR_VERSION: Procedure = remote(4, "version of the hypervisor");

@@ -1,11 +1,11 @@
 use std::time::Duration;
 
 use super::life::with_flags;
-use super::{Procedure, remote, urgent};
 use crate::connection::Connection;
 use crate::domain::Domain;
 use crate::error::Error;
 use crate::job_stats::JobStats;
+use crate::procedure::{Procedure, remote, urgent};
 use crate::xdr::{Decode, Decoder, Encode, Encoder, Malformed};
 
 const ABORT_JOB: Procedure = urgent(164, "abort the job");

@@ -1,10 +1,11 @@
 use std::time::Duration;
 
+use super::bits;
 use super::opening::Truth;
-use super::{Procedure, bits, remote, urgent};
 use crate::connection::Connection;
 use crate::domain::Domain;
 use crate::error::Error;
+use crate::procedure::{Procedure, remote, urgent};
 use crate::xdr::{Encode, Encoder};
 
 const DEFINE: Procedure = remote(11, "define");

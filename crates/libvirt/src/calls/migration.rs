@@ -1,10 +1,10 @@
 use std::time::Duration;
 
-use super::{Procedure, remote};
 use crate::connection::Connection;
 use crate::domain::Domain;
 use crate::error::Error;
 use crate::parameters::{PARAMETERS_MAX, Parameter};
+use crate::procedure::{Procedure, remote};
 use crate::xdr::{Decode, Decoder, Encode, Encoder, Malformed};
 
 const BEGIN: Procedure = remote(302, "begin a migration");

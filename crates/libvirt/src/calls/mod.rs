@@ -19,38 +19,6 @@ pub use self::life::UndefineFlags;
 pub use self::migration::{Begun, Finished, Prepared, migrate_flags, migrate_parameters};
 pub use self::snapshots::{Checkpoint, Snapshot, snapshot_flags};
 
-use crate::packet::{QEMU_PROGRAM, REMOTE_PROGRAM};
-
-/// Something that a daemon can be asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Procedure {
-    pub(crate) program: u32,
-    pub(crate) number: i32,
-    /// For people.
-    pub(crate) name: &'static str,
-    pub(crate) urgency: Urgency,
-}
-
-/// Whether a call may have to wait for others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Urgency {
-    InTurn,
-    /// It is what one does when others do not end.
-    EndsSomething,
-}
-
-const fn remote(number: i32, name: &'static str) -> Procedure {
-    Procedure { program: REMOTE_PROGRAM, number, name, urgency: Urgency::InTurn }
-}
-
-const fn urgent(number: i32, name: &'static str) -> Procedure {
-    Procedure { urgency: Urgency::EndsSomething, ..remote(number, name) }
-}
-
-const fn qemu(number: i32, name: &'static str) -> Procedure {
-    Procedure { program: QEMU_PROGRAM, ..remote(number, name) }
-}
-
 /// One bit for each that is set, the first one lowest.
 fn bits<const COUNT: usize>(flags: [bool; COUNT]) -> u32 {
     flags.into_iter().rev().fold(0, |bits, flag| bits << 1 | u32::from(flag))

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::{Procedure, remote};
 use crate::connection::Connection;
 use crate::error::Error;
+use crate::procedure::{Procedure, remote};
 use crate::xdr::{Decode, Decoder, Encoder, Malformed};
 
 const VOLUME_BY_NAME: Procedure = remote(95, "volume by name");

@@ -1,10 +1,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Procedure, remote, urgent};
 use crate::connection::Connection;
 use crate::error::Error;
 use crate::events::Subject;
+use crate::procedure::{Procedure, remote, urgent};
 use crate::xdr::{Decode, Decoder, Malformed};
 
 const OPEN: Procedure = remote(1, "open");

@@ -2,10 +2,10 @@ use std::time::Duration;
 
 use super::life::with_flags;
 use super::opening::Truth;
-use super::{Procedure, remote};
 use crate::connection::Connection;
 use crate::domain::Domain;
 use crate::error::Error;
+use crate::procedure::{Procedure, remote};
 use crate::xdr::{Decode, Decoder, Encode, Encoder, Malformed};
 
 const CREATE: Procedure = remote(185, "create a snapshot");

@@ -2,12 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use drainpipe_engine::tracked::{TcpEnd, TcpState, TrackedConnection, Transport};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR};
 use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6};
 use rustix::io::Errno;
 
 use super::attribute::{Attributes, aligned, nest, put};
-use super::connection::{TcpEnd, TcpState, TrackedConnection, Transport};
 
 /// The size of `nlmsghdr`.
 const HEADER_BYTES: usize = 16;
@@ -330,8 +330,39 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    use super::super::connection::tests::any_connection;
     use super::*;
+
+    fn any_end() -> impl Strategy<Value = TcpEnd> {
+        (0..=14_u8, 0..=0b1111_u8).prop_map(|(window_scale, flags)| TcpEnd { window_scale, flags })
+    }
+
+    fn any_transport() -> impl Strategy<Value = Transport> {
+        let tcp = (1..=9_u8, any_end(), any_end())
+            .prop_map(|(state, source, destination)| Transport::Tcp(TcpState { state, source, destination }));
+        prop_oneof![Just(Transport::Udp), tcp]
+    }
+
+    fn any_ends() -> impl Strategy<Value = (SocketAddr, SocketAddr)> {
+        let pair = |ends: (IpAddr, IpAddr), ports: (u16, u16)| {
+            (SocketAddr::new(ends.0, ports.0), SocketAddr::new(ends.1, ports.1))
+        };
+        let v4 = any::<([u8; 4], [u8; 4])>().prop_map(|(a, b)| (IpAddr::from(a), IpAddr::from(b)));
+        let v6 = any::<([u8; 16], [u8; 16])>().prop_map(|(a, b)| (IpAddr::from(a), IpAddr::from(b)));
+        (prop_oneof![v4, v6], any::<(u16, u16)>()).prop_map(move |(ends, ports)| pair(ends, ports))
+    }
+
+    prop_compose! {
+        /// One that a kernel may have.
+        fn any_connection()(
+            (source, destination) in any_ends(),
+            transport in any_transport(),
+            (is_answered, is_assured) in any::<(bool, bool)>(),
+            timeout_s in 1..=432_000_u32,
+            (mark, zone) in any::<(u32, u16)>(),
+        ) -> TrackedConnection {
+            TrackedConnection { source, destination, transport, is_answered, is_assured, timeout_s, mark, zone }
+        }
+    }
 
     fn written(connection: &TrackedConnection) -> Vec<u8> {
         let mut bytes = vec![];

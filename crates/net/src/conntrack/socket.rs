@@ -5,14 +5,15 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use drainpipe_engine::tracked::TrackedConnection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
 };
 
+use super::Loaded;
 use super::message::{Listed, Said, list_request, put_delete, put_new, read};
-use super::{Loaded, TrackedConnection};
 use crate::Error;
 
 /// As long as the kernel makes its datagrams at most.

@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use drainpipe_engine::tracked::{TcpEnd, TcpState, TrackedConnection, Transport};
 use drainpipe_net::{
-    Neighbour, Network, TcpEnd, TcpState, Tracked, TrackedConnection, Transport, forget_tracked, track,
-    tracked_connections, tracked_count, tracked_room,
+    Neighbour, Network, Tracked, forget_tracked, track, tracked_connections, tracked_count, tracked_room,
 };
 
 use crate::hosts::{Namespace, TwoHosts, may_make_namespaces};

@@ -4,10 +4,11 @@ use std::cell::RefCell;
 
 use drainpipe_engine::transfer::codec::Codec;
 
-use super::Choices;
-use super::stream::{SLOTS, STREAM_HOLDS_BYTES, receive, slots};
+use super::receiving::{SLOTS, STREAM_HOLDS_BYTES, receive, slots};
+use crate::block::BLOCK_BYTES_MAX;
+use crate::choices::Choices;
 use crate::entropy_filter::EntropyFilter;
-use crate::frame::{BLOCK_BYTES_MAX, Frame, Packing, UNPACKED_BYTES_MAX};
+use crate::frame::{Frame, Packing, UNPACKED_BYTES_MAX};
 use crate::multifd::PAGE_BYTES;
 use crate::pack::Packer;
 

@@ -1,8 +1,7 @@
 //! The recognition of multifd's packets.
 
-use super::Choices;
-use crate::block::Block;
-use crate::frame::BLOCK_BYTES_MAX;
+use crate::block::{BLOCK_BYTES_MAX, Block};
+use crate::choices::Choices;
 use crate::multifd::samples::{initial, packet};
 use crate::multifd::{PAGE_BYTES, Walker};
 

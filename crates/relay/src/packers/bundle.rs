@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use super::{Pool, SharedBytes};
-use crate::frame::{BLOCK_BYTES_MAX, Frame, Packing};
+use crate::block::BLOCK_BYTES_MAX;
+use crate::frame::{Frame, Packing};
 use crate::pack::is_worth_unpacking;
 use crate::sockets::lock;
 

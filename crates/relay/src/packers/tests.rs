@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::*;
+use crate::block::BLOCK_BYTES_MAX;
 use crate::entropy_filter::tests::noise;
-use crate::frame::BLOCK_BYTES_MAX;
 use crate::packers::bundle::PackedBlock;
 
 fn settings(cores: usize) -> PackersSettings {

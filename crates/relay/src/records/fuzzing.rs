@@ -10,8 +10,8 @@ use super::{
     CLOSE_NOTIFY, HEADER_BYTES, KEY_UPDATE, PLAIN_BYTES_MAX, RECEIVE_BYTES, SEALED_BYTES_MAX, Secrets,
     Session,
 };
+use crate::choices::Choices;
 use crate::error::RelayError;
-use crate::fuzzing::Choices;
 
 /// So that one input does not take long.
 const RECORDS_MAX: usize = 24;

@@ -11,8 +11,8 @@ use drainpipe_engine::transfer::codec::Reading;
 use super::concurrent_senders::ConcurrentSender;
 use super::shared::{Past, Shared};
 use super::unsent::unsent_bytes;
+use crate::block::BLOCK_BYTES_MAX;
 use crate::figures::PackingTime;
-use crate::frame::BLOCK_BYTES_MAX;
 use crate::host_cpu::HostCpu;
 
 pub(crate) const STEER_EVERY: Duration = Duration::from_millis(SAMPLE_EVERY_MS);

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use drainpipe_engine::transfer::codec::Codec;
 
 use super::shared::{EXTRA_BYTES_MAX, WAITING_BYTES_MAX, depth_max};
-use crate::frame::{BLOCK_BYTES_MAX, UNPACKED_BYTES_MAX};
+use crate::block::BLOCK_BYTES_MAX;
+use crate::frame::UNPACKED_BYTES_MAX;
 use crate::multifd::PAGE_BYTES;
 use crate::pack::{Packer, Trier};
 use crate::page_cache::{TakenSlot, notes_bytes_max};

@@ -14,9 +14,9 @@ use super::SenderSettings;
 use super::rest::Rest;
 use super::stream::{AT_ONCE, FILL_WAIT};
 use super::unsent::{UNSENT_BYTES_MIN, unsent_bytes};
+use crate::block::BLOCK_BYTES_MAX;
 use crate::error::RelayError;
 use crate::figures::Counters;
-use crate::frame::BLOCK_BYTES_MAX;
 use crate::pace::{Pace, PacedSocket, SendQuota};
 use crate::sockets::{Breaker, lock, read_block, spawn, wait_for};
 

@@ -7,7 +7,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use crate::frame::BLOCK_BYTES_MAX;
+use crate::block::BLOCK_BYTES_MAX;
 use crate::sockets::{lock, wait_for};
 
 /// Left with the program until somebody wants it gone: who has failed must not let the program go on as if all arrived.

@@ -8,9 +8,9 @@ use drainpipe_engine::transfer::codec::Codec;
 
 use super::compressors::{Tools, pack};
 use super::shared::{Done, Order};
-use crate::block::Block;
-use crate::frame::{BLOCK_BYTES_MAX, UNPACKED_BYTES_MAX};
-use crate::fuzzing::Choices;
+use crate::block::{BLOCK_BYTES_MAX, Block};
+use crate::choices::Choices;
+use crate::frame::UNPACKED_BYTES_MAX;
 use crate::multifd::samples::{initial, packet};
 use crate::multifd::{PAGE_BYTES, Walker};
 use crate::page_cache::PageCache;

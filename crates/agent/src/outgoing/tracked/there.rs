@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use drainpipe_net::{ConnectionKey, Tracked, TrackedConnection};
+use drainpipe_engine::tracked::{ConnectionKey, TrackedConnection};
+use drainpipe_net::Tracked;
 
 /// A connection is sent again before a kernel forgets it for its silence.
 const EXPIRY_MARGIN: Duration = Duration::from_secs(10);
@@ -106,7 +107,7 @@ fn is_same(one: &TrackedConnection, other: &TrackedConnection) -> bool {
 mod tests {
     use std::net::SocketAddr;
 
-    use drainpipe_net::{TcpEnd, TcpState, Transport};
+    use drainpipe_engine::tracked::{TcpEnd, TcpState, Transport};
     use proptest::prelude::*;
 
     use super::*;

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use drainpipe_agent::peers::client::ApiClient;
-use drainpipe_guest::dirtier::Dirtying;
-use drainpipe_guest::protocol::HEARTBEAT_PORT;
+use drainpipe_guest::protocol::{Dirtying, HEARTBEAT_PORT};
 
 use super::busy::Machine;
 use super::copies::Copy;

@@ -9,11 +9,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use drainpipe_engine::storage::{DiskCopy, DiskImage};
 
-use super::faults::Act;
-use super::vm::FakeVm;
+use super::FakeVm;
 use crate::disk_moves::{DiskMoves, MoveName, MoveState};
 use crate::disks::{CopyState, CopyTo, DiskCopies, OpenDisk};
 use crate::error::VmError;
+use crate::fake::faults::Act;
+use crate::fake::lock;
 use crate::spec::Disk;
 
 /// The kernel's unit of allocated blocks.
@@ -35,16 +36,16 @@ struct Begun {
 
 impl FakeMove {
     fn state(&self, name: MoveName<'_>) -> MoveState {
-        let begun = super::lock(&self.begun).clone();
+        let begun = lock(&self.begun).clone();
         begun.filter(|begun| begun.id == name.id).map_or(MoveState::None, |begun| begun.state)
     }
 
     fn set(&self, name: MoveName<'_>, state: MoveState) {
-        *super::lock(&self.begun) = Some(Begun { id: name.id.into(), state });
+        *lock(&self.begun) = Some(Begun { id: name.id.into(), state });
     }
 
     fn copying(&self, is_synchronised: bool) -> MoveState {
-        let is_ready = !*super::lock(&self.is_held_up);
+        let is_ready = !*lock(&self.is_held_up);
         MoveState::Copying { copied_bytes: 1, total_bytes: 2, is_ready, is_synchronised }
     }
 }
@@ -52,24 +53,24 @@ impl FakeMove {
 impl FakeVm {
     /// A copy of one of its disks to another place on its host does not come to its end from now on.
     pub fn holds_up_disk_moves(&self) {
-        *super::lock(&self.disk_move.is_held_up) = true;
+        *lock(&self.disk_move.is_held_up) = true;
     }
 
     /// The copy that was held up has failed.
     pub fn disk_move_fails(&self, why: &str) {
-        if let Some(begun) = &mut *super::lock(&self.disk_move.begun) {
+        if let Some(begun) = &mut *lock(&self.disk_move.begun) {
             begun.state = MoveState::Failed(why.into());
         }
     }
 
     /// How far the last one is.
     pub fn disk_move_state(&self) -> Option<MoveState> {
-        super::lock(&self.disk_move.begun).as_ref().map(|begun| begun.state.clone())
+        lock(&self.disk_move.begun).as_ref().map(|begun| begun.state.clone())
     }
 
     /// Where its specification has the disk that has moved.
     pub fn noted_disk(&self) -> Option<PathBuf> {
-        super::lock(&self.disk_move.noted).clone()
+        lock(&self.disk_move.noted).clone()
     }
 }
 
@@ -133,7 +134,7 @@ impl DiskMoves for FakeVm {
     }
 
     fn note(&self, _disk: usize, path: &Path) -> Result<(), VmError> {
-        *super::lock(&self.disk_move.noted) = Some(path.into());
+        *lock(&self.disk_move.noted) = Some(path.into());
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! A tracked connection as a value that can be sent to another host.
+//! Connections that a host's kernel tracks for its firewall, as values that can be sent to another host.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -126,7 +126,7 @@ impl TcpState {
 }
 
 /// Whether an address can be that of one machine, and means the same on each link of a host.
-pub(crate) fn is_machine(address: IpAddr) -> bool {
+fn is_machine(address: IpAddr) -> bool {
     let is_link_local = match address {
         IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
         IpAddr::V6(address) => address.is_unicast_link_local() || address.to_ipv4_mapped().is_some(),
@@ -139,40 +139,38 @@ fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn any_end() -> impl Strategy<Value = TcpEnd> {
-        (0..=WINDOW_SCALE_MAX, 0..=TCP_FLAGS).prop_map(|(window_scale, flags)| TcpEnd { window_scale, flags })
-    }
-
-    fn any_transport() -> impl Strategy<Value = Transport> {
-        let tcp = (TCP_STATES, any_end(), any_end())
+    /// As a host may be told of it that believes nothing.
+    fn any_connection() -> impl Strategy<Value = TrackedConnection> {
+        let end = || (0..18_u8, any::<u8>()).prop_map(|(window_scale, flags)| TcpEnd { window_scale, flags });
+        let tcp = (0..12_u8, end(), end())
             .prop_map(|(state, source, destination)| Transport::Tcp(TcpState { state, source, destination }));
-        prop_oneof![Just(Transport::Udp), tcp]
-    }
-
-    fn any_ends() -> impl Strategy<Value = (SocketAddr, SocketAddr)> {
-        let pair = |ends: (IpAddr, IpAddr), ports: (u16, u16)| {
-            (SocketAddr::new(ends.0, ports.0), SocketAddr::new(ends.1, ports.1))
+        let address = || {
+            any::<([u8; 16], bool)>().prop_map(|(bytes, is_ipv4)| {
+                let [one, two, three, four, ..] = bytes;
+                if is_ipv4 { IpAddr::from([one, two, three, four]) } else { IpAddr::from(bytes) }
+            })
         };
-        let v4 = any::<([u8; 4], [u8; 4])>().prop_map(|(a, b)| (IpAddr::from(a), IpAddr::from(b)));
-        let v6 = any::<([u8; 16], [u8; 16])>().prop_map(|(a, b)| (IpAddr::from(a), IpAddr::from(b)));
-        (prop_oneof![v4, v6], any::<(u16, u16)>()).prop_map(move |(ends, ports)| pair(ends, ports))
-    }
-
-    prop_compose! {
-        pub(in crate::conntrack) fn any_connection()(
-            (source, destination) in any_ends(),
-            transport in any_transport(),
-            (is_answered, is_assured) in any::<(bool, bool)>(),
-            timeout_s in 1..=TIMEOUT_MAX_S,
-            (mark, zone) in any::<(u32, u16)>(),
-        ) -> TrackedConnection {
-            TrackedConnection { source, destination, transport, is_answered, is_assured, timeout_s, mark, zone }
-        }
+        let socket = || (address(), any::<u16>()).prop_map(SocketAddr::from);
+        let ends = (socket(), socket(), prop_oneof![Just(Transport::Udp), tcp]);
+        let rest = any::<(bool, bool, u32, u32, u16)>();
+        (ends, rest).prop_map(|((source, destination, transport), rest)| {
+            let (is_answered, is_assured, timeout_s, mark, zone) = rest;
+            TrackedConnection {
+                source,
+                destination,
+                transport,
+                is_answered,
+                is_assured,
+                timeout_s,
+                mark,
+                zone,
+            }
+        })
     }
 
     fn tcp(source: &str, destination: &str, state: u8) -> TrackedConnection {

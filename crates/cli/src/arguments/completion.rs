@@ -10,9 +10,9 @@ use drainpipe_api_types::{MigrationView, VmView};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DISKS_MAX, DiskName};
 
-use crate::arguments::Arguments;
-use crate::commands::history;
+use super::Arguments;
 use crate::connection::{ConnectionArguments, Fleet};
+use crate::migrations;
 
 /// Set by the script that a shell has read: the program is to complete words.
 const VARIABLE: &str = "DRAINPIPE_COMPLETE";
@@ -85,7 +85,7 @@ pub(crate) fn migrations() -> ArgValueCandidates {
 fn migrations_where(wanted: fn(&MigrationView) -> bool) -> ArgValueCandidates {
     ArgValueCandidates::new(move || {
         ask(async move |fleet| {
-            let found = history::of_all_hosts(fleet, ENDED_MAX).await?.migrations;
+            let found = migrations::of_all_hosts(fleet, ENDED_MAX).await?.migrations;
             let identified = |view: MigrationView| {
                 let help = format!("{} from {} to {}", view.vm, view.source, view.target);
                 CompletionCandidate::new(view.id).help(Some(help.into()))
