@@ -285,7 +285,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn one_that_hangs_is_ended_with_what_it_started() {
-        let within = Duration::from_secs(1);
+        // A busy machine has begun it by then.
+        let within = Duration::from_secs(5);
         let running = ran("echo begun; sleep 600 & sleep 600", Moment::BeforePause, within);
         let (ended, output) = timeout(LONG, running).await.expect("what it started is not waited for");
         assert_eq!((ended, output.as_str()), (Ended::TooLate(within), "begun"));

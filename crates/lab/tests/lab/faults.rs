@@ -111,8 +111,8 @@ fn a_rate_changes_on_every_end_and_can_be_lifted() {
     for host in [0, 1] {
         assert_eq!(lab.faults(host), ["rate e0 50"]);
     }
-    let share = lab.stream_mbps("a", "b", lab.address("b", "e0"), Duration::from_secs(1)) / 50.0;
-    assert!((0.5..1.1).contains(&share), "{share:.3}");
+    let mbps = lab.stream_mbps("a", "b", lab.address("b", "e0"), Duration::from_secs(1));
+    assert!(mbps < 55.0, "{mbps:.1} of 50 Mb/s");
     lab.make("rate e0 unlimited");
     assert_eq!(lab.status().unwrap().hosts[0].links[0].rate_mbps, None);
     lab.make("rate e0 1000");
