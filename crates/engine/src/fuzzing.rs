@@ -20,7 +20,7 @@ use crate::host::capabilities::Capabilities;
 use crate::host::facts::{HostFacts, MemoryNeeds, MigrationLink};
 use crate::option::RequestedOption;
 use crate::paths::path::{Path, Reach, links_to_try};
-use crate::plan::{Plan, Request, plan};
+use crate::plan::{Plan, PlanRequest, plan};
 use crate::transfer::relayed::{Compressible, Verdict};
 
 /// What texts about an answer of a few kilobytes take, and lists of it.
@@ -93,7 +93,7 @@ fn plans(answers: &Answers, is_plausible: bool) -> Vec<(RequestedOption, Plan)> 
     for option in RequestedOption::ALL {
         links_to_try(ours, theirs, option);
         for encrypt in [false, true] {
-            let request = Request { option, encrypt, memory, ..Request::default() };
+            let request = PlanRequest { option, encrypt, memory, ..PlanRequest::default() };
             let made = plan(ours, theirs, request, &reaches, MEMORY_BYTES);
             if is_plausible {
                 let reason =
@@ -197,8 +197,12 @@ fn check_finding(finding: &Finding) {
 /// As the agent sees a target: see `look_at` in its `drain/view.rs`.
 fn drain_to(answers: &Answers, option: RequestedOption, plan: &Plan) {
     let theirs = &answers.facts.host;
-    let relay =
-        Request::from(option).relay_means(&OURS.host, theirs, plan.carrying(), plan.encryption.is_encrypted);
+    let relay = PlanRequest::from(option).relay_means(
+        &OURS.host,
+        theirs,
+        plan.carrying(),
+        plan.encryption.is_encrypted,
+    );
     if let Some(Verdict::Compressed { wire_share }) = relay.map(|means| means.verdict(None)) {
         assert!(wire_share > 0.0 && wire_share < 1.0);
     }

@@ -34,7 +34,7 @@ pub use self::paths::Paths;
 pub(crate) use self::rdma::NoRdma;
 pub use self::reason::Reason;
 pub use self::relay::Relay;
-pub use self::request::Request;
+pub use self::request::PlanRequest;
 pub(crate) use self::route::no_route;
 pub use self::transfer::{Packing, Parallel, Spread, Transfer, ZstdLevel};
 use self::wire::WirePlan;

@@ -38,7 +38,7 @@ async fn try_to_announce(
     let xml = connection.xml(&domain, XmlFlags::default(), deadline).await.map_err(failed)?;
     let description = DomainDescription::parse(&xml).map_err(VmError::failed)?;
     let network = Network::open().map_err(VmError::failed)?;
-    let ends = ends(&description.interfaces);
+    let ends = ends(&description.devices.interfaces);
     join_all(ends.iter().map(|(tap, mac)| announce_at(&network, vm, tap, *mac))).await;
     Ok(())
 }
@@ -75,7 +75,7 @@ mod tests {
             "<domain type='kvm'><name>web</name><uuid>7f3c1f8e-0a57-4c0e-9f0a-0f5a3d1f6c11</uuid>
              <memory unit='MiB'>64</memory><vcpu>1</vcpu><devices>{xml}</devices></domain>"
         );
-        DomainDescription::parse(&domain).unwrap().interfaces
+        DomainDescription::parse(&domain).unwrap().devices.interfaces
     }
 
     #[test]

@@ -53,17 +53,17 @@ const LEFT_AT_SWITCH_OVER_BYTES: u64 = 16 << 20;
 /// Whether a guest that stands still while it is sent was suspended by its owner. libvirt calls both a pause by migration,
 /// but so much is left to send only of one that was running when it was paused.
 pub(crate) fn is_suspended_in_flight(state: DomainStatus, job: &JobStats) -> bool {
-    let speed = job.memory_bytes_per_second.unwrap_or(0);
+    let speed = job.memory.bytes_per_second.unwrap_or(0);
     let goes_soon = speed.saturating_mul(LEFT_AT_SWITCH_OVER_MAX.as_secs());
     let left_max = goes_soon.saturating_add(LEFT_AT_SWITCH_OVER_BYTES);
-    let is_much_left = job.memory_remaining_bytes.is_some_and(|left| left > left_max);
+    let is_much_left = job.memory.remaining_bytes.is_some_and(|left| left > left_max);
     state.is_paused_by_migration() && (is_much_left || copies_disks_alone(job))
 }
 
 /// Whether disks are copied, and memory is still to follow.
 fn copies_disks_alone(job: &JobStats) -> bool {
     let some = |bytes: Option<u64>| bytes.is_some_and(|bytes| bytes > 0);
-    some(job.disk_total_bytes) && !some(job.memory_total_bytes)
+    some(job.disk_total_bytes) && !some(job.memory.total_bytes)
 }
 
 /// How far a migration is, by what libvirt counts.
@@ -79,20 +79,20 @@ pub(crate) fn transfer(status: MigrationStatus, job: &JobStats) -> TransferStatu
 }
 
 fn ram(job: &JobStats) -> Option<RamStatus> {
-    let (total_bytes, remaining_bytes) = (job.memory_total_bytes?, job.memory_remaining_bytes?);
+    let (total_bytes, remaining_bytes) = (job.memory.total_bytes?, job.memory.remaining_bytes?);
     let of = |figure: Option<u64>| figure.unwrap_or(0);
     // Bits of less than a byte a second are lost.
     #[expect(clippy::cast_precision_loss, reason = "a speed, to three digits")]
-    let throughput_mbps = of(job.memory_bytes_per_second) as f64 * 8.0 / 1e6;
+    let throughput_mbps = of(job.memory.bytes_per_second) as f64 * 8.0 / 1e6;
     Some(RamStatus {
         total_bytes,
         remaining_bytes,
-        transferred_bytes: of(job.memory_processed_bytes),
-        rounds: of(job.memory_iteration),
-        zero_pages: of(job.memory_constant_pages),
-        normal_pages: of(job.memory_normal_pages),
-        page_bytes: of(job.memory_page_bytes),
-        dirty_pages_per_second: of(job.memory_dirty_pages_per_second),
+        transferred_bytes: of(job.memory.processed_bytes),
+        rounds: of(job.memory.iteration),
+        zero_pages: of(job.memory.constant_pages),
+        normal_pages: of(job.memory.normal_pages),
+        page_bytes: of(job.memory.page_bytes),
+        dirty_pages_per_second: of(job.memory.dirty_pages_per_second),
         throughput_mbps,
         ..RamStatus::default()
     })
@@ -100,6 +100,8 @@ fn ram(job: &JobStats) -> Option<RamStatus> {
 
 #[cfg(test)]
 mod tests {
+    use drainpipe_libvirt::MemoryStats;
+
     use super::*;
 
     #[test]
@@ -122,10 +124,13 @@ mod tests {
     fn a_guest_of_which_much_is_left_was_suspended_by_its_owner() {
         let paused = DomainStatus { state: DomainState::Paused, reason: 2 };
         let running = DomainStatus { state: DomainState::Running, reason: 1 };
-        let left = |mib: u64, mib_per_s: Option<u64>| JobStats {
-            memory_remaining_bytes: Some(mib << 20),
-            memory_bytes_per_second: mib_per_s.map(|speed| speed << 20),
-            ..JobStats::default()
+        let of_memory = |memory| JobStats { memory, ..JobStats::default() };
+        let left = |mib: u64, mib_per_s: Option<u64>| {
+            of_memory(MemoryStats {
+                remaining_bytes: Some(mib << 20),
+                bytes_per_second: mib_per_s.map(|speed| speed << 20),
+                ..MemoryStats::default()
+            })
         };
         assert!(is_suspended_in_flight(paused, &left(100, Some(15))));
         assert!(is_suspended_in_flight(paused, &left(17, None)));
@@ -133,8 +138,8 @@ mod tests {
         assert!(!is_suspended_in_flight(running, &left(100, Some(15))));
         let disks = JobStats { disk_total_bytes: Some(1), ..JobStats::default() };
         assert!(is_suspended_in_flight(paused, &disks), "memory is still to follow");
-        let memory = JobStats { memory_total_bytes: Some(100 << 20), ..disks };
-        assert!(!is_suspended_in_flight(paused, &memory));
+        let memory = MemoryStats { total_bytes: Some(100 << 20), ..MemoryStats::default() };
+        assert!(!is_suspended_in_flight(paused, &JobStats { memory, ..disks }));
         assert!(!is_suspended_in_flight(paused, &JobStats::default()), "nothing is known of it");
     }
 

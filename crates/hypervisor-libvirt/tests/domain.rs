@@ -60,20 +60,20 @@ fn a_server_of_debian() {
     assert_eq!((domain.name.as_str(), domain.hypervisor.as_str()), ("web-1", "kvm"));
     assert_eq!(domain.title.as_deref(), Some("Shop front end"));
     assert_eq!(domain.description.as_deref(), Some("Owned by the shop team; see wiki/Shop"));
-    assert_eq!(domain.machine.as_deref(), Some("pc-q35-7.2"));
-    assert_eq!(domain.architecture.as_deref(), Some("x86_64"));
-    assert_eq!(domain.emulator.as_deref(), Some(Path::new("/usr/bin/qemu-system-x86_64")));
+    assert_eq!(domain.machine.kind.as_deref(), Some("pc-q35-7.2"));
+    assert_eq!(domain.machine.architecture.as_deref(), Some("x86_64"));
+    assert_eq!(domain.machine.emulator.as_deref(), Some(Path::new("/usr/bin/qemu-system-x86_64")));
     assert_eq!((domain.memory.bytes, domain.memory.current_bytes), (4 << 30, 4 << 30));
     assert_eq!((domain.cpus.most, domain.cpus.current), (2, 2));
     assert_eq!(domain.cpus.choice, CpuChoice::Custom { model: "Skylake-Server-IBRS".into() });
-    assert_eq!(domain.firmware, Firmware::Bios);
-    assert!(domain.has_guest_agent && domain.tpm.is_none() && !domain.has_qemu_arguments);
+    assert_eq!(domain.machine.firmware, Firmware::Bios);
+    assert!(domain.devices.has_guest_agent && domain.devices.tpm.is_none() && !domain.has_qemu_arguments);
     assert_eq!((domain.obstacles(), domain.doubts(), domain.needs()), (vec![], vec![], BTreeSet::new()));
 }
 
 #[test]
 fn a_disk_and_what_it_is_based_on() {
-    let [disk, drive] = domain("debian").disks.try_into().expect("two");
+    let [disk, drive] = domain("debian").devices.disks.try_into().expect("two");
     assert_eq!((disk.target.as_str(), &disk.device), ("vda", &DiskDevice::Disk));
     assert_eq!(disk.source, file("/srv/vms/web-1.qcow2"));
     assert_eq!((disk.format.as_deref(), disk.is_read_only), (Some("qcow2"), false));
@@ -85,7 +85,7 @@ fn a_disk_and_what_it_is_based_on() {
 
 #[test]
 fn an_interface_on_a_bridge() {
-    let [interface] = domain("debian").interfaces.try_into().expect("one");
+    let [interface] = domain("debian").devices.interfaces.try_into().expect("one");
     assert_eq!(interface.kind, InterfaceKind::Bridge { name: "br-guest".into(), is_openvswitch: false });
     assert_eq!(interface.mac.map(|mac| mac.to_string()).as_deref(), Some("52:54:00:11:22:33"));
     assert_eq!((interface.target.as_deref(), interface.model.as_deref()), (Some("vnet4"), Some("virtio")));
@@ -124,12 +124,12 @@ fn windows_with_uefi_and_a_tpm() {
         nvram: Some("/var/lib/libvirt/qemu/nvram/win2022_VARS.fd".into()),
         template: Some("/usr/share/OVMF/OVMF_VARS_4M.ms.fd".into()),
     };
-    assert_eq!(domain.firmware, firmware);
+    assert_eq!(domain.machine.firmware, firmware);
     let tpm = Tpm::Emulator { version: Some("2.0".into()), secret: Some(SECRET_OF_TPM) };
-    assert_eq!(domain.tpm, Some(tpm));
+    assert_eq!(domain.devices.tpm, Some(tpm));
     let rbd = DiskSource::Network { protocol: "rbd".into(), name: Some("vms/win2022-data".into()) };
-    assert_eq!(domain.disks[2].source, rbd);
-    assert!(!domain.has_guest_agent);
+    assert_eq!(domain.devices.disks[2].source, rbd);
+    assert!(!domain.devices.has_guest_agent);
     assert_eq!((domain.obstacles(), domain.doubts()), (vec![], vec![]));
 }
 
@@ -156,9 +156,9 @@ fn a_cloud_image_of_a_pool_with_its_seed() {
     let domain = domain("cloud");
     assert_eq!(domain.memory.bytes, 1_000_000_000);
     let volume = DiskSource::Volume { pool: "vms".into(), volume: "cloud.qcow2".into() };
-    assert_eq!(domain.disks[0].source, volume);
-    assert!(domain.disks[2].is_shareable);
-    assert_eq!(domain.interfaces[0].kind, InterfaceKind::User);
+    assert_eq!(domain.devices.disks[0].source, volume);
+    assert!(domain.devices.disks[2].is_shareable);
+    assert_eq!(domain.devices.interfaces[0].kind, InterfaceKind::User);
     let needs = [Need::Volume { pool: "vms".into(), volume: "cloud.qcow2".into() }];
     assert_eq!((domain.needs(), domain.obstacles()), (BTreeSet::from(needs), vec![]));
     let spec = spec(&domain);
@@ -186,7 +186,7 @@ fn huge_pages_numa_and_interfaces_beside_bridges() {
     assert_eq!((domain.cpus.guest_nodes, &domain.cpus.choice), (2, &CpuChoice::HostPassthrough));
     assert_eq!(domain.bound, Bound { highest_cpu: Some(17), highest_node: Some(1) });
     let direct = InterfaceKind::Direct { link: "eno2".into(), mode: Some("bridge".into()) };
-    assert_eq!(domain.interfaces[1].kind, direct);
+    assert_eq!(domain.devices.interfaces[1].kind, direct);
     let needs = [
         Need::Link("eno2".into()),
         Need::Socket("/run/vhost/db.sock".into()),

@@ -57,55 +57,44 @@ pub struct JobStats {
     pub downtime_expected_ms: Option<u64>,
     /// What came before the first byte.
     pub setup_ms: Option<u64>,
-    /// Memory and disks together.
-    pub data_total_bytes: Option<u64>,
-    /// How many of them are there.
-    pub data_processed_bytes: Option<u64>,
-    /// How many of them are still to go.
-    pub data_remaining_bytes: Option<u64>,
     /// The guest's memory.
-    pub memory_total_bytes: Option<u64>,
-    /// What has been sent of it, some of it more than once.
-    pub memory_processed_bytes: Option<u64>,
-    /// What is still to go.
-    pub memory_remaining_bytes: Option<u64>,
-    /// Pages that were nothing but zeros.
-    pub memory_constant_pages: Option<u64>,
-    /// Pages that were sent as they are.
-    pub memory_normal_pages: Option<u64>,
-    /// The bytes of these.
-    pub memory_normal_bytes: Option<u64>,
-    /// Pages that the guest changes.
-    pub memory_dirty_pages_per_second: Option<u64>,
-    /// Bytes of a page.
-    pub memory_page_bytes: Option<u64>,
-    /// How often all of the memory was gone through.
-    pub memory_iteration: Option<u64>,
-    /// Speed at which memory goes.
-    pub memory_bytes_per_second: Option<u64>,
-    /// Pages that the target asked for, in post-copy.
-    pub memory_post_copy_requests: Option<u64>,
+    pub memory: MemoryStats,
     /// What disks there are to copy.
     pub disk_total_bytes: Option<u64>,
-    /// How many of them are there.
-    pub disk_processed_bytes: Option<u64>,
-    /// How many of them are still to go.
-    pub disk_remaining_bytes: Option<u64>,
-    /// Speed at which disks go.
-    pub disk_bytes_per_second: Option<u64>,
-    /// How much QEMU slows the guest down, by auto-converge.
-    pub throttle_percent: Option<u64>,
     /// Whether it succeeded, where libvirt says so.
     pub success: Option<bool>,
     /// Why it failed, where libvirt says so.
     pub error: Option<String>,
 }
 
+/// How far the guest's memory is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MemoryStats {
+    /// All of it.
+    pub total_bytes: Option<u64>,
+    /// What has been sent of it, some of it more than once.
+    pub processed_bytes: Option<u64>,
+    /// What is still to go.
+    pub remaining_bytes: Option<u64>,
+    /// Pages that were nothing but zeros.
+    pub constant_pages: Option<u64>,
+    /// Pages that were sent as they are.
+    pub normal_pages: Option<u64>,
+    /// Pages that the guest changes.
+    pub dirty_pages_per_second: Option<u64>,
+    /// Bytes of a page.
+    pub page_bytes: Option<u64>,
+    /// How often all of it was gone through.
+    pub iteration: Option<u64>,
+    /// Speed at which it goes.
+    pub bytes_per_second: Option<u64>,
+}
+
 impl JobStats {
     pub(crate) fn of(kind: JobKind, parameters: &[Parameter]) -> Self {
         let value =
             |name: &str| parameters.iter().find(|parameter| parameter.name == name).map(|found| &found.value);
-        let figure = |name| value(name).and_then(Value::as_u64);
+        let figure = |name: &str| value(name).and_then(Value::as_u64);
         let downtime_ms = figure("downtime");
         let is_under_way = kind.may_be_under_way();
         Self {
@@ -116,25 +105,8 @@ impl JobStats {
             downtime_ms: downtime_ms.filter(|_| !is_under_way),
             downtime_expected_ms: downtime_ms.filter(|_| is_under_way),
             setup_ms: figure("setup_time"),
-            data_total_bytes: figure("data_total"),
-            data_processed_bytes: figure("data_processed"),
-            data_remaining_bytes: figure("data_remaining"),
-            memory_total_bytes: figure("memory_total"),
-            memory_processed_bytes: figure("memory_processed"),
-            memory_remaining_bytes: figure("memory_remaining"),
-            memory_constant_pages: figure("memory_constant"),
-            memory_normal_pages: figure("memory_normal"),
-            memory_normal_bytes: figure("memory_normal_bytes"),
-            memory_dirty_pages_per_second: figure("memory_dirty_rate"),
-            memory_page_bytes: figure("memory_page_size"),
-            memory_iteration: figure("memory_iteration"),
-            memory_bytes_per_second: figure("memory_bps"),
-            memory_post_copy_requests: figure("memory_postcopy_requests"),
+            memory: MemoryStats::of(figure),
             disk_total_bytes: figure("disk_total"),
-            disk_processed_bytes: figure("disk_processed"),
-            disk_remaining_bytes: figure("disk_remaining"),
-            disk_bytes_per_second: figure("disk_bps"),
-            throttle_percent: figure("auto_converge_throttle"),
             success: match value("success") {
                 Some(Value::Boolean(success)) => Some(*success),
                 _ => None,
@@ -150,6 +122,22 @@ impl JobStats {
     pub(crate) fn ended(parameters: &[Parameter]) -> Self {
         let ended = Self::of(JobKind::Completed, parameters);
         if ended.success == Some(false) { Self { kind: JobKind::Failed, ..ended } } else { ended }
+    }
+}
+
+impl MemoryStats {
+    fn of(figure: impl Fn(&str) -> Option<u64>) -> Self {
+        Self {
+            total_bytes: figure("memory_total"),
+            processed_bytes: figure("memory_processed"),
+            remaining_bytes: figure("memory_remaining"),
+            constant_pages: figure("memory_constant"),
+            normal_pages: figure("memory_normal"),
+            dirty_pages_per_second: figure("memory_dirty_rate"),
+            page_bytes: figure("memory_page_size"),
+            iteration: figure("memory_iteration"),
+            bytes_per_second: figure("memory_bps"),
+        }
     }
 }
 
@@ -174,7 +162,7 @@ mod tests {
         assert_eq!((under_way.downtime_ms, under_way.downtime_expected_ms), (None, Some(300)));
         let ended = stats(JobKind::Completed);
         assert_eq!((ended.downtime_ms, ended.downtime_expected_ms), (Some(300), None));
-        assert_eq!((ended.operation, ended.memory_total_bytes), (Some(5), None));
+        assert_eq!((ended.operation, ended.memory.total_bytes), (Some(5), None));
     }
 
     #[test]

@@ -42,5 +42,5 @@ pub use connection::Connection;
 pub use domain::{Domain, DomainInfo, DomainState, DomainStatus};
 pub use error::{Error, RemoteError};
 pub use events::{DomainEvent, Lifecycle};
-pub use job_stats::{JobKind, JobStats};
+pub use job_stats::{JobKind, JobStats, MemoryStats};
 pub use parameters::{Parameter, Value};

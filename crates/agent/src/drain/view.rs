@@ -15,7 +15,7 @@ use drainpipe_engine::finding::Finding;
 use drainpipe_engine::finding::code::FindingCode;
 use drainpipe_engine::host::facts::{MemoryNeeds, MigrationLink};
 use drainpipe_engine::paths::path::Path;
-use drainpipe_engine::plan::{NoPostCopy, Plan, Request};
+use drainpipe_engine::plan::{NoPostCopy, Plan, PlanRequest};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::{self, GroupName, VmSpec};
 use drainpipe_hypervisor::{Machine, RunState, Unmanaged};
@@ -263,7 +263,7 @@ async fn look_at(
     });
     let Learnt { saved_mbps, compressed_slower, .. } = learnt;
     let request =
-        Request { saved_mbps, compressed_slower, encrypt: asked_for.encrypt, ..asked_for.option.into() };
+        PlanRequest { saved_mbps, compressed_slower, encrypt: asked_for.encrypt, ..asked_for.option.into() };
     let asked = match timeout(TARGET_DEADLINE, ask(drains, name, request, leaving, swap)).await {
         Ok(asked) => asked,
         Err(_) => Err(Problem::failed(format!("no answer within {} s", TARGET_DEADLINE.as_secs()))),
@@ -301,7 +301,7 @@ async fn look_at(
 async fn ask(
     drains: &Drains,
     name: &str,
-    request: Request,
+    request: PlanRequest,
     leaving: RunningVms<'_>,
     swap: &Swap,
 ) -> Result<LookedAt, Problem> {

@@ -3,7 +3,7 @@
 use drainpipe_engine::estimate::convergence::{self, MovingVm};
 use drainpipe_engine::estimate::prediction;
 use drainpipe_engine::finding::Finding;
-use drainpipe_engine::plan::{Plan, Request};
+use drainpipe_engine::plan::{Plan, PlanRequest};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::{DiskCopies, Machine};
 
@@ -29,7 +29,7 @@ pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Re
         meeting.plan.disks = disks::to_copy(outgoing, &peer, request, &meeting, vmm).await?;
     }
     let Meeting { source, target, plan, .. } = meeting;
-    let asked = Request { zero_share, ..asked };
+    let asked = PlanRequest { zero_share, ..asked };
     let predicted_total_ms = prediction::total_ms(&source, &target.facts, &plan, &asked, memory_bytes);
     let limits = source.limits_to(&target.facts);
     let copies = vmm.as_ref().and_then(|vmm| vmm.disk_copies()).filter(|_| !plan.disks.is_empty());

@@ -23,10 +23,10 @@ use drainpipe_engine::migration::progress::Progress;
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_engine::migration::timing::IN_DOUBT_PAUSE;
 use drainpipe_engine::migration::{Migration, SourceAction, SourceEvent, Stage};
-use drainpipe_engine::plan::Request;
+use drainpipe_engine::plan::PlanRequest;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::protocol::Protocol;
-use drainpipe_hypervisor::{Machine, VmError, VmErrorKind, VmEvent};
+use drainpipe_hypervisor::{Machine, Vm, VmError, VmErrorKind, VmEvent};
 use jiff::Timestamp;
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::timeout;
@@ -67,29 +67,52 @@ pub(super) struct Executor {
     outgoing: Arc<Outgoing>,
     pub(super) running: Arc<Running>,
     claimed: Claimed,
-    request: Request,
-    asked: MigrateRequest,
+    order: Order,
+    agreed: Agreed,
+    heard: Heard,
+    target: TargetSide,
     copying: Copying,
     settings: Settings,
     observed: Observed,
-    started_at: Timestamp,
-    began: Instant,
-    agreed: Agreed,
-    // Until the migration is reported.
-    findings: Vec<Finding>,
     // Told to send the last bytes of the VM, which is paused for them.
     is_switching_over: bool,
     post_copy: PostCopy,
-    // What has become of the VM there.
-    target_asked_at: Option<Instant>,
-    events: broadcast::Receiver<VmEvent>,
     guard: Option<Guard>,
-    news: mpsc::Receiver<News>,
     relay: Option<OutgoingRelay>,
-    target_watch: TargetWatch,
-    // Its connections: until it is paused, and once all is there that it needs to run.
-    tracked_on_way: Option<OnWay>,
-    tracked: Option<Gone>,
+    tracked: Tracking,
+}
+
+/// What is to be done, and since when.
+struct Order {
+    asked: MigrateRequest,
+    // What the plan is made by.
+    request: PlanRequest,
+    started_at: Timestamp,
+    began: Instant,
+}
+
+/// What comes unasked, until the migration is told.
+struct Heard {
+    events: broadcast::Receiver<VmEvent>,
+    news: mpsc::Receiver<News>,
+    findings: Vec<Finding>,
+}
+
+/// What is known of the target's side.
+#[derive(Default)]
+struct TargetSide {
+    watch: TargetWatch,
+    // What has become of the VM there.
+    asked_at: Option<Instant>,
+}
+
+/// The VM's connections, which the target's firewall is told.
+#[derive(Default)]
+struct Tracking {
+    // Until it is paused.
+    on_way: Option<OnWay>,
+    // Once all is there that it needs to run.
+    gone: Option<Gone>,
 }
 
 /// The copies of its disks, as long as they are made.
@@ -138,6 +161,24 @@ impl Settings {
     }
 }
 
+impl Order {
+    fn new(asked: &MigrateRequest, started_at: Timestamp) -> Self {
+        Self { asked: asked.clone(), request: asked_for(asked), started_at, began: Instant::now() }
+    }
+}
+
+impl Heard {
+    fn of(vmm: Option<&dyn Machine>) -> Self {
+        Self {
+            // Without a QEMU a channel that is closed already.
+            events: vmm.map_or_else(|| broadcast::channel(1).1, Vm::events),
+            // Closed until paths are watched.
+            news: mpsc::channel(1).1,
+            findings: vec![],
+        }
+    }
+}
+
 impl Observed {
     fn begin(vmm: Option<&dyn Machine>) -> Self {
         Self {
@@ -168,25 +209,16 @@ impl Executor {
             copying: Copying::default(),
             settings: Settings::none(),
             observed: Observed::begin(claimed.vmm.as_deref()),
-            // Without a QEMU a channel that is closed already.
-            events: claimed.vmm.as_ref().map_or_else(|| broadcast::channel(1).1, |vmm| vmm.events()),
+            heard: Heard::of(claimed.vmm.as_deref()),
             claimed,
-            request: asked_for(request),
-            asked: request.clone(),
-            started_at,
-            began: Instant::now(),
+            order: Order::new(request, started_at),
             agreed: Agreed::default(),
-            findings: vec![],
+            target: TargetSide::default(),
             is_switching_over: false,
             post_copy: PostCopy::default(),
-            target_asked_at: None,
             guard: None,
             relay: None,
-            target_watch: TargetWatch::default(),
-            tracked_on_way: None,
-            tracked: None,
-            // Closed until paths are watched.
-            news: mpsc::channel(1).1,
+            tracked: Tracking::default(),
         }
     }
 
@@ -210,7 +242,7 @@ impl Executor {
     }
 
     fn now_ms(&self) -> f64 {
-        self.began.elapsed().as_secs_f64() * 1000.0
+        self.order.began.elapsed().as_secs_f64() * 1000.0
     }
 
     pub(super) async fn run(mut self, mut migration: Migration, mut first: SourceAction) {
@@ -248,7 +280,7 @@ impl Executor {
                 None
             };
             next = interrupted.or_else(|| migration.handle(self.now_ms(), event));
-            for finding in std::mem::take(&mut self.findings) {
+            for finding in std::mem::take(&mut self.heard.findings) {
                 // Asks for nothing to be done.
                 migration.handle(self.now_ms(), SourceEvent::Found(finding));
             }
@@ -257,7 +289,7 @@ impl Executor {
             {
                 next = migration.handle(self.now_ms(), SourceEvent::DiskProgress(states));
             }
-            while let Ok(news) = self.news.try_recv() {
+            while let Ok(news) = self.heard.news.try_recv() {
                 // Asks for nothing to be done.
                 let event = match news {
                     News::Path(path, turn) => SourceEvent::PathTurned(path, turn),
@@ -380,8 +412,8 @@ impl Executor {
                 source: self.outgoing.host.name().into(),
                 target: self.running.target.clone(),
                 memory_bytes: self.memory_bytes(),
-                requested_option: self.request.option,
-                started_at: self.started_at,
+                requested_option: self.order.request.option,
+                started_at: self.order.started_at,
             },
             migration,
             result::Pauses {

@@ -1,7 +1,7 @@
 //! Step 1: two hosts meet, and plan how a VM goes from one to the other.
 
 use drainpipe_engine::host::facts::HostFacts;
-use drainpipe_engine::plan::{Plan, Request, plan};
+use drainpipe_engine::plan::{Plan, PlanRequest, plan};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::{Machine, Manager};
@@ -16,9 +16,9 @@ use crate::vms::hypervisors::facts_for;
 use drainpipe_api_types::{HostView, MigrateRequest};
 
 /// What a request asks of the plan.
-pub(super) fn asked_for(request: &MigrateRequest) -> Request {
+pub(super) fn asked_for(request: &MigrateRequest) -> PlanRequest {
     let MigrateRequest { encrypt, post_copy, .. } = *request;
-    Request { encrypt, post_copy, ..request.option.into() }
+    PlanRequest { encrypt, post_copy, ..request.option.into() }
 }
 
 /// What a caller asks for, with what is known of the VM's memory and of earlier migrations where that may decide
@@ -26,9 +26,9 @@ pub(super) fn asked_for(request: &MigrateRequest) -> Request {
 pub(super) async fn informed(
     outgoing: &Outgoing,
     target: &str,
-    request: Request,
+    request: PlanRequest,
     vmm: Option<&dyn Machine>,
-) -> Result<Request, Problem> {
+) -> Result<PlanRequest, Problem> {
     if !request.option.may_compress() || request.post_copy {
         return Ok(request);
     }
@@ -39,11 +39,11 @@ pub(super) async fn informed(
     let free_cores = outgoing.host.idle_cores.known();
     let Learnt { saved_mbps, compressed_slower, .. } =
         path_history::of_target(&outgoing.journal, free_cores, target, request.option)?;
-    Ok(Request { memory, zero_share, saved_mbps, compressed_slower, ..request })
+    Ok(PlanRequest { memory, zero_share, saved_mbps, compressed_slower, ..request })
 }
 
 /// The share of a VM's memory that is zero, where the plan does not ask: for the prediction alone.
-pub(super) async fn zero_share(asked: Request, vmm: Option<&dyn Machine>) -> Option<f64> {
+pub(super) async fn zero_share(asked: PlanRequest, vmm: Option<&dyn Machine>) -> Option<f64> {
     match vmm.filter(|_| asked.zero_share.is_none() && !asked.post_copy) {
         Some(vmm) => memory_look::zero_share(vmm).await,
         None => asked.zero_share,
@@ -68,7 +68,7 @@ pub(crate) async fn meet(
     peer: &ApiClient,
     target: &str,
     manager: Option<Manager>,
-    request: impl Into<Request>,
+    request: impl Into<PlanRequest>,
     memory_bytes: u64,
 ) -> Result<Meeting, Problem> {
     let (view, protocol): (HostView, _) = ask_host(outgoing.host.name(), peer, target, "/v1/host").await?;

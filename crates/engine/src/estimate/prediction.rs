@@ -3,7 +3,7 @@
 use super::cores::cores_had;
 use super::sending::{copied_ms, sent_ms};
 use crate::host::facts::HostFacts;
-use crate::plan::{Plan, Request};
+use crate::plan::{Plan, PlanRequest};
 use crate::transfer::relayed::Verdict;
 
 /// From the request to the end of a migration by this plan, of a VM that rests and waits for no turn, the copies of its
@@ -12,7 +12,7 @@ pub fn total_ms(
     source: &HostFacts,
     target: &HostFacts,
     plan: &Plan,
-    request: &Request,
+    request: &PlanRequest,
     memory_bytes: u64,
 ) -> Option<f64> {
     let limits = source.limits_to(target);

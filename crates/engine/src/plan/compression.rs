@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::incapable::Incapable;
-use super::{Reason, Request};
+use super::{PlanRequest, Reason};
 use crate::format::rate;
 use crate::host::facts::{HostFacts, NoPacking};
 use crate::option::RequestedOption;
@@ -35,7 +35,7 @@ pub enum NotCompressed {
 /// Whether it is compressed: only where that can make a migration faster, and unasked for where it does so for certain.
 /// `means` are none where it is not known what the paths carry.
 pub(super) fn weigh(
-    request: &Request,
+    request: &PlanRequest,
     source: &HostFacts,
     target: &HostFacts,
     means: Option<RelayMeans>,
@@ -79,7 +79,7 @@ impl NotCompressed {
     }
 }
 
-impl Request {
+impl PlanRequest {
     /// What a relay between two hosts has, over these paths; none where another option was asked for, a hypervisor can do
     /// nothing with a relay, or it is not known what the paths carry.
     pub fn relay_means<'a>(
@@ -134,7 +134,7 @@ mod tests {
         let host = |vm_cores| HostFacts { cores: 1, vm_cores, ..fixtures::host("a") };
         let (needed, free) = (host(0.97), host(0.0));
         let path = Path { speed_mbps: Some(20_000), ..fixtures::path("e0") };
-        let request = Request::from(RequestedOption::Compression);
+        let request = PlanRequest::from(RequestedOption::Compression);
         let means = request.relay_means(&needed, &free, [&path, &path].into_iter(), false);
         let (is_compressed, reason) = weigh(&request, &needed, &free, means);
         let why = reason.unwrap().to_string();

@@ -10,8 +10,8 @@ use super::route::{NoRoute, no_route};
 use super::spreading::NotSpread;
 use super::standby::mark_standby;
 use super::{
-    LimitKeeper, NoPostCopy, Packing, Parallel, Paths, Plan, PlanError, Reason, Request, Spread, Transfer,
-    ZstdLevel,
+    LimitKeeper, NoPostCopy, Packing, Parallel, Paths, Plan, PlanError, PlanRequest, Reason, Spread,
+    Transfer, ZstdLevel,
 };
 use crate::host::facts::HostFacts;
 use crate::option::RequestedOption;
@@ -35,7 +35,7 @@ const ONE_CONNECTION: Transfer = Transfer::OneConnection { post_copy: false };
 pub fn plan(
     source: &HostFacts,
     target: &HostFacts,
-    request: impl Into<Request>,
+    request: impl Into<PlanRequest>,
     reaches: &[Reach],
     memory_bytes: u64,
 ) -> Result<Plan, PlanError> {
@@ -54,7 +54,7 @@ pub fn plan(
 fn without_post_copy(
     source: &HostFacts,
     target: &HostFacts,
-    request: Request,
+    request: PlanRequest,
     reaches: &[Reach],
     memory_bytes: u64,
 ) -> Result<Plan, PlanError> {
@@ -91,7 +91,7 @@ fn without_post_copy(
 fn by_rdma(
     source: &HostFacts,
     target: &HostFacts,
-    request: &Request,
+    request: &PlanRequest,
     reaches: &[Reach],
     memory_bytes: u64,
 ) -> Option<Plan> {
@@ -110,7 +110,7 @@ fn by_rdma(
 fn with_post_copy(
     source: &HostFacts,
     target: &HostFacts,
-    request: Request,
+    request: PlanRequest,
     reaches: &[Reach],
     memory_bytes: u64,
 ) -> Result<Plan, PlanError> {
@@ -118,7 +118,7 @@ fn with_post_copy(
     if !matches!(requested_option, RequestedOption::Tcp | RequestedOption::Auto) {
         return Err(PlanError::NoPostCopy { option: requested_option });
     }
-    let tcp = Request { option: RequestedOption::Tcp, post_copy: false, ..request };
+    let tcp = PlanRequest { option: RequestedOption::Tcp, post_copy: false, ..request };
     let mut made = without_post_copy(source, target, tcp, reaches, memory_bytes)?;
     made.reasons.insert(0, Reason::PostCopy);
     let made = Plan { requested_option, transfer: Transfer::OneConnection { post_copy: true }, ..made };
@@ -155,7 +155,7 @@ impl Routed {
 fn choose(
     source: &HostFacts,
     target: &HostFacts,
-    request: &Request,
+    request: &PlanRequest,
     found: &[Path],
     routed: &Result<Routed, NoRoute>,
     no_rdma: NoRdma,

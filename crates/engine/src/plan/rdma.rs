@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Paths, Request};
+use super::{Paths, PlanRequest};
 use crate::finding::on;
 use crate::format::{mib_free, mib_needed, rate};
 use crate::host::facts::{HostFacts, HypervisorVersion, MigrationLink, RdmaFacts, RdmaPort};
@@ -51,7 +51,7 @@ pub enum NoRdma {
 pub(super) fn paths(
     source: &HostFacts,
     target: &HostFacts,
-    request: &Request,
+    request: &PlanRequest,
     reaches: &[Reach],
     memory_bytes: u64,
 ) -> Result<Paths, NoRdma> {
@@ -100,7 +100,7 @@ impl NoRdma {
     pub(super) fn between(
         source: &HostFacts,
         target: &HostFacts,
-        request: &Request,
+        request: &PlanRequest,
         reaches: &[Reach],
         memory_bytes: u64,
     ) -> Self {

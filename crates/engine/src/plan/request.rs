@@ -5,7 +5,7 @@ use crate::transfer::relayed::Compressible;
 
 /// What a caller asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Request {
+pub struct PlanRequest {
     /// How to send memory.
     pub option: RequestedOption,
     /// Whether to encrypt it, whatever the hosts say.
@@ -23,7 +23,7 @@ pub struct Request {
     pub compressed_slower: Option<f64>,
 }
 
-impl From<RequestedOption> for Request {
+impl From<RequestedOption> for PlanRequest {
     fn from(option: RequestedOption) -> Self {
         Self { option, ..Self::default() }
     }

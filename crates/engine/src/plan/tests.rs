@@ -37,7 +37,7 @@ fn limits_and_disks_make_it_longer() {
         let a = HostFacts { bandwidth_limit_mbps: all_mbps, ..host("a", 1, 2) };
         (a, HostFacts { storage_limit_mbps: storage_mbps, ..host("b", 2, 2) })
     };
-    let request = Request { zero_share: Some(0.5), ..RequestedOption::Multichannel.into() };
+    let request = PlanRequest { zero_share: Some(0.5), ..RequestedOption::Multichannel.into() };
     let predicted_s = |all_mbps, storage_mbps, allocated_bytes| {
         let (a, b) = hosts(all_mbps, storage_mbps);
         let mut plan = plan(&a, &b, request, &[], GIB).unwrap();
@@ -82,7 +82,7 @@ fn auto_takes_multichannel_over_two_paths_and_tcp_over_one() {
 
 #[test]
 fn post_copy_goes_over_one_connection_and_says_so() {
-    let request = |option| Request { post_copy: true, encrypt: true, ..Request::from(option) };
+    let request = |option| PlanRequest { post_copy: true, encrypt: true, ..PlanRequest::from(option) };
     let plan_of = |option| plan(&host("a", 1, 2), &host("b", 2, 2), request(option), &[], GIB);
     for option in [RequestedOption::Auto, RequestedOption::Tcp] {
         let plan = plan_of(option).unwrap();
@@ -137,7 +137,7 @@ fn what_may_be_faster_than_one_connection_is_encrypted_by_several() {
     assert_eq!((how(&narrowed), narrowed.paths.len()), (several, 1));
     for option in [RequestedOption::Multichannel, RequestedOption::Compression, RequestedOption::Direct] {
         let [a, b] = &unroutable_pair;
-        let asked = Request { memory: Some(Compressible { share: 0.0, left: 1.0 }), ..option.into() };
+        let asked = PlanRequest { memory: Some(Compressible { share: 0.0, left: 1.0 }), ..option.into() };
         assert_eq!(how(&plan(a, b, asked, &[], GIB).unwrap()), several, "{option}");
     }
     // In the clear one connection is enough, and who asks for one gets it.
@@ -176,7 +176,7 @@ fn compression_stays_out_where_the_paths_outrun_it_and_a_limit_of_either_host_sl
 fn auto_compresses_what_is_known_to_shrink_where_cores_are_idle() {
     let auto = |memory, idle_cores| {
         let host = |name, last, links| HostFacts { idle_cores, ..host(name, last, links) };
-        let request = Request { memory, ..RequestedOption::Auto.into() };
+        let request = PlanRequest { memory, ..RequestedOption::Auto.into() };
         [1, 2].map(|links| plan(&host("a", 1, links), &host("b", 2, 2), request, &[], GIB).unwrap())
     };
     let text = Some(Compressible { share: 0.5, left: 0.3 });
@@ -194,7 +194,7 @@ fn auto_compresses_what_is_known_to_shrink_where_cores_are_idle() {
 #[test]
 fn what_does_not_shrink_is_not_compressed_whoever_asks() {
     let random = Some(Compressible { share: 0.0, left: 1.0 });
-    let request = Request { memory: random, ..RequestedOption::Compression.into() };
+    let request = PlanRequest { memory: random, ..RequestedOption::Compression.into() };
     let plan_of = |source: &HostFacts, target: &HostFacts| plan(source, target, request, &[], GIB).unwrap();
     let plan = plan_of(&host("a", 1, 2), &host("b", 2, 2));
     assert_eq!((plan.option(), plan.is_compressed()), (MigrationOption::Multichannel, false));
@@ -346,7 +346,7 @@ fn encryption_needs_a_relay_and_no_other_option() {
     let (mut a, b) = (host("a", 1, 2), host("b", 2, 2));
     let clear = plan(&a, &b, RequestedOption::Tcp, &[], GIB).unwrap();
     assert!(clear.relay().is_none(), "{:?}", clear.encryption);
-    let asked = Request { encrypt: true, ..RequestedOption::Tcp.into() };
+    let asked = PlanRequest { encrypt: true, ..RequestedOption::Tcp.into() };
     let encrypted = plan(&a, &b, asked, &[], GIB).unwrap();
     assert_eq!(encrypted.relay(), Some(Relay::Encrypts));
     assert_eq!((encrypted.option(), encrypted.paths), (clear.option(), clear.paths));

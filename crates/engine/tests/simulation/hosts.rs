@@ -6,7 +6,7 @@ use drainpipe_engine::host::facts::{HostFacts, HypervisorVersion, MigrationLink}
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::paths::path_record::TrialOutcome;
-use drainpipe_engine::plan::{Plan, Request, plan};
+use drainpipe_engine::plan::{Plan, PlanRequest, plan};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::transfer::encryption::refuses_clear;
 
@@ -23,7 +23,7 @@ const OVER_ONE_CONNECTION: [RequestedOption; 2] = [RequestedOption::Auto, Reques
 pub(crate) struct Hosts {
     source: HostFacts,
     target: HostFacts,
-    request: Request,
+    request: PlanRequest,
 }
 
 impl Hosts {
@@ -35,7 +35,7 @@ impl Hosts {
         Self {
             source: host("a", 1, links, random),
             target: host("b", 2, links, random),
-            request: Request { encrypt: random.chance(40), post_copy, ..option.into() },
+            request: PlanRequest { encrypt: random.chance(40), post_copy, ..option.into() },
         }
     }
 

@@ -81,8 +81,21 @@ pub struct DomainDescription {
     pub cpus: Cpus,
     /// The things of the host that it is bound to.
     pub bound: Bound,
+    /// What it is built as, and boots.
+    pub machine: Machine,
+    /// What is in it.
+    pub devices: Devices,
+    /// How its memory is encrypted, such as `sev`.
+    pub launch_security: Option<String>,
+    /// Whether QEMU gets arguments from it that libvirt does not know.
+    pub has_qemu_arguments: bool,
+}
+
+/// What a domain is built as, and boots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Machine {
     /// Machine type, such as `pc-q35-7.2`.
-    pub machine: Option<String>,
+    pub kind: Option<String>,
     /// Architecture, such as `x86_64`.
     pub architecture: Option<String>,
     /// The program that runs it.
@@ -91,6 +104,11 @@ pub struct DomainDescription {
     pub firmware: Firmware,
     /// A kernel that is booted without a boot loader.
     pub direct_boot: DirectBoot,
+}
+
+/// A domain's devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Devices {
     /// Its disks.
     pub disks: Vec<Disk>,
     /// Its network interfaces.
@@ -109,10 +127,6 @@ pub struct DomainDescription {
     pub is_drawn_by_host: bool,
     /// Whether its agent may answer libvirt.
     pub has_guest_agent: bool,
-    /// How its memory is encrypted, such as `sev`.
-    pub launch_security: Option<String>,
-    /// Whether QEMU gets arguments from it that libvirt does not know.
-    pub has_qemu_arguments: bool,
 }
 
 impl DomainDescription {
@@ -135,8 +149,6 @@ pub(crate) fn emulator_of(capabilities_xml: &str) -> Option<PathBuf> {
 
 fn describe(domain: Element<'_>) -> Result<DomainDescription, DomainXmlError> {
     let text = |path: &str| domain.at(path).and_then(Element::text);
-    let machine = domain.at("os/type");
-    let devices = Devices(domain.at("devices"));
     Ok(DomainDescription {
         hypervisor: domain.text_of("type").unwrap_or_default(),
         name: text("name").ok_or(DomainXmlError::Missing { element: "name" })?,
@@ -147,23 +159,37 @@ fn describe(domain: Element<'_>) -> Result<DomainDescription, DomainXmlError> {
         memory: memory::parse(domain)?,
         cpus: cpu::parse(domain)?,
         bound: cpu::bound(domain),
-        machine: machine.and_then(|machine| machine.text_of("machine")),
-        architecture: machine.and_then(|machine| machine.text_of("arch")),
-        emulator: text("devices/emulator").map(PathBuf::from),
-        firmware: firmware::parse(domain.at("os")),
-        direct_boot: firmware::direct_boot(domain.at("os")),
-        disks: devices.map("disk", disks::parse),
-        interfaces: devices.map("interface", interfaces::parse),
-        host_devices: devices.map("hostdev", devices::host_device),
-        tpm: devices.map("tpm", devices::tpm).into_iter().next(),
-        file_systems: devices.map("filesystem", devices::file_system).into_iter().flatten().collect(),
-        shared_memory: devices.map("shmem", devices::shared_memory),
-        graphics: devices.map("graphics", devices::graphics),
-        is_drawn_by_host: devices.map("video", devices::is_drawn_by_host).contains(&true),
-        has_guest_agent: devices.map("channel", devices::is_guest_agent).contains(&true),
+        machine: machine(domain),
+        devices: devices(domain.at("devices")),
         launch_security: domain.at("launchSecurity").and_then(|security| security.text_of("type")),
         has_qemu_arguments: has_qemu_arguments(domain),
     })
+}
+
+fn machine(domain: Element<'_>) -> Machine {
+    let kind = domain.at("os/type");
+    Machine {
+        kind: kind.and_then(|kind| kind.text_of("machine")),
+        architecture: kind.and_then(|kind| kind.text_of("arch")),
+        emulator: domain.at("devices/emulator").and_then(Element::text).map(PathBuf::from),
+        firmware: firmware::parse(domain.at("os")),
+        direct_boot: firmware::direct_boot(domain.at("os")),
+    }
+}
+
+fn devices(element: Option<Element<'_>>) -> Devices {
+    let all = InDevices(element);
+    Devices {
+        disks: all.map("disk", disks::parse),
+        interfaces: all.map("interface", interfaces::parse),
+        host_devices: all.map("hostdev", devices::host_device),
+        tpm: all.map("tpm", devices::tpm).into_iter().next(),
+        file_systems: all.map("filesystem", devices::file_system).into_iter().flatten().collect(),
+        shared_memory: all.map("shmem", devices::shared_memory),
+        graphics: all.map("graphics", devices::graphics),
+        is_drawn_by_host: all.map("video", devices::is_drawn_by_host).contains(&true),
+        has_guest_agent: all.map("channel", devices::is_guest_agent).contains(&true),
+    }
 }
 
 fn uuid(text: Option<String>) -> Result<Uuid, DomainXmlError> {
@@ -179,9 +205,9 @@ fn has_qemu_arguments(domain: Element<'_>) -> bool {
 }
 
 /// The element of all devices, if there is one.
-struct Devices<'a>(Option<Element<'a>>);
+struct InDevices<'a>(Option<Element<'a>>);
 
-impl<'a> Devices<'a> {
+impl<'a> InDevices<'a> {
     fn map<T>(&self, name: &str, parse: fn(Element<'a>) -> T) -> Vec<T> {
         self.0.into_iter().flat_map(|devices| devices.all(name)).map(parse).collect()
     }

@@ -16,13 +16,13 @@ impl DomainDescription {
     /// All that a target must have beside what [`Self::vm_spec`] says, each once.
     pub fn needs(&self) -> BTreeSet<Need> {
         let mut needs: BTreeSet<Need> =
-            self.interfaces.iter().filter_map(|one| of_interface(&one.kind)).collect();
-        needs.extend(self.disks.iter().filter_map(|disk| of_source(&disk.source)));
+            self.devices.interfaces.iter().filter_map(|one| of_interface(&one.kind)).collect();
+        needs.extend(self.devices.disks.iter().filter_map(|disk| of_source(&disk.source)));
         needs.extend(self.secrets().map(Need::Secret));
-        if let Firmware::Uefi { loader: Some(loader), .. } = &self.firmware {
+        if let Firmware::Uefi { loader: Some(loader), .. } = &self.machine.firmware {
             needs.insert(Need::Firmware(loader.clone()));
         }
-        let listens = self.graphics.iter().flat_map(|graphics| &graphics.listens);
+        let listens = self.devices.graphics.iter().flat_map(|graphics| &graphics.listens);
         needs
             .extend(listens.filter(|address| !is_everywhere(address)).map(|address| Need::Address(*address)));
         needs.extend(self.bound.highest_cpu.map(Need::Cpu));
@@ -31,11 +31,11 @@ impl DomainDescription {
     }
 
     fn secrets(&self) -> impl Iterator<Item = Uuid> {
-        let of_tpm = match &self.tpm {
+        let of_tpm = match &self.devices.tpm {
             Some(Tpm::Emulator { secret, .. }) => *secret,
             _ => None,
         };
-        self.disks.iter().flat_map(|disk| &disk.secrets).copied().chain(of_tpm)
+        self.devices.disks.iter().flat_map(|disk| &disk.secrets).copied().chain(of_tpm)
     }
 }
 

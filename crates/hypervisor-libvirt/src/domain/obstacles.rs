@@ -195,11 +195,13 @@ impl fmt::Display for Doubt {
 impl DomainDescription {
     /// All that keeps it from migrating, as far as its XML says it.
     pub fn obstacles(&self) -> Vec<Obstacle> {
-        let mut found: Vec<Obstacle> = self.host_devices.iter().filter_map(of_host_device).collect();
-        found.extend(self.interfaces.iter().filter_map(of_interface));
-        found.extend(self.disks.iter().flat_map(of_disk));
+        let mut found: Vec<Obstacle> = self.devices.host_devices.iter().filter_map(of_host_device).collect();
+        found.extend(self.devices.interfaces.iter().filter_map(of_interface));
+        found.extend(self.devices.disks.iter().flat_map(of_disk));
         found.extend(self.of_mounts());
-        found.extend(self.shared_memory.iter().filter(|memory| !travels(memory)).map(of_shared_memory));
+        found.extend(
+            self.devices.shared_memory.iter().filter(|memory| !travels(memory)).map(of_shared_memory),
+        );
         let by = self.launch_security.clone();
         found.extend(by.map(|by| Obstacle::EncryptedMemory { by }));
         found.extend(self.of_machine());
@@ -208,16 +210,17 @@ impl DomainDescription {
 
     /// All that may keep it from migrating.
     pub fn doubts(&self) -> Vec<Doubt> {
-        let mounts = self.file_systems.iter().filter(|mount| mount.driver == FileSystemDriver::NineP);
+        let mounts = self.devices.file_systems.iter().filter(|mount| mount.driver == FileSystemDriver::NineP);
         let mut found: Vec<Doubt> = mounts.map(|mount| Doubt::NineP { tag: mount.tag.clone() }).collect();
-        let usb = self.host_devices.iter().filter(|device| device.kind == "usb");
+        let usb = self.devices.host_devices.iter().filter(|device| device.kind == "usb");
         found.extend(usb.map(|device| Doubt::UsbDevice { address: device.address.clone() }));
         found.extend(self.has_qemu_arguments.then_some(Doubt::QemuArguments));
         found
     }
 
     fn of_mounts(&self) -> impl Iterator<Item = Obstacle> {
-        let mounts = self.file_systems.iter().filter(|mount| mount.driver == FileSystemDriver::Virtiofs);
+        let mounts =
+            self.devices.file_systems.iter().filter(|mount| mount.driver == FileSystemDriver::Virtiofs);
         mounts.map(|mount| Obstacle::Virtiofs { tag: mount.tag.clone() })
     }
 
@@ -226,8 +229,8 @@ impl DomainDescription {
         let all = [
             (self.cpus.has_bare_invariant_tsc, Obstacle::InvariantTsc),
             (dimms.any(|dimm| !dimm.has_address), Obstacle::DimmWithoutAddress),
-            (self.is_drawn_by_host, Obstacle::HostDraws),
-            (matches!(self.tpm, Some(Tpm::Passthrough { .. })), Obstacle::HostTpm),
+            (self.devices.is_drawn_by_host, Obstacle::HostDraws),
+            (matches!(self.devices.tpm, Some(Tpm::Passthrough { .. })), Obstacle::HostTpm),
         ];
         all.into_iter().filter(|(is_there, _)| *is_there).map(|(_, obstacle)| obstacle)
     }

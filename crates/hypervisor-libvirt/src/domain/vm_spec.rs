@@ -90,8 +90,8 @@ impl DomainDescription {
         let placement = keep(self.placement.clone().map_err(Inexpressible::Placement), reasons);
         let huge_page_mib = keep(huge_page_mib(&self.memory.huge_pages), reasons);
         let mut disks: Vec<spec::Disk> =
-            self.disks.iter().filter_map(|disk| keep(disk_spec(disk), reasons).flatten()).collect();
-        for image in self.disks.iter().flat_map(backing_specs) {
+            self.devices.disks.iter().filter_map(|disk| keep(disk_spec(disk), reasons).flatten()).collect();
+        for image in self.devices.disks.iter().flat_map(backing_specs) {
             let is_new = |image: &spec::Disk| {
                 !disks.iter().any(|disk| disk.path == image.path && disk.format == image.format)
             };
@@ -109,11 +109,11 @@ impl DomainDescription {
             machine: machine?,
             cpu_model: self.cpu_model(),
             accelerator: accelerator?,
-            kernel: self.direct_boot.kernel.clone(),
-            initramfs: self.direct_boot.initramfs.clone(),
-            kernel_command_line: self.direct_boot.command_line.clone(),
+            kernel: self.machine.direct_boot.kernel.clone(),
+            initramfs: self.machine.direct_boot.initramfs.clone(),
+            kernel_command_line: self.machine.direct_boot.command_line.clone(),
             disks,
-            nics: self.interfaces.iter().filter_map(nic).collect(),
+            nics: self.devices.interfaces.iter().filter_map(nic).collect(),
             placement: placement?,
             guest: None,
             manager: Some(Manager::Libvirt),
@@ -121,7 +121,7 @@ impl DomainDescription {
     }
 
     fn machine_type(&self) -> Result<MachineType, Inexpressible> {
-        let machine = self.machine.as_ref().ok_or(Inexpressible::NoMachine)?;
+        let machine = self.machine.kind.as_ref().ok_or(Inexpressible::NoMachine)?;
         plain(machine).parse().map_err(Inexpressible::Machine)
     }
 

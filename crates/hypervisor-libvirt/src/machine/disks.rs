@@ -127,7 +127,7 @@ impl DomainVm {
     /// What a description says of this disk of the specification.
     fn described<'a>(&self, disk: usize, description: &'a DomainDescription) -> Option<&'a Disk> {
         let path = self.spec.spec().disks.get(disk)?.path.as_path();
-        description.disks.iter().find(|of| of.source.path() == Some(path))
+        description.devices.disks.iter().find(|of| of.source.path() == Some(path))
     }
 
     fn copied_disk(&self, disk: usize, description: &DomainDescription) -> Result<CopiedDisk, VmError> {
@@ -144,14 +144,14 @@ impl DomainVm {
     async fn has_usual_emulator(&self, deadline: Duration) -> Result<bool, VmError> {
         let (connection, _) = self.domain(deadline).await?;
         let usual = connection.domain_capabilities_xml(CapabilitiesOf::default(), deadline).await;
-        let own = self.description(deadline).await?.emulator;
+        let own = self.description(deadline).await?.machine.emulator;
         Ok(own.is_some() && own == emulator_of(&usual.map_err(failed)?))
     }
 
     async fn memory_follows(&self, deadline: Duration) -> Result<bool, VmError> {
         let (connection, domain) = self.asked(deadline).await?;
         let job = connection.job_stats(&domain, JobStatsOf::UnderWay, deadline).await.map_err(failed)?;
-        Ok(job.memory_total_bytes.is_some_and(|bytes| bytes > 0))
+        Ok(job.memory.total_bytes.is_some_and(|bytes| bytes > 0))
     }
 
     /// Takes in how far each is.

@@ -98,7 +98,7 @@ async fn a_domain_moves_and_one_copy_is_left() {
     assert_eq!(state(target, &arrived).await, DomainState::Paused);
     let stats = target.job_stats(&arrived, JobStatsOf::CompletedKept, DEADLINE).await.unwrap();
     assert_eq!((stats.kind, stats.operation), (JobKind::Completed, Some(4)));
-    assert!(stats.downtime_ms.is_some() && stats.memory_remaining_bytes == Some(0), "{stats:?}");
+    assert!(stats.downtime_ms.is_some() && stats.memory.remaining_bytes == Some(0), "{stats:?}");
 
     source.close(DEADLINE).await;
     timeout(DEADLINE, wait_for_no_job(&watching, domain)).await.unwrap();
@@ -145,9 +145,9 @@ async fn a_move_under_way_is_watched_and_aborted() {
     let watch = async {
         loop {
             let stats = watching.job_stats(domain, JobStatsOf::UnderWay, DEADLINE).await.unwrap();
-            if stats.memory_processed_bytes > Some(0) {
+            if stats.memory.processed_bytes > Some(0) {
                 assert_eq!((stats.kind, stats.operation), (JobKind::Unbounded, Some(5)));
-                assert!(stats.memory_total_bytes >= Some(64 << 20), "{stats:?}");
+                assert!(stats.memory.total_bytes >= Some(64 << 20), "{stats:?}");
                 return watching.abort_job(domain, DEADLINE).await.unwrap();
             }
         }

@@ -86,7 +86,7 @@ impl Executor {
         let started = self.start_each(&sender).await;
         pace.is(DiskPhase::Copying);
         (self.copying.sender, self.copying.throttle) = (Some(sender), Some(share.follow()));
-        self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
+        self.target.watch = TargetWatch::start(&self.outgoing, &self.running);
         started?;
         Ok(if self.disk_copies()?.go_along() { SourceEvent::DisksGoAlong } else { SourceEvent::Done })
     }
@@ -114,7 +114,7 @@ impl Executor {
     /// The next thing that happens to disks, while nothing else is sent.
     pub(super) async fn disk_event(&mut self) -> SourceEvent {
         tokio::select! {
-            problem = self.target_watch.trouble() => return SourceEvent::TransferFailed(problem),
+            problem = self.target.watch.trouble() => return SourceEvent::TransferFailed(problem),
             () = self.running.cancel.notified() => return SourceEvent::Tick,
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }

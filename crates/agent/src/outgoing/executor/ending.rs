@@ -36,7 +36,7 @@ const LOST_QUESTIONS: u8 = 3;
 
 impl Executor {
     pub(super) async fn switch_over(&mut self) -> Result<(), Problem> {
-        self.target_watch = TargetWatch::default();
+        self.target.watch = TargetWatch::default();
         self.end_hook();
         if self.post_copy.is_begun
             && let Some(throttle) = self.settings.bandwidth.take()
@@ -49,11 +49,11 @@ impl Executor {
         if let Some(Err(error)) = self.guard.as_ref().map(Guard::switches_over) {
             warn!(%error, "its guard is gone, or does not learn that the VM is paused");
         }
-        let mut on_way = self.tracked_on_way.take();
+        let mut on_way = self.tracked.on_way.take();
         on_way.iter_mut().for_each(OnWay::send_rest);
         self.send_rest().await?;
         if let Some(on_way) = on_way {
-            self.tracked = Some(on_way.settle(&self.running.vm).await);
+            self.tracked.gone = Some(on_way.settle(&self.running.vm).await);
         }
         Ok(())
     }
@@ -114,10 +114,10 @@ impl Executor {
 
     pub(super) async fn ask_target(&mut self) -> Result<SourceEvent, Problem> {
         // Also one that answers at once may answer the same for long, as while it cannot write down that the VM runs.
-        if let Some(asked_at) = self.target_asked_at {
+        if let Some(asked_at) = self.target.asked_at {
             tokio::time::sleep(ASK_AGAIN_AFTER.saturating_sub(asked_at.elapsed())).await;
         }
-        self.target_asked_at = Some(Instant::now());
+        self.target.asked_at = Some(Instant::now());
         // If the configuration does not name the host any more, nobody can say whether it answers.
         self.peer().map_err(Problem::failed)?;
         let had_qemu = self.vmm().is_ok();
@@ -237,8 +237,8 @@ impl Executor {
     }
 
     pub(super) async fn stop_transfer(&mut self) -> Result<(), Problem> {
-        (self.settings.bandwidth, self.target_watch) = (None, TargetWatch::default());
-        self.tracked_on_way = None;
+        (self.settings.bandwidth, self.target.watch) = (None, TargetWatch::default());
+        self.tracked.on_way = None;
         self.settings.downtime_limit.hook = BeforePause::Over;
         if self.vmm().is_err() {
             return Ok(());

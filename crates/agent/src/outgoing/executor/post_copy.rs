@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use drainpipe_engine::migration::SourceEvent;
 use drainpipe_engine::option::RequestedOption;
-use drainpipe_engine::plan::{Plan, Request};
+use drainpipe_engine::plan::{Plan, PlanRequest};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::{MigrationStatus, Parcel, RunState};
 use tokio::time::sleep;
@@ -203,7 +203,7 @@ impl Executor {
     /// As the hosts are now: links may have failed, or come back. Whether the rest goes encrypted is not asked any more:
     /// both QEMUs do as they began.
     async fn plan_again(&self) -> Result<Plan, Problem> {
-        let request = Request { post_copy: true, ..RequestedOption::Tcp.into() };
+        let request = PlanRequest { post_copy: true, ..RequestedOption::Tcp.into() };
         let (peer, target) = (self.peer()?, &self.running.target);
         let Meeting { plan, .. } =
             meet(&self.outgoing, &peer, target, None, request, self.memory_bytes()).await?;

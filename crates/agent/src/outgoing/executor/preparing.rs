@@ -10,7 +10,7 @@ use drainpipe_engine::migration::SourceEvent;
 use drainpipe_engine::migration::timing::ASK_FOR_PLACE_EVERY;
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::paths::path_record::TrialOutcome;
-use drainpipe_engine::plan::{Plan, Request, Spread};
+use drainpipe_engine::plan::{Plan, PlanRequest, Spread};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::RunState;
@@ -49,26 +49,27 @@ pub(super) struct Agreed {
 impl Executor {
     pub(super) async fn establish_hosts(&mut self) -> Result<SourceEvent, Problem> {
         let (outgoing, to, vmm) = (&self.outgoing, &self.running.target, self.claimed.vmm.as_deref());
-        let asked = informed(outgoing, to, self.request, vmm).await?;
+        let asked = informed(outgoing, to, self.order.request, vmm).await?;
         let peer = self.peer()?;
         let meeting = meet(outgoing, &peer, to, self.claimed.definition.manager, asked, self.memory_bytes());
         let (meeting, zero_share) = tokio::join!(meeting, zero_share(asked, vmm));
         let mut meeting = meeting?;
         if let Some(vmm) = &self.claimed.vmm {
-            meeting.plan.disks = disks::to_copy(&self.outgoing, &peer, &self.asked, &meeting, vmm).await?;
+            meeting.plan.disks =
+                disks::to_copy(&self.outgoing, &peer, &self.order.asked, &meeting, vmm).await?;
         }
         let Meeting { protocol, source, target, plan } = meeting;
         self.note_protocol(protocol, &target.release().shown_version());
-        let asked = Request { zero_share, ..asked };
+        let asked = PlanRequest { zero_share, ..asked };
         self.agreed.predicted_total_ms =
             prediction::total_ms(&source, &target.facts, &plan, &asked, self.memory_bytes());
         let vmm = self.claimed.vmm.as_ref().ok_or_else(|| does_not_run(&self.claimed.definition))?;
         let vms = std::slice::from_ref(vmm);
-        self.findings =
+        self.heard.findings =
             check::before_migration(&self.outgoing.checks, &peer, &self.running.target, vms, &plan).await?;
         self.agreed.facts = Some((source, target.facts));
         self.agreed.plan = Some(plan.clone());
-        refusal(&self.findings).map_or(Ok(SourceEvent::Established(plan)), Err)
+        refusal(&self.heard.findings).map_or(Ok(SourceEvent::Established(plan)), Err)
     }
 
     fn note_protocol(&mut self, protocol: Protocol, target_version: &str) {
@@ -163,7 +164,7 @@ impl Executor {
         let other =
             endpoint.watch.as_ref().ok_or_else(|| Problem::failed("the target does not watch paths"))?;
         self.outgoing.transfer.watches.meet(&self.running.target, &plan.paths, other).await?;
-        self.news = news;
+        self.heard.news = news;
         Ok(endpoint)
     }
 

@@ -19,12 +19,12 @@ impl Executor {
     /// The VM is the target's.
     pub(super) async fn forget_tracked(&mut self) {
         let Some(macs) = self.tracked_macs() else { return };
-        let listed = self.tracked.as_mut().and_then(|gone| gone.listed.take());
+        let listed = self.tracked.gone.as_mut().and_then(|gone| gone.listed.take());
         forget(&self.outgoing, &macs, listed).await;
     }
 
     pub(super) fn tracked_use(&self) -> Option<TrackedUse> {
-        self.tracked.as_ref().and_then(|Gone { tracked_use, .. }| tracked_use.clone())
+        self.tracked.gone.as_ref().and_then(|Gone { tracked_use, .. }| tracked_use.clone())
     }
 
     /// The MAC addresses of its NICs; none if there are none, or if connections stay. If the definition leaves one

@@ -85,9 +85,9 @@ impl Executor {
         vmm.start_transfer(transport, send_to, settings, parcel, QMP_DEADLINE).await.map_err(qemu_failed)?;
         (self.settings.bandwidth, self.copying.memory_valve) = (share.map(FirstShare::follow), memory_valve);
         (self.guard, self.relay, self.observed.standstill_watch) = (Some(guard), relay, standstill_watch);
-        self.target_watch = TargetWatch::start(&self.outgoing, &self.running);
+        self.target.watch = TargetWatch::start(&self.outgoing, &self.running);
         self.keep_resets_from_qemu().await;
-        self.tracked_on_way = self.send_tracked();
+        self.tracked.on_way = self.send_tracked();
         Ok(())
     }
 
@@ -224,8 +224,8 @@ impl Executor {
         tokio::pin!(look);
         loop {
             tokio::select! {
-                problem = self.target_watch.trouble() => return self.broken_there(problem).await,
-                event = self.events.recv() => match event.as_ref().map(|event| self.migration_status(event)) {
+                problem = self.target.watch.trouble() => return self.broken_there(problem).await,
+                event = self.heard.events.recv() => match event.as_ref().map(|event| self.migration_status(event)) {
                     Ok(Some(MigrationStatus::PreSwitchover)) if self.obeys_others() => {
                         return self.look().await;
                     }
@@ -257,7 +257,7 @@ impl Executor {
     /// What has come by now, and nobody waits for any more.
     pub(super) fn read_events(&mut self) {
         loop {
-            match self.events.try_recv() {
+            match self.heard.events.try_recv() {
                 Ok(event) => {
                     self.migration_status(&event);
                 }
@@ -335,7 +335,7 @@ impl Executor {
     /// The transfer has failed, and this host knows only that the connections ended: reports the target's reason, if it
     /// gives one.
     async fn failed_beside_target(&mut self, problem: Problem) -> SourceEvent {
-        let said = timeout(TARGET_SAYS_WITHIN, self.target_watch.trouble()).await;
+        let said = timeout(TARGET_SAYS_WITHIN, self.target.watch.trouble()).await;
         self.broken(said.unwrap_or(problem))
     }
 

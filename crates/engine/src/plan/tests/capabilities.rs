@@ -9,7 +9,7 @@ use crate::host::encryption_policy::EncryptionPolicy;
 use crate::host::facts::HostFacts;
 use crate::option::{MigrationOption, RequestedOption};
 use crate::paths::path::Reach;
-use crate::plan::{LimitKeeper, Packing, Plan, Request, Spread, Transfer, plan};
+use crate::plan::{LimitKeeper, Packing, Plan, PlanRequest, Spread, Transfer, plan};
 use crate::transfer::relayed::Compressible;
 
 const TEXT: Option<Compressible> = Some(Compressible { share: 0.9, left: 0.3 });
@@ -32,7 +32,7 @@ fn lacking([mut a, mut b]: [HostFacts; 2], on_source: bool, take: fn(&mut Capabi
     [a, b]
 }
 
-fn planned([a, b]: &[HostFacts; 2], request: impl Into<Request>) -> Result<Plan, String> {
+fn planned([a, b]: &[HostFacts; 2], request: impl Into<PlanRequest>) -> Result<Plan, String> {
     plan(a, b, request, &[], GIB).map_err(|error| error.to_string())
 }
 
@@ -52,8 +52,8 @@ fn with_limit([a, b]: [HostFacts; 2]) -> [HostFacts; 2] {
     [a, HostFacts { bandwidth_limit_mbps: Some(500), ..b }]
 }
 
-fn post_copy(encrypt: bool) -> Request {
-    Request { post_copy: true, encrypt, ..RequestedOption::Auto.into() }
+fn post_copy(encrypt: bool) -> PlanRequest {
+    PlanRequest { post_copy: true, encrypt, ..RequestedOption::Auto.into() }
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_hypervisor_that_commits_by_itself_is_refused_whatever_is_asked_for() {
     each_host(
         |can| can.commits = Committer::Hypervisor,
         |hosts, who| {
-            for request in RequestedOption::ALL.map(Request::from).into_iter().chain([post_copy(true)]) {
+            for request in RequestedOption::ALL.map(PlanRequest::from).into_iter().chain([post_copy(true)]) {
                 let error = planned(&hosts, request).unwrap_err();
                 let words = format!("{who} decides by itself that a VM runs on the target");
                 assert!(error.starts_with(&words), "{error}");
@@ -104,7 +104,8 @@ fn one_connection_that_a_path_may_outrun_when_it_is_encrypted_is_told() {
                 host.links.truncate(1);
                 host.links[0].speed_mbps = Some(25_000);
             }
-            let plan = planned(&hosts, Request { encrypt: true, ..RequestedOption::Auto.into() }).unwrap();
+            let plan =
+                planned(&hosts, PlanRequest { encrypt: true, ..RequestedOption::Auto.into() }).unwrap();
             let words = format!(
                 "one path only, no RDMA device on a and b; one connection, encrypted, may carry less than \
                 e0–e0: {who} migrates over one connection only"
@@ -127,9 +128,9 @@ fn connections_that_no_agent_can_watch_take_one_path_and_a_relays_take_all() {
             let packed = planned(&hosts, RequestedOption::QemuZstd3).unwrap();
             assert_eq!((packed.option(), packed.spread()), (MigrationOption::QemuZstd3, Spread::InTurn));
             let requests = [
-                Request { memory: TEXT, ..RequestedOption::Compression.into() },
-                Request { memory: TEXT, ..RequestedOption::Auto.into() },
-                Request { encrypt: true, ..RequestedOption::Multichannel.into() },
+                PlanRequest { memory: TEXT, ..RequestedOption::Compression.into() },
+                PlanRequest { memory: TEXT, ..RequestedOption::Auto.into() },
+                PlanRequest { encrypt: true, ..RequestedOption::Multichannel.into() },
             ];
             for relayed in requests.map(|request| planned(&hosts, request).unwrap()) {
                 assert!(relayed.relay().is_some() && relayed.spread() == Spread::Routed, "{relayed:?}");
@@ -170,7 +171,7 @@ fn a_limit_that_nobody_can_keep_is_no_limit_and_so_there_is_no_plan() {
         ),
         "{error}"
     );
-    let relayed = planned(&hosts, Request { encrypt: true, ..RequestedOption::Tcp.into() }).unwrap();
+    let relayed = planned(&hosts, PlanRequest { encrypt: true, ..RequestedOption::Tcp.into() }).unwrap();
     assert_eq!(relayed.limit_keeper, LimitKeeper::Agents);
     // Nothing is asked of a hypervisor whose connections are paced.
     let paced = with_limit(lacking(pair(), true, |can| can.keeps_limit = false));
@@ -185,10 +186,11 @@ fn without_a_relay_memory_goes_as_it_is_and_says_so_where_it_would_shrink() {
             let words = format!("not compressed: {who} cannot go through a relay");
             for memory in [TEXT, None] {
                 let asked =
-                    planned(&hosts, Request { memory, ..RequestedOption::Compression.into() }).unwrap();
+                    planned(&hosts, PlanRequest { memory, ..RequestedOption::Compression.into() }).unwrap();
                 assert_eq!(how(&asked), (MigrationOption::Multichannel, Spread::Routed, words.clone()));
             }
-            let auto = |memory| planned(&hosts, Request { memory, ..RequestedOption::Auto.into() }).unwrap();
+            let auto =
+                |memory| planned(&hosts, PlanRequest { memory, ..RequestedOption::Auto.into() }).unwrap();
             let two_paths = "2 paths, no RDMA device on a and b";
             let chosen = how(&auto(TEXT));
             assert_eq!(chosen.0, MigrationOption::Multichannel);
@@ -204,7 +206,7 @@ fn without_a_relay_nothing_goes_in_the_clear_that_is_to_be_encrypted() {
         |can| can.is_relayed = false,
         |hosts, who| {
             for option in RequestedOption::ALL {
-                let error = planned(&hosts, Request { encrypt: true, ..option.into() }).unwrap_err();
+                let error = planned(&hosts, PlanRequest { encrypt: true, ..option.into() }).unwrap_err();
                 let words = format!(
                     "the migration is to be encrypted (asked for), and {who} cannot go through a relay, which does that"
                 );
@@ -313,7 +315,7 @@ fn overreach(plan: &Plan, [a, b]: &[HostFacts; 2]) -> Vec<&'static str> {
 #[test]
 fn a_plan_for_what_hosts_could_do_before_is_seen_to_overreach() {
     let hosts = pair();
-    let request = Request { memory: TEXT, encrypt: true, ..RequestedOption::Compression.into() };
+    let request = PlanRequest { memory: TEXT, encrypt: true, ..RequestedOption::Compression.into() };
     let plan = planned(&hosts, request).unwrap();
     assert_eq!(overreach(&plan, &hosts), Vec::<&str>::new());
     let can_nothing = lacking(hosts, false, |can| *can = Capabilities::NONE);

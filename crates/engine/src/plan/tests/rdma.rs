@@ -8,7 +8,7 @@ use crate::host::encryption_policy::EncryptionPolicy;
 use crate::host::facts::{HostFacts, RdmaFacts, RdmaPort};
 use crate::option::{MigrationOption, RequestedOption};
 use crate::paths::path::Reach;
-use crate::plan::{LimitKeeper, Plan, Request, Transfer, plan};
+use crate::plan::{LimitKeeper, Plan, PlanRequest, Transfer, plan};
 
 /// Two hosts whose second links have RDMA devices.
 fn pair() -> [HostFacts; 2] {
@@ -20,7 +20,7 @@ fn pair() -> [HostFacts; 2] {
     })
 }
 
-fn planned([a, b]: &[HostFacts; 2], request: impl Into<Request>) -> Plan {
+fn planned([a, b]: &[HostFacts; 2], request: impl Into<PlanRequest>) -> Plan {
     plan(a, b, request, &[], GIB).unwrap()
 }
 
@@ -93,7 +93,7 @@ fn enough_may_be_locked_for_the_vm_and_its_devices() {
 
 #[test]
 fn asked_for_encryption_goes_before_direct() {
-    let request = Request { encrypt: true, ..RequestedOption::Direct.into() };
+    let request = PlanRequest { encrypt: true, ..RequestedOption::Direct.into() };
     let plan = planned(&pair(), request);
     assert!(plan.encryption.is_encrypted && plan.option() != MigrationOption::Direct);
     assert!(plan.reason().unwrap().contains("RDMA cannot be encrypted"), "{:?}", plan.reason());
@@ -114,7 +114,7 @@ proptest! {
     ) {
         let [mut a, b] = hosts;
         a.bandwidth_limit_mbps = limit;
-        let request = Request { option: RequestedOption::Direct, post_copy: false, ..request };
+        let request = PlanRequest { option: RequestedOption::Direct, post_copy: false, ..request };
         let reach = |link: &str| Reach { link: link.into(), peer_link: link.into() };
         let Ok(plan) = plan(&a, &b, request, &["e0", "e1", "e2"].map(reach), GIB) else { return Ok(()) };
         if plan.transfer != Transfer::Rdma {

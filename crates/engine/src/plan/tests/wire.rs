@@ -9,7 +9,7 @@ use crate::host::encryption_policy::EncryptionPolicy;
 use crate::host::facts::{HostFacts, NoPacking, RdmaFacts, RdmaPort};
 use crate::option::RequestedOption;
 use crate::paths::path::Reach;
-use crate::plan::{LimitKeeper, Plan, Reason, Request, plan};
+use crate::plan::{LimitKeeper, Plan, PlanRequest, Reason, plan};
 use crate::transfer::encryption::{Encryption, EncryptionReason};
 use crate::transfer::relayed::Compressible;
 
@@ -195,9 +195,9 @@ prop_compose! {
         option in prop::sample::select(RequestedOption::ALL.to_vec()),
         (encrypt, post_copy) in any::<(bool, bool)>(),
         memory in prop::option::of((0.0..=1.0, 0.0..=1.0)),
-    ) -> Request {
+    ) -> PlanRequest {
         let memory = memory.map(|(share, left)| Compressible { share, left });
-        Request { encrypt, post_copy, memory, ..option.into() }
+        PlanRequest { encrypt, post_copy, memory, ..option.into() }
     }
 }
 
