@@ -204,6 +204,6 @@ mod tests {
         let gone = Disk { path: directory.path().join("gone"), format: DiskFormat::Raw, read_only: false };
         assert!(open_disk(&gone, &qemu(7, 2, 0), false).obstacle.is_some());
         let null = Disk { path: "/dev/null".into(), ..gone };
-        assert!(open_disk(&null, &qemu(7, 2, 0), false).obstacle.unwrap().contains("no file"));
+        assert!(open_disk(&null, &qemu(7, 2, 0), false).obstacle.unwrap().contains("not a file"));
     }
 }

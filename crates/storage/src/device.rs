@@ -20,7 +20,7 @@ impl IdleDevice {
     /// QEMU.
     pub fn take(path: &Path) -> Result<Self, Problem> {
         let DiskDestination::Device(disk) = destination(path)? else {
-            return Err(Problem::bad_input(format!("{} is no block device", path.display())));
+            return Err(Problem::bad_input(format!("{} is not a block device", path.display())));
         };
         in_use::refuse_to_lose(&disk)?;
         Ok(Self { disk })
@@ -50,7 +50,7 @@ mod tests {
     #[test]
     fn a_file_is_no_device() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(IdleDevice::take(file.path()).unwrap_err().message.contains("is no block device"));
+        assert!(IdleDevice::take(file.path()).unwrap_err().message.contains("is not a block device"));
         assert_eq!(number_of(file.path()), None);
         assert_eq!(number_of(Path::new("/dev/null")), None, "a character device has a number of its own");
     }
