@@ -232,7 +232,7 @@ mod tests {
             host with --to"
         );
         let many = none_takes_it(&["b", "c", "d", "e", "f", "g", "h"]).to_string();
-        assert!(many.contains("f: it is cordoned; and 2 more hosts cannot either; mend"), "{many}");
+        assert!(many.contains("f: it is cordoned; and 2 more hosts cannot either; fix"), "{many}");
     }
 
     #[test]

@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn what_is_done_and_what_helps_is_what_is_not_done_already() {
         assert!(outpaced(80).what_is_done().contains("by 80 % at most"));
-        assert!(outpaced(0).what_is_done().contains("nothing"));
+        assert!(outpaced(0).what_is_done().contains("not throttled"));
         let helps = outpaced(80).what_helps();
         assert!(helps.contains("--throttle 99") && helps.contains("--post-copy"));
         assert!(!outpaced(99).what_helps().contains("--throttle"));

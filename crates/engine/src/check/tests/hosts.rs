@@ -37,7 +37,7 @@ pub(super) const OF_HOSTS: &[Case] = &[
         "on a: install drainpipe",
     ),
     (|s| s.a.kernel = "5.10.0-28-amd64".into(), Warning, "kernel-old", &["a"], "older than 5.15"),
-    (|s| s.b.qemu_replaced = true, Warning, "qemu-replaced", &["b"], "knows of 7.2.22"),
+    (|s| s.b.qemu_replaced = true, Warning, "qemu-replaced", &["b"], "knows 7.2.22"),
     (
         |s| {
             let address = s.b.host.migration_address.expect("b has one");
