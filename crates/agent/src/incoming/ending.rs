@@ -8,29 +8,33 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmSpec;
 use tracing::warn;
 
-use super::Incoming;
 use super::tracked::forget_loaded;
 use super::vm::IncomingVm;
+use super::{Incoming, insert_unless_there};
 use super::{disks, hooks};
 use crate::store::journal::IncomingRecord;
 use crate::vms::{QEMU_DEADLINE, Vms};
 
-/// Removes what is left of the VMs that were discarded, should the agent have stopped half-way.
-pub(super) async fn clear_discarded(incoming: &Incoming) -> Result<(), Problem> {
+/// Removes what is left of the VMs that were discarded, should the agent have stopped half-way. What cannot be removed now, as
+/// by a manager that has ended too, is tried again with those that are on their way.
+pub(super) async fn clear_discarded(incoming: &Arc<Incoming>) -> Result<(), Problem> {
     let coming = incoming.journal.waiting_incoming()?;
     for record in incoming.journal.discarded_incoming_vms()? {
         // The VM may have come back since, and then its files are no remains.
         let comes_again = coming.iter().any(|other| other.vm == record.vm);
-        let cleared = match remains(incoming.vms.contains(&record.vm), comes_again) {
+        let remains = remains(incoming.vms.contains(&record.vm), comes_again);
+        let cleared = match remains {
             Remains::Remove => clear_with_disks(incoming, &record).await,
             Remains::Leave => disks::leave(incoming, &record.id),
         };
         match cleared {
             Ok(()) => incoming.journal.forget_incoming_vm(&record.id)?,
             // A QEMU that nobody needs and that hangs must not keep the agent from all others.
-            Err(problem) => {
-                warn!(vm = record.vm, %problem, "its remains are removed when the agent restarts");
+            Err(problem) if remains == Remains::Remove => {
+                warn!(vm = record.vm, %problem, "was given up, and its remains are not removed yet; tried again");
+                insert_unless_there(incoming, IncomingVm::taken_up(record, None));
             }
+            Err(problem) => warn!(vm = record.vm, %problem, "it has not left its disks yet: that is done when the agent restarts"),
         }
     }
     Ok(())

@@ -69,7 +69,7 @@ impl CopiedDisk {
 
 impl World {
     fn copies_disks(&self) -> bool {
-        self.seed % COPIES_ONE_IN == 1 && !self.hosts.allow_post_copy()
+        self.seed % COPIES_ONE_IN == 1 && !self.hosts.allow_post_copy() && !self.is_domain()
     }
 
     /// Whether the transfer copies it by itself, before memory.

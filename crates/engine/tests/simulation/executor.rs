@@ -13,6 +13,7 @@ use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::transfer::transferred::Transferred;
 
 use crate::faults::Fault;
+use crate::libvirt::{LettingGo, SwitchedOver};
 use crate::milliseconds::ms;
 use crate::network::{Answer, Letter, Order, Question, Said};
 use crate::planted::Planted;
@@ -64,6 +65,11 @@ pub(crate) enum Doing {
     Conclude {
         at_ms: f64,
     },
+    /// Of a domain, of which all has been sent.
+    LetGo {
+        at_ms: f64,
+        step: LettingGo,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,6 +104,9 @@ pub(crate) struct Executor {
     has_asked_with_qemu: bool,
     /// What it was told to do last.
     action: SourceAction,
+    /// In which life of libvirt a domain's transfer has begun.
+    pub libvirts_life: u32,
+    pub switched_over: SwitchedOver,
 }
 
 impl Executor {
@@ -120,7 +129,13 @@ impl Executor {
             has_ended_there: false,
             has_asked_with_qemu: false,
             action: first,
+            libvirts_life: 0,
+            switched_over: SwitchedOver::default(),
         }
+    }
+
+    pub(crate) fn number(&self) -> usize {
+        self.number
     }
 
     pub(crate) fn goes_on(&self, migration: usize) -> bool {
@@ -166,7 +181,8 @@ impl Executor {
             | Doing::Later { at_ms, .. }
             | Doing::Look { at_ms }
             | Doing::Pause { until_ms: at_ms }
-            | Doing::Conclude { at_ms } => at_ms,
+            | Doing::Conclude { at_ms }
+            | Doing::LetGo { at_ms, .. } => at_ms,
             Doing::Act(_) | Doing::Rest(_) | Doing::Happened(_) => 0.0,
         }
     }
@@ -211,6 +227,7 @@ impl World {
             Doing::Look { .. } => Doing::Happened(self.look(&mut executor)),
             Doing::Happened(event) => self.happened(&mut executor, event),
             Doing::Pause { .. } => self.ask_once_more(&mut executor),
+            Doing::LetGo { step, .. } => self.let_go(&mut executor, step),
             Doing::Conclude { .. } => match self.conclude(&mut executor) {
                 Some(again) => again,
                 None => return,
@@ -309,6 +326,9 @@ impl World {
             SourceAction::ResumeOnTarget => self.order(executor, action, Order::Run),
             SourceAction::AskSource => self.ask_own_qemu(),
             SourceAction::AskTarget => self.ask_target(executor),
+            SourceAction::EndOnSource if !self.serves(Host::Source) => {
+                Doing::Happened(failed("libvirt does not end it"))
+            }
             SourceAction::EndOnSource => {
                 self.dismiss(executor.guard.take());
                 self.source.qemu = None;
@@ -393,6 +413,10 @@ impl World {
         executor.has_ended_there |= matches!(answer, Ok(Said::View(View::Ended)));
         let answer = self.misread(action, answer);
         let event = match (action, answer) {
+            (SourceAction::SwitchOver, Ok(_)) if order == Order::Complete => {
+                executor.switched_over.has_finished = true;
+                return self.go_on_switching_over(executor);
+            }
             (SourceAction::CheckPermissions, Ok(Said::Busy)) => {
                 let event = SourceEvent::Busy("two are on their way".into());
                 return Doing::Later { at_ms: self.now_ms + ASK_FOR_PLACE_EVERY_MS, event };
@@ -608,6 +632,7 @@ impl World {
         if let Some(breach) = plan.and_then(|plan| self.hosts.breach(plan, executor.migration.plan())) {
             self.breach(breach);
         }
+        self.meet_libvirt(executor);
         match self.command_source(Command::Migrate { migration: executor.number }) {
             Reply::Done => Doing::Happened(SourceEvent::Done),
             reply => {
@@ -620,6 +645,9 @@ impl World {
 
     fn switch_over(&mut self, executor: &mut Executor) -> Doing {
         executor.switch_over_until_ms = self.now_ms + SWITCH_OVER_DEADLINE_MS;
+        if self.is_domain() {
+            return self.switch_domain_over();
+        }
         match self.command_source(Command::Continue) {
             Reply::Done => Doing::Rest(SourceAction::SwitchOver),
             Reply::None => {
@@ -740,7 +768,7 @@ impl World {
         if self.is_in_parts() {
             self.breach("I3: the source's part of the VM is ended, which the target needs".into());
         }
-        self.source.qemu = None;
+        self.end_domain(Host::Source);
         self.source.is_network_changed = false;
     }
 
@@ -757,7 +785,7 @@ impl World {
                 SourceEvent::TransferFailed(ended)
             };
         }
-        if let Some(event) = self.looks_at_disks(executor) {
+        if let Some(event) = self.looks_at_disks(executor).or_else(|| self.look_at_domain(executor)) {
             return event;
         }
         let Some(qemu) = &self.source.qemu else { return SourceEvent::Tick };

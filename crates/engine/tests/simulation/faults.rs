@@ -51,6 +51,14 @@ pub(crate) enum Fault {
     Meddles,
     Cancelled,
     ClockJumps,
+    // These, of a domain.
+    /// libvirt is told to end.
+    SourceLibvirtTerminated,
+    SourceLibvirtKilled,
+    TargetLibvirtTerminated,
+    TargetLibvirtKilled,
+    /// Somebody resumes the guest.
+    OwnerResumes,
 }
 
 impl Fault {
@@ -90,6 +98,28 @@ impl Fault {
         Self::MovesOn,
         Self::TargetForgets,
         Self::Meddles,
+    ];
+    const AT_DOMAINS_SOURCE: [Self; 10] = [
+        Self::SourceLibvirtTerminated,
+        Self::SourceLibvirtKilled,
+        Self::OwnerResumes,
+        Self::SourceCrashes,
+        Self::SourceFreezes,
+        Self::SourceReboots,
+        Self::SourceDiskFull,
+        Self::SourceQemuMute,
+        Self::SourceQemuEnds,
+        Self::GuardEnds,
+    ];
+    const AT_DOMAINS_TARGET: [Self; 8] = [
+        Self::TargetLibvirtTerminated,
+        Self::TargetLibvirtKilled,
+        Self::TargetCrashes,
+        Self::TargetFreezes,
+        Self::TargetReboots,
+        Self::TargetDiskFull,
+        Self::TargetQemuMute,
+        Self::TargetQemuEnds,
     ];
     const BETWEEN: [Self; 4] = [Self::Partition, Self::StreamBreaks, Self::Cancelled, Self::ClockJumps];
 }
@@ -134,6 +164,7 @@ pub(crate) struct Faults {
     steps_left: u64,
     moment: Option<SourceAction>,
     density: Density,
+    are_of_domain: bool,
 }
 
 /// How many faults there are.
@@ -162,7 +193,13 @@ impl Faults {
             steps_left: STEPS_MIN,
             moment: None,
             density: Density::Few,
+            are_of_domain: false,
         }
+    }
+
+    /// Of a domain.
+    pub(crate) fn none_of_domain() -> Self {
+        Self { are_of_domain: true, ..Self::none() }
     }
 
     /// That somebody cancels, once or several times.
@@ -173,8 +210,17 @@ impl Faults {
     /// A few kinds, at one place or at several: with all of them at once hardly a migration would come far enough to
     /// meet the later ones.
     pub(crate) fn draw(random: &mut Random) -> Self {
+        Self::draw_at(&[&Fault::AT_SOURCE, &Fault::AT_TARGET, &Fault::BETWEEN], random)
+    }
+
+    /// Of a domain.
+    pub(crate) fn draw_of_domain(random: &mut Random) -> Self {
+        let places: [&[Fault]; 3] = [&Fault::AT_DOMAINS_SOURCE, &Fault::AT_DOMAINS_TARGET, &Fault::BETWEEN];
+        Self { are_of_domain: true, ..Self::draw_at(&places, random) }
+    }
+
+    fn draw_at(places: &[&[Fault]], random: &mut Random) -> Self {
         let by_chance = Fault::BY_CHANCE.into_iter().filter(|_| random.chance(30)).collect();
-        let places: [&[Fault]; 3] = [&Fault::AT_SOURCE, &Fault::AT_TARGET, &Fault::BETWEEN];
         let mut sudden = vec![];
         for place in places {
             let kinds = if random.chance(50) { random.below(4) } else { 0 };
@@ -188,7 +234,12 @@ impl Faults {
             steps_left: STEPS_MIN + random.below(200),
             moment: random.chance(50).then(|| MOMENTS[random.index(MOMENTS.len())]),
             density: Density::Few,
+            are_of_domain: false,
         }
+    }
+
+    pub(crate) fn are_of_domain(&self) -> bool {
+        self.are_of_domain
     }
 
     /// How many there are from now on.

@@ -7,6 +7,7 @@ use drainpipe_engine::migration::guard::{
 };
 use drainpipe_engine::migration::timing;
 
+use crate::libvirt::By;
 use crate::milliseconds::ms;
 use crate::network::{Answer, Letter, Order, Question};
 use crate::planted::Planted;
@@ -165,9 +166,10 @@ impl World {
     }
 
     fn guard_looks(&mut self) -> GuardEvent {
+        let is_mute = self.is_libvirt_mute(Host::Source);
         let vm_runs = self.source.qemu.as_ref().is_some_and(|qemu| {
             // Nothing could be told to one that does not answer.
-            qemu.copy.runs || qemu.mute_until_ms.is_some()
+            qemu.copy.runs || qemu.mute_until_ms.is_some() || is_mute
         });
         if vm_runs {
             self.source.lift_throttle();
@@ -233,7 +235,7 @@ impl World {
         };
         let event = match self.copy_at(Host::Source) {
             None => GuardEvent::QemuEnded,
-            Some(_) if self.answers(Host::Source) => match self.command_source(command) {
+            Some(_) if self.answers(Host::Source) => match self.command_source_by(command, By::Guard) {
                 Reply::Done => GuardEvent::Done,
                 Reply::Gone => GuardEvent::QemuEnded,
                 Reply::None | Reply::Refused => FAILED,
@@ -271,6 +273,7 @@ impl World {
         let Some(qemu) = self.source.qemu.as_ref().filter(|qemu| !qemu.copy.runs) else { return false };
         let is_kept =
             qemu.mute_until_ms.is_some() || self.is_source_disk_full() || self.faults.guards_are_slow();
+        let is_kept = is_kept || self.is_libvirt_mute(Host::Source);
         // With post-copy, its part is of no use once the target's is lost.
         let is_kept =
             is_kept || matches!(qemu.sending, Sending::Rest | Sending::Interrupted | Sending::LastWord);

@@ -39,6 +39,15 @@ impl Hosts {
         }
     }
 
+    /// Where the VM is a domain.
+    pub(crate) fn with_libvirt(mut self) -> Self {
+        for host in [&mut self.source, &mut self.target] {
+            host.hypervisor.capabilities = Capabilities::of_libvirt(Some(10));
+        }
+        self.request.post_copy = false;
+        self
+    }
+
     pub(crate) fn plan(&self) -> Result<Plan, Problem> {
         plan(&self.source, &self.target, self.request, &[], MEMORY_BYTES).map_err(Problem::refused)
     }

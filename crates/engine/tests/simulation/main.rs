@@ -17,6 +17,7 @@ mod fixtures;
 mod guard;
 mod hosts;
 mod journals;
+mod libvirt;
 #[path = "../support/milliseconds.rs"]
 mod milliseconds;
 mod network;
@@ -49,14 +50,21 @@ use crate::world::{Run, Sight, simulate, tell};
 /// So many where the environment says nothing.
 const SEEDS: u64 = 10_000;
 
+/// Of domains, which differ in their last steps alone.
+const SEEDS_OF_DOMAINS: u64 = 2_500;
+
 /// So many at most until a planted bug is found: some take three faults within a second.
 const SEEDS_PLANTED: u64 = 40_000;
 
 fn seeds() -> std::ops::Range<u64> {
+    seeds_or(SEEDS)
+}
+
+fn seeds_or(count: u64) -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     match (number("DRAINPIPE_SEED"), number("DRAINPIPE_SEEDS")) {
         (Some(seed), _) => seed..seed + 1,
-        (None, seeds) => 0..seeds.unwrap_or(SEEDS),
+        (None, seeds) => 0..seeds.unwrap_or(count),
     }
 }
 
@@ -64,8 +72,12 @@ type Draw = fn(&mut Random) -> Faults;
 
 /// All seeds, side by side; the first that fails tells its story.
 fn run_all(draw: Draw) -> Vec<Run> {
+    run_each(seeds(), draw)
+}
+
+fn run_each(seeds: std::ops::Range<u64>, draw: Draw) -> Vec<Run> {
     let workers = thread::available_parallelism().map_or(1, usize::from);
-    let share = |worker| seeds().skip(worker).step_by(workers).map(|seed| run(seed, draw)).collect();
+    let share = |worker| seeds.clone().skip(worker).step_by(workers).map(|seed| run(seed, draw)).collect();
     let shares: Vec<Vec<Run>> = thread::scope(|scope| {
         let workers: Vec<_> = (0..workers).map(|worker| scope.spawn(move || share(worker))).collect();
         workers.into_iter().map(|worker| worker.join().expect("a seed fails; see above")).collect()
@@ -125,9 +137,27 @@ fn whatever_fails_the_vm_runs_once_and_what_is_told_is_so() {
     assert!(seeds().count() < 5_000 || is_all, "these runs prove little: {unseen:?} was not met");
 }
 
+#[test]
+fn without_faults_every_domain_moves() {
+    for run in run_each(seeds_or(SEEDS_OF_DOMAINS), |_| Faults::none_of_domain()) {
+        assert!(run.waits_in_vain || run.outcomes == [Outcome::Completed], "{run:?}");
+    }
+}
+
+#[test]
+fn whatever_fails_a_domain_runs_once_and_what_is_told_is_so() {
+    let mut unseen: BTreeSet<Sight> = Sight::OF_DOMAINS.into();
+    for run in run_each(seeds_or(SEEDS_OF_DOMAINS), Faults::draw_of_domain) {
+        unseen.retain(|sight| !run.sights.contains(sight));
+    }
+    let are_few = seeds_or(SEEDS_OF_DOMAINS).count() < 2_500;
+    assert!(are_few || unseen.is_empty(), "these runs prove little: {unseen:?} was not met");
+}
+
 fn assert_found(planted: Planted) {
     let shows = |why: &String| planted.shows_as().iter().any(|rule| why.contains(rule));
-    let found = (0..SEEDS_PLANTED).find_map(|seed| simulate(seed, Faults::draw, planted).err().filter(shows));
+    let draw = planted.draw();
+    let found = (0..SEEDS_PLANTED).find_map(|seed| simulate(seed, draw, planted).err().filter(shows));
     assert!(found.is_some(), "{planted:?} is not found");
 }
 
@@ -191,4 +221,9 @@ planted_bugs_are_found! {
     found_disks_that_are_left_open: DisksLeftOpen,
     found_memory_in_the_clear: Clear,
     found_fallback_that_is_not_told: SilentFallback,
+    found_job_of_libvirt_that_is_kept: JobKept,
+    found_libvirt_that_is_believed_as_it_starts: RestartedBelieved,
+    found_guest_that_somebody_resumes_unseen: ResumedUnseen,
+    found_domain_that_runs_when_all_is_there: FinishLetsRun,
+    found_end_that_is_not_noted: EndsUnnoted,
 }

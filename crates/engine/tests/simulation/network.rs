@@ -14,6 +14,8 @@ pub(crate) enum Order {
         is_taken: bool,
     },
     Received,
+    /// Of a domain: libvirt is to take the last of it.
+    Complete,
     CloseDisks,
     Run,
     View,
@@ -26,7 +28,15 @@ pub(crate) enum Order {
 impl Order {
     /// Whether those of one migration are carried out one after the other.
     pub(crate) fn takes_turns(self) -> bool {
-        matches!(self, Self::IncomingVm | Self::Connect { .. } | Self::CloseDisks | Self::Run | Self::Discard)
+        matches!(
+            self,
+            Self::IncomingVm
+                | Self::Connect { .. }
+                | Self::Complete
+                | Self::CloseDisks
+                | Self::Run
+                | Self::Discard
+        )
     }
 }
 

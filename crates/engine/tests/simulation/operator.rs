@@ -56,6 +56,7 @@ impl World {
         // The last time nothing goes wrong, and all that was has been settled.
         let is_last = self.operator.attempts == ATTEMPTS - 1;
         let may_begin = if is_last { self.faults.are_over() && self.is_quiet() } else { is_welcome };
+        let may_begin = may_begin && self.serves(Host::Source) && self.serves(Host::Target);
         may_begin && !self.is_source_disk_full() && !self.target.is_lost && self.operator.attempts < ATTEMPTS
     }
 

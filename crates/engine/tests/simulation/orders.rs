@@ -64,7 +64,9 @@ pub(crate) fn looked_at(world: &World) -> Result<Received, WatchEvent> {
         None => Err(WatchEvent::Gone),
         Some(_) if !world.answers(Host::Target) => Err(WatchEvent::Mute),
         Some(qemu) => Ok(match qemu.arrival {
-            Arrival::Built | Arrival::Listening => Received::Incomplete,
+            Arrival::Unfinished if !world.is_coming() => Received::Failed,
+            Arrival::Complete if world.is_domain() && !world.knows_it_is_whole() => Received::Failed,
+            Arrival::Built | Arrival::Listening | Arrival::Unfinished => Received::Incomplete,
             Arrival::Enough => Received::InPart,
             Arrival::Complete => Received::Whole,
             Arrival::Broken => Received::Failed,
@@ -89,7 +91,12 @@ fn decided(order: Order) -> Option<OwnOrder> {
         Order::Finish => Some(OwnOrder::Finish),
         Order::Reconnect => Some(OwnOrder::Reconnect),
         Order::End => Some(OwnOrder::End),
-        Order::Permit | Order::Memory | Order::IncomingVm | Order::Connect { .. } | Order::CloseDisks => None,
+        Order::Permit
+        | Order::Memory
+        | Order::IncomingVm
+        | Order::Connect { .. }
+        | Order::Complete
+        | Order::CloseDisks => None,
     }
 }
 
@@ -169,7 +176,7 @@ impl World {
         if self.now_ms < task.rests_until_ms {
             return task.rests_until_ms;
         }
-        let arrives = |arrival| matches!(arrival, Arrival::Built | Arrival::Listening);
+        let arrives = |arrival| matches!(arrival, Arrival::Built | Arrival::Listening | Arrival::Unfinished);
         let may_be_held_back = task.machine.is_some_and(|(_, action)| action == OrderAction::Wait);
         match self.target.qemu.as_ref().filter(|_| may_be_held_back) {
             Some(qemu) if qemu.mute_until_ms.is_some() => task.began_ms + RECEIVED_WAIT_MS + LOOK_MAX_MS,
@@ -234,6 +241,14 @@ impl World {
             Order::Memory if task.has_entry => DONE,
             Order::IncomingVm => self.incoming_vm(task),
             Order::Connect { is_taken } => self.connect(migration, is_taken),
+            Order::Complete if task.part == 0 => {
+                self.finish_domain(migration)?;
+                Ok(PartStep::Next)
+            }
+            Order::Complete => {
+                self.note_finished_domain()?;
+                DONE
+            }
             Order::CloseDisks => {
                 self.may_go_on(Step::UseHypervisor, migration)?;
                 self.close_disks()?;
@@ -302,10 +317,7 @@ impl World {
                 OrderEvent::Done
             }
             OrderAction::RecordDiscard => self.record_discard(migration),
-            OrderAction::Remove => {
-                self.remove_incoming_vm(migration, task.has_entry);
-                OrderEvent::Done
-            }
+            OrderAction::Remove => done_unless(!self.remove_incoming_vm(migration, task.has_entry)),
             OrderAction::Close => done_unless(!self.finish_arrival(migration)),
             OrderAction::NoteSourceKnows => {
                 self.target.known_to_source.insert(migration);
@@ -439,7 +451,7 @@ impl World {
         Ok(())
     }
 
-    fn may_go_on(&self, step: Step, migration: usize) -> Result<(), ProblemKind> {
+    pub(crate) fn may_go_on(&self, step: Step, migration: usize) -> Result<(), ProblemKind> {
         let on_its_way = self.target.entries.get(&migration).map(|entry| OnItsWay {
             state: self.target.state(migration),
             is_name_taken: self.target.has_vm,
@@ -470,10 +482,11 @@ impl World {
         if !is_taken {
             return Err(ProblemKind::Refused);
         }
-        let answers = self.answers(Host::Target);
+        let answers = self.answers(Host::Target) && self.serves(Host::Target);
         let qemu = self.target.qemu.as_mut().filter(|qemu| answers && qemu.arrival == Arrival::Built);
         let Some(qemu) = qemu else { return Err(ProblemKind::Failed) };
         qemu.arrival = Arrival::Listening;
+        self.prepare_domain();
         self.open_disks();
         self.target.network_changed_for.insert(migration);
         DONE
@@ -577,18 +590,20 @@ impl World {
         OrderEvent::Done
     }
 
-    fn remove_incoming_vm(&mut self, migration: usize, has_entry: bool) {
+    /// Whether it could be.
+    fn remove_incoming_vm(&mut self, migration: usize, has_entry: bool) -> bool {
         if self.is_in_parts() && has_entry {
             self.breach(
                 "I3: the target's part of the VM is discarded, which the source cannot let run".into(),
             );
         }
-        if has_entry {
-            self.target.qemu = None;
+        if has_entry && !self.end_domain(Host::Target) {
+            return false;
         }
         self.target.network_changed_for.remove(&migration);
         self.target.entries.remove(&migration);
         self.target.remains.remove(&migration);
+        true
     }
 }
 

@@ -1,5 +1,8 @@
 //! Bugs between the engine and the world. Each is one that somebody could write, and the simulation must find.
 
+use crate::faults::Faults;
+use crate::random::Random;
+
 /// A bug of the agents that carry the engine's actions out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Planted {
@@ -104,14 +107,37 @@ pub(crate) enum Planted {
     Clear,
     /// Another option is used, and nobody is told.
     SilentFallback,
+    // Of domains.
+    /// The agent keeps libvirt's job, with its connection, as the hand-over is recorded.
+    JobKept,
+    /// What a libvirt says that has just been started anew is believed before it has looked after its domain.
+    RestartedBelieved,
+    /// Whether the guest still stands still is not looked at once nobody can let it run any more.
+    ResumedUnseen,
+    /// The target's libvirt lets the guest run as soon as all of it is there.
+    FinishLetsRun,
+    /// What libvirt cannot end now is not noted to be ended later.
+    EndsUnnoted,
 }
 
 impl Planted {
+    /// The faults with which it is looked for.
+    pub(crate) fn draw(self) -> fn(&mut Random) -> Faults {
+        match self {
+            Self::JobKept
+            | Self::RestartedBelieved
+            | Self::ResumedUnseen
+            | Self::FinishLetsRun
+            | Self::EndsUnnoted => Faults::draw_of_domain,
+            _ => Faults::draw,
+        }
+    }
+
     /// The rules that it breaks, by a word of them.
     pub(crate) fn shows_as(self) -> &'static [&'static str] {
         match self {
             Self::Nothing => &[],
-            Self::RunsBeforeRecord | Self::UnrecordedHandOver => &["before the hand-over is recorded"],
+            Self::RunsBeforeRecord | Self::UnrecordedHandOver | Self::FinishLetsRun => &["before the hand-over is recorded"],
             Self::ForgottenHandOver
             | Self::UndoneInDoubt
             | Self::SilenceIsDiscarded
@@ -123,6 +149,9 @@ impl Planted {
             | Self::StoppedByHypervisor
             | Self::OlderJournalBelieved
             | Self::StartsUnasked
+            | Self::JobKept
+            | Self::RestartedBelieved
+            | Self::ResumedUnseen
             | Self::LostTooSoon => &["I1"],
             Self::SilenceIsSuccess
             // These three: the VM runs in part, and the source that has failed cannot send it the rest.
@@ -154,6 +183,7 @@ impl Planted {
             | Self::DisksLeftOpen => &["I2"],
             Self::RunsIncomplete => &["I4"],
             Self::NotLookedAt | Self::EndedIsRunning => &["was seen as"],
+            Self::EndsUnnoted => &["which is not so"],
             Self::NoDeadline
             | Self::SettledUnrun
             | Self::MuteIsReady

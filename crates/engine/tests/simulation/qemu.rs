@@ -1,6 +1,7 @@
 //! The two QEMUs: their copies of the VM, its disks, and the stream between them.
 
 use crate::faults::Fault;
+use crate::libvirt::By;
 use crate::planted::Planted;
 use crate::world::{Host, Sight, World};
 
@@ -83,7 +84,7 @@ pub(crate) struct SourceQemu {
     pub writes: Writes,
     /// A migration that fails leaves the VM as it was before QEMU stopped it.
     runs_on: bool,
-    unread: Vec<Command>,
+    pub unread: Vec<Command>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +93,8 @@ pub(crate) enum Arrival {
     Listening,
     /// With post-copy: what the VM needs to run.
     Enough,
+    /// Of a domain: all is there, and libvirt has not taken the last of it.
+    Unfinished,
     Complete,
     Broken,
 }
@@ -127,6 +130,10 @@ pub(crate) struct TargetQemu {
     has_unread_run: bool,
     /// It does not let the VM run.
     has_refused: bool,
+    /// Of a domain: in which life of libvirt it has come.
+    pub prepared_in: u32,
+    /// And its agent has noted that it is whole.
+    pub is_noted: bool,
 }
 
 /// What comes of a command.
@@ -225,7 +232,7 @@ impl World {
         }
     }
 
-    fn let_run(&mut self, host: Host) {
+    pub(crate) fn let_run(&mut self, host: Host) {
         let Some(copy) = self.copy_at(host).filter(|copy| !copy.runs) else { return };
         if self.copy_at(host.other()).is_some_and(|other| other.runs) {
             self.breach("I1: two copies run".into());
@@ -246,6 +253,7 @@ impl World {
 
     fn is_mute(&self, host: Host) -> bool {
         match host {
+            _ if self.is_libvirt_mute(host) => true,
             Host::Source => {
                 let is_mute = self.source.qemu.as_ref().is_some_and(|qemu| qemu.mute_until_ms.is_some());
                 is_mute || self.waits_for_target()
@@ -268,6 +276,13 @@ impl World {
     }
 
     pub(crate) fn command_source(&mut self, command: Command) -> Reply {
+        self.command_source_by(command, By::Agent)
+    }
+
+    pub(crate) fn command_source_by(&mut self, command: Command, by: By) -> Reply {
+        if let Some(reply) = self.command_domain(command, by) {
+            return reply;
+        }
         // Those that it is asked something first never send the command itself.
         let asks_first =
             matches!(command, Command::Migrate { .. } | Command::LetRun) && self.random.chance(50);
@@ -281,7 +296,7 @@ impl World {
         self.obey(command)
     }
 
-    fn obey(&mut self, command: Command) -> Reply {
+    pub(crate) fn obey(&mut self, command: Command) -> Reply {
         let Some(qemu) = &mut self.source.qemu else { return Reply::Gone };
         match (command, qemu.sending) {
             (
@@ -347,9 +362,10 @@ impl World {
         let refuses = self.faults.meets(Fault::RunRefused, &mut self.random);
         let sends_first = self.random.chance(50);
         let waits = self.random.chance(WAITS_FOR_PAGE_PERCENT);
+        let (is_lost, is_mute) = (self.is_run_lost(), self.is_libvirt_mute(Host::Target));
         let Some(qemu) = &mut self.target.qemu else { return Reply::Gone };
-        if !qemu.answers() {
-            qemu.has_unread_run |= sends_first;
+        if is_mute || !qemu.answers() {
+            qemu.has_unread_run |= sends_first && !is_lost;
             return Reply::None;
         }
         let is_there = qemu.arrival.suffices() || self.planted == Planted::RunsIncomplete;
@@ -380,6 +396,17 @@ impl World {
         qemu.parts = Parts::Yes;
         if qemu.mute_until_ms.is_none() {
             self.answers_again(Host::Target);
+        }
+    }
+
+    /// Whoever waits for libvirt goes on waiting.
+    pub(crate) fn is_mute_no_more(&mut self, host: Host) {
+        if !self.is_libvirt_mute(host) {
+            return self.answers_again(host);
+        }
+        match host {
+            Host::Source => self.source.qemu.iter_mut().for_each(|qemu| qemu.mute_until_ms = None),
+            Host::Target => self.target.qemu.iter_mut().for_each(|qemu| qemu.mute_until_ms = None),
         }
     }
 
@@ -460,9 +487,10 @@ impl World {
     }
 
     fn all_arrives(&mut self) {
+        let is_domain = self.is_domain();
         let (Some(source), Some(target)) = (&mut self.source.qemu, &mut self.target.qemu) else { return };
         source.sending = Sending::Sent;
-        target.arrival = Arrival::Complete;
+        target.arrival = if is_domain { Arrival::Unfinished } else { Arrival::Complete };
         target.copy.memory = source.copy.memory;
         target.copy.has_disks |= self.planted == Planted::TakesDisksEarly;
     }
@@ -593,6 +621,8 @@ impl World {
             last_bytes_at_ms: None,
             has_unread_run: false,
             has_refused: false,
+            prepared_in: 0,
+            is_noted: false,
         });
     }
 

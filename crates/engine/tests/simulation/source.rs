@@ -148,6 +148,7 @@ impl World {
             _ if is_believed => Some(SourceState::LetGo),
             _ if !self.answers(Host::Source) => None,
             _ if qemu.copy.runs => Some(SourceState::Kept),
+            _ if self.is_domain() => self.domain_state(),
             // With post-copy. Nothing of what the target needs has been sent.
             Sending::PreSwitchover => Some(SourceState::Kept),
             // How much of it the target has, nobody here knows any more.
@@ -167,12 +168,14 @@ impl World {
         self.stood_still_ms = 0.0;
         self.source.executor = None;
         self.operator.says_lost = false;
+        self.leave_libvirt(Host::Source);
         self.cut_tasks(None);
     }
 
     /// The guards are processes of their host too.
     pub(crate) fn reboot_source(&mut self, for_ms: f64) {
         self.lose(Host::Source);
+        self.reboot_libvirt(Host::Source);
         self.forget_witness();
         self.dismiss_all_guards();
         self.source.is_network_changed = false;

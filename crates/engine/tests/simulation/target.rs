@@ -249,6 +249,7 @@ impl World {
         if self.target.life == Life::Down {
             return;
         }
+        self.leave_libvirt(Host::Target);
         self.count_ended_as_run();
         let target = &mut self.target;
         (target.life, target.wakes_ms) = (Life::Down, self.now_ms + for_ms);
@@ -270,6 +271,7 @@ impl World {
         let is_whole = |qemu: &TargetQemu| qemu.copy.runs && qemu.arrival == Arrival::Complete;
         let is_there = self.target.qemu.as_ref().is_some_and(is_whole) && self.answers(Host::Target);
         let may = self.target.life == Life::Up && self.target.has_vm && !self.is_target_disk_full();
+        let may = may && self.serves(Host::Target);
         if !is_there || !may || !self.target.lost_journal.is_empty() {
             return;
         }
@@ -300,6 +302,7 @@ impl World {
 
     pub(crate) fn reboot_target(&mut self, for_ms: f64) {
         self.lose(Host::Target);
+        self.reboot_libvirt(Host::Target);
         self.crash_target(for_ms);
         self.target.network_changed_for.clear();
         self.target.wakes_ms = self.target.wakes_ms.max(self.now_ms + for_ms);
@@ -375,12 +378,17 @@ impl World {
     }
 
     fn clear_discarded(&mut self) {
-        if std::mem::take(&mut self.target.remains).is_empty() {
+        let discarded = std::mem::take(&mut self.target.remains);
+        if discarded.is_empty() {
             return;
         }
         let comes_again = self.target.journal.values().any(|state| *state == State::Waiting);
-        if remains(self.target.has_vm, comes_again) == Remains::Remove {
-            self.target.qemu = None;
+        let is_to_end = remains(self.target.has_vm, comes_again) == Remains::Remove;
+        if is_to_end && !self.end_given_up() {
+            for migration in &discarded {
+                self.enter(*migration, self.now_ms - SILENCE_MS, true);
+            }
+            self.target.remains = discarded;
         }
     }
 

@@ -9,6 +9,7 @@ use crate::executor::Executor;
 use crate::faults::{Fault, Faults};
 use crate::guard::Guard;
 use crate::hosts::Hosts;
+use crate::libvirt::Libvirts;
 use crate::network::{Letter, Network};
 use crate::operator::Operator;
 use crate::planted::Planted;
@@ -94,9 +95,27 @@ pub(crate) enum Sight {
     TakenUp,
     Throttled,
     InDoubt,
+    // Of domains.
+    LeftOneEnded,
+    LibvirtHung,
+    LibvirtResumed,
+    OwnerResumed,
+    QemuAskedItself,
+    SentForNobody,
 }
 
 impl Sight {
+    /// With domains.
+    pub(crate) const OF_DOMAINS: [Self; 6] = [
+        Self::LeftOneEnded,
+        Self::LibvirtHung,
+        Self::LibvirtResumed,
+        Self::OwnerResumed,
+        Self::QemuAskedItself,
+        Self::SentForNobody,
+    ];
+
+    /// Without.
     pub(crate) const ALL: [Self; 35] = [
         Self::Adopted,
         Self::DisksCopied,
@@ -152,6 +171,8 @@ pub(crate) struct World {
     pub faults: Faults,
     pub planted: Planted,
     pub hosts: Hosts,
+    /// Where the VM is a domain.
+    pub libvirts: Option<Libvirts>,
     pub now_ms: f64,
     pub network: Network,
     pub source: Source,
@@ -222,6 +243,7 @@ impl World {
         let mut random = Random(seed);
         let faults = draw(&mut random);
         let hosts = Hosts::draw(&mut random);
+        let hosts = if faults.are_of_domain() { hosts.with_libvirt() } else { hosts };
         let mut target = Target::new();
         target.places_awaited = random.below(8).saturating_sub(4);
         let turns_awaited = turns_awaited(&mut random);
@@ -229,6 +251,7 @@ impl World {
             seed,
             disk: CopiedDisk::default(),
             hosts,
+            libvirts: faults.are_of_domain().then(Libvirts::new),
             planted,
             now_ms: 0.0,
             network: Network::default(),
@@ -295,6 +318,7 @@ impl World {
     fn step(&mut self) {
         self.now_ms += self.random.below(20) as f64;
         self.guests_go_on();
+        self.libvirts_go_on();
         self.disks_go_on();
         self.last_bytes_arrive();
         self.wake_up();
@@ -416,6 +440,7 @@ impl World {
             .flatten()
             .for_each(&mut wakes);
         self.target.reached_at_ms.into_iter().for_each(&mut wakes);
+        self.libvirts.iter().flat_map(Libvirts::wake_ms).for_each(&mut wakes);
         self.source.executor.iter().for_each(|executor| wakes(executor.wakes_ms()));
         self.target.tasks.iter().for_each(|task| wakes(self.task_wakes_ms(task)));
         self.target.entries.values().for_each(|entry| wakes(entry.wakes_ms()));
@@ -470,7 +495,7 @@ impl World {
                 Host::Target => self.target.qemu.as_ref().and_then(|qemu| qemu.mute_until_ms),
             };
             if mute_until_ms.is_some_and(|until_ms| self.now_ms >= until_ms) {
-                self.answers_again(host);
+                self.is_mute_no_more(host);
             }
         }
         self.reach();
@@ -535,6 +560,11 @@ impl World {
             }
             Fault::TargetJournalLost => self.lose_target_journal(for_ms),
             Fault::SourceJournalOlder => self.put_older_journal(for_ms),
+            Fault::SourceLibvirtTerminated => self.terminate_libvirt(Host::Source, for_ms),
+            Fault::SourceLibvirtKilled => self.kill_libvirt(Host::Source, for_ms),
+            Fault::TargetLibvirtTerminated => self.terminate_libvirt(Host::Target, for_ms),
+            Fault::TargetLibvirtKilled => self.kill_libvirt(Host::Target, for_ms),
+            Fault::OwnerResumes => self.owner_resumes(),
             Fault::MovesOn => self.move_on(),
             Fault::TargetForgets => self.forget_settled(),
             Fault::Meddles => self.meddle(),
@@ -565,6 +595,7 @@ impl World {
         self.target.disk_full_until_ms = self.target.disk_full_until_ms.min(now_ms);
         self.source.wakes_ms = self.source.wakes_ms.min(now_ms);
         self.guards_pause_ms = 0;
+        self.libvirts.iter_mut().for_each(|libvirts| libvirts.hasten(now_ms));
         if !self.target.is_lost {
             self.target.wakes_ms = self.target.wakes_ms.min(now_ms);
         }
@@ -584,6 +615,7 @@ impl World {
         guards
             && agents
             && nothing_open
+            && self.libvirts.as_ref().is_none_or(Libvirts::are_settled)
             && self.target.is_settled()
             && self.network.letters.is_empty()
             && ![Host::Source, Host::Target].into_iter().any(is_mute)

@@ -84,6 +84,28 @@ fn what_was_discarded_and_did_not_end_is_ended_at_the_next_start() {
 }
 
 #[test]
+fn what_was_discarded_and_does_not_end_at_the_next_start_is_ended_later() {
+    let host = TestHost::new();
+    let life = host.start();
+    let vm = let_come(&host, &life);
+    vm.fails(Act::DestroyUnrun, Fault::Fails);
+    life.block_on(discard(&life.parts.incoming, ID)).unwrap_err();
+    drop(life);
+    // As where its manager is away too.
+    host.hypervisor.fails(Act::EndGivenUp, Fault::Fails);
+    host.hypervisor.fails(Act::Attach, Fault::Fails);
+    let life = host.start();
+    assert!(vm.alive());
+    host.hypervisor.succeeds(Act::EndGivenUp);
+    life.block_on(async {
+        while !life.parts.journal.discarded_incoming_vms().unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    assert!(!vm.alive());
+}
+
+#[test]
 fn one_that_was_given_back_to_its_source_is_forgotten_where_it_has_ended() {
     let mut host = TestHost::new();
     host.source_answers(says_of_hand_over(HandOverView::Refused));

@@ -5,7 +5,8 @@ use super::{Hypervisor, IncomingState, Known, PostCopy, Received};
 /// One thing that is done for all VMs that need it, before the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// What is left of those that were discarded is removed: see [`remains`].
+    /// What is left of those that were discarded is removed: see [`remains`]. What cannot be removed yet is looked after as what is
+    /// on its way: see [`super::silence`].
     ClearDiscarded,
     /// Those that wait for their state or for an order are taken up: see [`waiting`].
     TakeUpWaiting,

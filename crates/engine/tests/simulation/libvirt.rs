@@ -1,0 +1,632 @@
+//! Where the VM is a domain: libvirt of both hosts, what it does with a migration by itself, and what its end leaves behind.
+//!
+//! As it was seen, phase by phase, of libvirt 9.0 and QEMU 7.2 (docs/decisions/0071, 0072). Where nobody has looked, the worse
+//! is taken.
+
+use drainpipe_engine::migration::target::steps::Step;
+use drainpipe_engine::migration::timing;
+use drainpipe_engine::migration::{SourceAction, SourceEvent, SourceState};
+use drainpipe_engine::problem::{Problem, ProblemKind};
+
+use crate::executor::{Doing, Executor, failed};
+use crate::milliseconds::ms;
+use crate::network::Order;
+use crate::planted::Planted;
+use crate::qemu::{Arrival, Command, Reply, Sending};
+use crate::world::{Host, Life, Sight, World};
+
+const ANSWER_DEADLINE_MS: f64 = ms(timing::QMP_DEADLINE);
+const SWITCH_OVER_DEADLINE_MS: f64 = ms(timing::SWITCH_OVER_DEADLINE);
+
+/// How often those ask again who wait for libvirt.
+const ASK_AGAIN_MS: f64 = 50.0;
+
+/// How long a libvirt that is started anew may take until it has looked after its domain.
+const LOOKS_AFTER_DOMAIN_MS_MAX: u64 = 3_000;
+
+/// How often its socket is there while it is not: systemd has it, and whoever speaks to it waits.
+const SOCKET_STAYS_PERCENT: u64 = 50;
+
+/// How often libvirt goes on at once where QEMU waits for it.
+const GOES_ON_PERCENT: u64 = 50;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Daemon {
+    Up,
+    /// It was told to end and hangs, or systemd has its socket.
+    Mute,
+    /// Nothing takes a connection. Then QEMU is spoken to itself.
+    Ended,
+    /// It answers nobody who asks for its domain until it has looked after that.
+    Starting,
+}
+
+/// What libvirt does with the domain, for whoever asked for it by a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Job {
+    None,
+    /// Perform. It goes on also once its connection is closed.
+    Sending {
+        is_connected: bool,
+    },
+    /// Perform has returned. The job ends with the connection.
+    Sent,
+    /// It goes no further, and keeps others from letting the guest run.
+    Protection,
+}
+
+/// That of one host.
+#[derive(Debug, Clone)]
+pub(crate) struct Libvirt {
+    daemon: Daemon,
+    /// With its end, all connections end that were made in this life of it.
+    life: u32,
+    /// When it is killed, started, or has looked after its domain.
+    pub changes_ms: f64,
+    /// For how long it is away.
+    away_ms: f64,
+    job: Job,
+    /// Once it is back, it lets the guest run that it was sending.
+    resumes: bool,
+    /// What it has of the domain is to be ended, and could not be.
+    is_to_end: bool,
+}
+
+impl Libvirt {
+    fn new(life: u32) -> Self {
+        Self {
+            daemon: Daemon::Up,
+            life,
+            changes_ms: f64::INFINITY,
+            away_ms: 0.0,
+            job: Job::None,
+            resumes: false,
+            is_to_end: false,
+        }
+    }
+
+    fn is_settled(&self) -> bool {
+        self.daemon == Daemon::Up && !self.is_to_end
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Libvirts {
+    source: Libvirt,
+    target: Libvirt,
+    /// Of which migration Perform has returned to the agent.
+    sent: Option<usize>,
+}
+
+impl Libvirts {
+    pub(crate) fn new() -> Self {
+        Self { source: Libvirt::new(0), target: Libvirt::new(0), sent: None }
+    }
+
+    fn of(&self, host: Host) -> &Libvirt {
+        match host {
+            Host::Source => &self.source,
+            Host::Target => &self.target,
+        }
+    }
+
+    fn of_mut(&mut self, host: Host) -> &mut Libvirt {
+        match host {
+            Host::Source => &mut self.source,
+            Host::Target => &mut self.target,
+        }
+    }
+
+    /// Those that are away come back now.
+    pub(crate) fn hasten(&mut self, now_ms: f64) {
+        for libvirt in [&mut self.source, &mut self.target] {
+            if libvirt.changes_ms.is_finite() {
+                libvirt.changes_ms = libvirt.changes_ms.min(now_ms);
+            }
+        }
+    }
+
+    pub(crate) fn are_settled(&self) -> bool {
+        self.source.is_settled() && self.target.is_settled()
+    }
+
+    pub(crate) fn wake_ms(&self) -> [f64; 2] {
+        [self.source.changes_ms, self.target.changes_ms]
+    }
+}
+
+/// Who asks libvirt for something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    Agent,
+    Guard,
+}
+
+/// The source's part of a domain's switch-over, once Perform has returned.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum LettingGo {
+    AwaitSent { until_ms: f64 },
+    Close,
+    AwaitJobless { until_ms: f64 },
+    Protect,
+    Look,
+}
+
+/// What has been done of a domain's switch-over.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SwitchedOver {
+    pub has_finished: bool,
+    has_let_go: bool,
+}
+
+impl World {
+    pub(crate) fn is_domain(&self) -> bool {
+        self.libvirts.is_some()
+    }
+
+    fn libvirt(&self, host: Host) -> Option<&Libvirt> {
+        self.libvirts.as_ref().map(|libvirts| libvirts.of(host))
+    }
+
+    fn libvirt_mut(&mut self, host: Host) -> Option<&mut Libvirt> {
+        self.libvirts.as_mut().map(|libvirts| libvirts.of_mut(host))
+    }
+
+    fn is_daemon(&self, host: Host, state: Daemon) -> bool {
+        self.libvirt(host).is_some_and(|libvirt| libvirt.daemon == state)
+    }
+
+    /// Whether nobody can ask about the domain, nor its QEMU in libvirt's place.
+    pub(crate) fn is_libvirt_mute(&self, host: Host) -> bool {
+        let is_believed = self.planted == Planted::RestartedBelieved;
+        self.is_daemon(host, Daemon::Mute) || self.is_daemon(host, Daemon::Starting) && !is_believed
+    }
+
+    /// Whether it does what it is asked for, where there is one.
+    pub(crate) fn serves(&self, host: Host) -> bool {
+        self.libvirt(host).is_none_or(|libvirt| libvirt.daemon == Daemon::Up)
+    }
+
+    fn life_of_libvirt(&self, host: Host) -> u32 {
+        self.libvirt(host).map_or(0, |libvirt| libvirt.life)
+    }
+
+    fn set_job(&mut self, job: Job) {
+        if let Some(libvirts) = &mut self.libvirts {
+            libvirts.source.job = job;
+        }
+    }
+
+    fn job(&self) -> Job {
+        self.libvirts.as_ref().map_or(Job::None, |libvirts| libvirts.source.job)
+    }
+
+    fn is_sent(&self, migration: usize) -> bool {
+        self.libvirts.as_ref().is_some_and(|libvirts| libvirts.sent == Some(migration))
+    }
+
+    /// libvirt is told to end.
+    pub(crate) fn terminate_libvirt(&mut self, host: Host, for_ms: f64) {
+        let now_ms = self.now_ms;
+        let Some(libvirt) = self.libvirt_mut(host).filter(|libvirt| libvirt.daemon == Daemon::Up) else {
+            return;
+        };
+        if libvirt.job != Job::Sent {
+            return self.end_libvirt(host, for_ms);
+        }
+        // With such a job it hangs. Killed by systemd and started anew, it lets the guest run by itself.
+        (libvirt.daemon, libvirt.resumes) = (Daemon::Mute, true);
+        (libvirt.changes_ms, libvirt.away_ms) = (now_ms + for_ms, for_ms);
+        self.saw(Sight::LibvirtHung);
+    }
+
+    pub(crate) fn kill_libvirt(&mut self, host: Host, for_ms: f64) {
+        if self.libvirt(host).is_some_and(|libvirt| libvirt.daemon != Daemon::Ended) {
+            self.end_libvirt(host, for_ms);
+        }
+    }
+
+    /// All connections end with it.
+    fn end_libvirt(&mut self, host: Host, for_ms: f64) {
+        let has_socket = self.random.chance(SOCKET_STAYS_PERCENT);
+        let now_ms = self.now_ms;
+        let Some(libvirt) = self.libvirt_mut(host) else { return };
+        libvirt.resumes |= matches!(libvirt.job, Job::Sending { .. });
+        libvirt.job = Job::None;
+        libvirt.life += 1;
+        libvirt.daemon = if has_socket { Daemon::Mute } else { Daemon::Ended };
+        (libvirt.changes_ms, libvirt.away_ms) = (now_ms + for_ms, 0.0);
+    }
+
+    /// The host boots.
+    pub(crate) fn reboot_libvirt(&mut self, host: Host) {
+        if let Some(libvirt) = self.libvirt_mut(host) {
+            *libvirt = Libvirt::new(libvirt.life + 1);
+        }
+    }
+
+    /// The agent of a host has ended, and its connections with it.
+    pub(crate) fn leave_libvirt(&mut self, host: Host) {
+        match (host, &mut self.libvirts) {
+            (Host::Source, Some(libvirts)) => libvirts.sent = None,
+            (_, None) => return,
+            (Host::Target, Some(_)) => {}
+        }
+        if !self.serves(host) {
+            return;
+        }
+        match (host, self.job()) {
+            (Host::Target, _) => self.end_what_was_to_come(),
+            (Host::Source, Job::Sending { .. }) => self.set_job(Job::Sending { is_connected: false }),
+            // It stands still, without a job.
+            (Host::Source, _) => self.set_job(Job::None),
+        }
+    }
+
+    /// Until Finish, libvirt ends a domain with the connection by which it comes.
+    fn end_what_was_to_come(&mut self) {
+        let is_to_come = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival != Arrival::Complete);
+        if is_to_come {
+            self.lose(Host::Target);
+        }
+    }
+
+    /// What libvirt does by itself.
+    pub(crate) fn libvirts_go_on(&mut self) {
+        if !self.is_domain() {
+            return;
+        }
+        for host in [Host::Source, Host::Target] {
+            if self.libvirt(host).is_some_and(|libvirt| self.now_ms >= libvirt.changes_ms) {
+                self.change_libvirt(host);
+            }
+            self.end_left(host);
+        }
+        if self.source.qemu.is_none() {
+            self.set_job(Job::None);
+        } else if self.serves(Host::Source) && self.answers(Host::Source) {
+            self.go_on_sending();
+        }
+    }
+
+    fn change_libvirt(&mut self, host: Host) {
+        let looks_ms = self.random.below(LOOKS_AFTER_DOMAIN_MS_MAX) as f64;
+        let now_ms = self.now_ms;
+        let Some(libvirt) = self.libvirt_mut(host) else { return };
+        if libvirt.daemon == Daemon::Starting {
+            (libvirt.daemon, libvirt.changes_ms) = (Daemon::Up, f64::INFINITY);
+            return self.look_after_domain(host);
+        }
+        if libvirt.away_ms > 0.0 {
+            // One that hung is killed.
+            return self.end_libvirt(host, 0.0);
+        }
+        (libvirt.daemon, libvirt.changes_ms) = (Daemon::Starting, now_ms + looks_ms);
+    }
+
+    /// It is back. Those who have waited for it come after that.
+    fn look_after_domain(&mut self, host: Host) {
+        let resumes = self.libvirt_mut(host).is_some_and(|libvirt| std::mem::take(&mut libvirt.resumes));
+        if host == Host::Target {
+            // It is not known to have come in the life before.
+            self.end_what_was_to_come();
+        } else if resumes && self.copy_at(Host::Source).is_some_and(|copy| !copy.runs) {
+            self.saw(Sight::LibvirtResumed);
+            self.go_back();
+        } else if resumes {
+            self.obey(Command::Cancel);
+        }
+        let is_mute = match host {
+            Host::Source => self.source.qemu.as_ref().is_some_and(|qemu| qemu.mute_until_ms.is_some()),
+            Host::Target => self.target.qemu.as_ref().is_some_and(|qemu| qemu.mute_until_ms.is_some()),
+        };
+        if !is_mute {
+            self.answers_again(host);
+        }
+    }
+
+    /// libvirt stops its migration, and lets the guest run.
+    fn go_back(&mut self) {
+        self.obey(Command::Cancel);
+        self.let_run(Host::Source);
+    }
+
+    fn go_on_sending(&mut self) {
+        let Job::Sending { is_connected } = self.job() else { return };
+        let Some(qemu) = &self.source.qemu else { return };
+        let (migration, sending) = (qemu.migration, qemu.sending);
+        match sending {
+            Sending::PreSwitchover if self.random.chance(GOES_ON_PERCENT) => {
+                self.obey(Command::Continue);
+            }
+            Sending::Completed if is_connected => {
+                self.set_job(Job::Sent);
+                self.libvirts.iter_mut().for_each(|libvirts| libvirts.sent = Some(migration));
+            }
+            // It stands still, and nobody knows of it.
+            Sending::Completed => {
+                self.saw(Sight::SentForNobody);
+                self.set_job(Job::None);
+            }
+            Sending::Idle | Sending::Failed | Sending::Cancelled => self.set_job(Job::None),
+            _ => {}
+        }
+    }
+
+    /// What an agent had ended here, and libvirt had ended before.
+    fn end_left(&mut self, host: Host) {
+        let is_up = match host {
+            Host::Source => self.source.life == Life::Up,
+            Host::Target => self.target.life == Life::Up,
+        };
+        let is_to_end = self.libvirt(host).is_some_and(|libvirt| libvirt.is_to_end);
+        // It is left alone where somebody has let it run.
+        let runs = self.copy_at(host).is_some_and(|copy| copy.runs);
+        if is_to_end && is_up && self.serves(host) && !runs {
+            self.saw(Sight::LeftOneEnded);
+            self.end_domain(host);
+        }
+    }
+
+    /// Ends what libvirt has of the domain, or notes that it is to be ended; whether it was.
+    pub(crate) fn end_domain(&mut self, host: Host) -> bool {
+        let serves = self.serves(host) || self.copy_at(host).is_none();
+        let is_noted = self.planted != Planted::EndsUnnoted;
+        if let Some(libvirt) = self.libvirt_mut(host) {
+            libvirt.is_to_end = !serves && is_noted;
+        }
+        match host {
+            _ if !serves => {}
+            Host::Source => self.source.qemu = None,
+            Host::Target => self.target.qemu = None,
+        }
+        serves
+    }
+
+    /// As an agent does that has just been started; whether it could.
+    pub(crate) fn end_given_up(&mut self) -> bool {
+        let can = self.serves(Host::Target);
+        if can {
+            self.target.qemu = None;
+        }
+        can
+    }
+
+    /// Whether it has moved, and what is left here is to be ended.
+    pub(crate) fn is_left_to_end(&self, host: Host) -> bool {
+        self.libvirt(host).is_some_and(|libvirt| libvirt.is_to_end)
+    }
+
+    /// Somebody resumes the guest on its source, where nothing keeps them from it. Who does so once the agent has seen it stand
+    /// still, of a libvirt that has ended since, has two (docs/decisions/0071).
+    pub(crate) fn owner_resumes(&mut self) {
+        let is_let_go =
+            self.source.executor.as_ref().is_some_and(|executor| executor.switched_over.has_let_go);
+        let is_handed_over = is_let_go || self.source.has_handed_over() || self.source.found_later.is_some();
+        let may = self.is_domain()
+            && !is_handed_over
+            && self.serves(Host::Source)
+            && self.answers(Host::Source)
+            && self.job() == Job::None;
+        if may && self.copy_at(Host::Source).is_some_and(|copy| !copy.runs) {
+            self.saw(Sight::OwnerResumed);
+            self.let_run(Host::Source);
+        }
+    }
+
+    /// By libvirt, or in its place; none where it is as with any QEMU.
+    pub(crate) fn command_domain(&mut self, command: Command, by: By) -> Option<Reply> {
+        let (daemon, job) = (self.libvirt(Host::Source)?.daemon, self.job());
+        let qemu = self.source.qemu.as_mut()?;
+        let (is_mute, sending) = (qemu.mute_until_ms.is_some(), qemu.sending);
+        match (daemon, command, job) {
+            (Daemon::Mute, ..) => Some(Reply::None),
+            (Daemon::Starting, Command::Cancel | Command::LetRun, _) => {
+                qemu.unread.push(command);
+                Some(Reply::None)
+            }
+            (Daemon::Starting | Daemon::Ended, Command::Migrate { .. }, _) => Some(Reply::Refused),
+            (Daemon::Ended, _, _) => {
+                self.saw(Sight::QemuAskedItself);
+                (command == Command::LetRun && is_at_it(sending)).then_some(Reply::None)
+            }
+            (Daemon::Up, Command::Migrate { .. }, Job::None) if !is_mute => {
+                let reply = self.obey(command);
+                if reply == Reply::Done {
+                    self.set_job(Job::Sending { is_connected: true });
+                }
+                Some(reply)
+            }
+            (Daemon::Up, Command::Migrate { .. }, _) => Some(Reply::Refused),
+            (Daemon::Up, Command::Cancel, Job::Sent) if by == By::Guard => {
+                // It confirms that the domain stays, by a connection of its own.
+                self.set_job(Job::None);
+                self.go_back();
+                Some(Reply::Done)
+            }
+            (Daemon::Up, Command::Cancel, Job::Sent | Job::Protection) => {
+                self.set_job(Job::None);
+                Some(Reply::Done)
+            }
+            // The agent gives its own job up first.
+            (Daemon::Up, Command::LetRun, Job::Sent | Job::Protection) if by == By::Agent => {
+                self.set_job(Job::None);
+                None
+            }
+            (Daemon::Up, Command::LetRun, Job::Sending { .. } | Job::Sent | Job::Protection) => {
+                Some(Reply::None)
+            }
+            _ => None,
+        }
+    }
+
+    /// What libvirt says of a domain that is recorded to be handed over, or its QEMU in its place.
+    pub(crate) fn domain_state(&self) -> Option<SourceState> {
+        let qemu = self.source.qemu.as_ref()?;
+        if self.is_daemon(Host::Source, Daemon::Ended) {
+            return match qemu.sending {
+                Sending::Completed => Some(SourceState::LetGo),
+                sending if is_at_it(sending) => None,
+                _ => Some(SourceState::Kept),
+            };
+        }
+        match self.job() {
+            Job::None | Job::Protection => Some(SourceState::LetGo),
+            Job::Sending { .. } | Job::Sent => None,
+        }
+    }
+
+    /// What the agent sees of Perform; none where it is as with any QEMU.
+    pub(crate) fn look_at_domain(&self, executor: &Executor) -> Option<SourceEvent> {
+        if !self.is_domain() {
+            return None;
+        }
+        if self.is_sent(executor.number()) {
+            return Some(SourceEvent::Paused);
+        }
+        if self.life_of_libvirt(Host::Source) != executor.libvirts_life {
+            return Some(SourceEvent::TransferFailed(Problem::failed("libvirt has ended")));
+        }
+        if !self.answers(Host::Source) {
+            return Some(SourceEvent::Tick);
+        }
+        let is_paused = |sending| is_at_it(sending) || sending == Sending::Completed;
+        self.source.qemu.as_ref().filter(|qemu| is_paused(qemu.sending)).map(|_| SourceEvent::Paused)
+    }
+
+    /// Begin and Perform are by connections that end with this life of libvirt.
+    pub(crate) fn meet_libvirt(&self, executor: &mut Executor) {
+        executor.libvirts_life = self.life_of_libvirt(Host::Source);
+        executor.switched_over = SwitchedOver::default();
+    }
+
+    /// libvirt goes on by itself; it is waited for.
+    pub(crate) fn switch_domain_over(&self) -> Doing {
+        self.then(LettingGo::AwaitSent { until_ms: self.now_ms + SWITCH_OVER_DEADLINE_MS })
+    }
+
+    pub(crate) fn let_go(&mut self, executor: &mut Executor, step: LettingGo) -> Doing {
+        match step {
+            LettingGo::AwaitSent { .. } if self.is_sent(executor.number()) => {
+                self.go_on_switching_over(executor)
+            }
+            LettingGo::AwaitSent { until_ms } => {
+                let has_ended = self.life_of_libvirt(Host::Source) != executor.libvirts_life;
+                self.again_until(until_ms, step, has_ended, "libvirt has not sent the last of the VM")
+            }
+            LettingGo::Close if self.planted == Planted::JobKept => {
+                executor.switched_over.has_let_go = true;
+                self.go_on_switching_over(executor)
+            }
+            LettingGo::Close => {
+                if self.serves(Host::Source) {
+                    self.set_job(Job::None);
+                }
+                self.then(LettingGo::AwaitJobless { until_ms: self.now_ms + ANSWER_DEADLINE_MS })
+            }
+            LettingGo::AwaitJobless { until_ms } => {
+                let is_jobless = self.asks_libvirt() && self.job() == Job::None;
+                if is_jobless {
+                    return self.then(LettingGo::Protect);
+                }
+                let is_gone = self.source.qemu.is_none();
+                self.again_until(until_ms, step, is_gone, "libvirt goes on with the domain's job")
+            }
+            LettingGo::Protect if self.asks_libvirt() => {
+                self.set_job(Job::Protection);
+                self.then(LettingGo::Look)
+            }
+            LettingGo::Look if self.asks_libvirt() => {
+                let stands_still = self.copy_at(Host::Source).is_some_and(|copy| !copy.runs);
+                if !stands_still && self.planted != Planted::ResumedUnseen {
+                    return Doing::Happened(failed("somebody has let it run"));
+                }
+                executor.switched_over.has_let_go = true;
+                self.go_on_switching_over(executor)
+            }
+            LettingGo::Protect | LettingGo::Look => {
+                let event = failed("libvirt does not answer");
+                Doing::Later { at_ms: self.now_ms + ANSWER_DEADLINE_MS, event }
+            }
+        }
+    }
+
+    /// Whether libvirt itself answers.
+    fn asks_libvirt(&self) -> bool {
+        self.answers(Host::Source) && !self.is_daemon(Host::Source, Daemon::Ended)
+    }
+
+    fn again_until(&self, until_ms: f64, step: LettingGo, is_in_vain: bool, why: &str) -> Doing {
+        if is_in_vain || self.now_ms >= until_ms {
+            return Doing::Happened(failed(why));
+        }
+        Doing::LetGo { at_ms: self.now_ms + ASK_AGAIN_MS, step }
+    }
+
+    fn then(&self, step: LettingGo) -> Doing {
+        Doing::LetGo { at_ms: self.now_ms, step }
+    }
+
+    /// The target takes the last while the source lets go: either may be first.
+    pub(crate) fn go_on_switching_over(&mut self, executor: &Executor) -> Doing {
+        let SwitchedOver { has_finished, has_let_go } = executor.switched_over;
+        match (has_finished, has_let_go) {
+            (true, true) => Doing::Rest(SourceAction::SwitchOver),
+            (false, false) if self.random.chance(50) => self.then(LettingGo::Close),
+            (true, false) => self.then(LettingGo::Close),
+            (false, _) => self.order(executor, SourceAction::SwitchOver, Order::Complete),
+        }
+    }
+
+    /// Prepare: what comes, comes by a connection.
+    pub(crate) fn prepare_domain(&mut self) {
+        let life = self.life_of_libvirt(Host::Target);
+        if let Some(qemu) = &mut self.target.qemu {
+            qemu.prepared_in = life;
+        }
+    }
+
+    /// Whether the connection is there by which the domain comes.
+    pub(crate) fn is_coming(&self) -> bool {
+        let life = self.life_of_libvirt(Host::Target);
+        self.target.qemu.as_ref().is_some_and(|qemu| qemu.prepared_in == life)
+    }
+
+    /// Whether the agent knows that all of the domain is here.
+    pub(crate) fn knows_it_is_whole(&self) -> bool {
+        let Some(qemu) = &self.target.qemu else { return false };
+        let entry = self.target.entries.get(&qemu.migration);
+        qemu.is_noted || entry.is_some_and(|entry| !entry.is_from_before)
+    }
+
+    /// Finish, which leaves the guest paused.
+    pub(crate) fn finish_domain(&mut self, migration: usize) -> Result<(), ProblemKind> {
+        self.may_go_on(Step::UseHypervisor, migration)?;
+        let is_from_before = self.target.entries.get(&migration).is_none_or(|entry| entry.is_from_before);
+        let may =
+            !is_from_before && self.is_coming() && self.serves(Host::Target) && self.answers(Host::Target);
+        let qemu = self.target.qemu.as_mut().filter(|qemu| may && qemu.arrival == Arrival::Unfinished);
+        qemu.ok_or(ProblemKind::Failed)?.arrival = Arrival::Complete;
+        if self.planted == Planted::FinishLetsRun {
+            self.command_target();
+        }
+        Ok(())
+    }
+
+    /// It is noted, and the guest is kept from others.
+    pub(crate) fn note_finished_domain(&mut self) -> Result<(), ProblemKind> {
+        let qemu = self.target.qemu.as_mut().filter(|qemu| qemu.arrival == Arrival::Complete);
+        qemu.ok_or(ProblemKind::Failed)?.is_noted = true;
+        if self.serves(Host::Target) { Ok(()) } else { Err(ProblemKind::Failed) }
+    }
+
+    /// Of the order to run: where libvirt hangs it is lost, and one that has just come back is late.
+    pub(crate) fn is_run_lost(&self) -> bool {
+        self.is_daemon(Host::Target, Daemon::Mute)
+    }
+}
+
+/// Whether QEMU stands still for what it is just sending.
+fn is_at_it(sending: Sending) -> bool {
+    matches!(sending, Sending::PreSwitchover | Sending::Device { .. } | Sending::Sent)
+}
