@@ -5,7 +5,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::HypervisorFacts;
 
 use super::Incoming;
-use super::memory::{huge_pages_free, memory_free_bytes};
+use super::memory::memory_free;
 use crate::host::rdma;
 
 impl Incoming {
@@ -17,6 +17,7 @@ impl Incoming {
         let migration_address = host.migration_address().await?;
         let packing = self.transfer.packing()?;
         let limits = self.transfer.bandwidth.limits();
+        let memory = memory_free(self)?;
         Ok(HostFacts {
             name: host.name().into(),
             cores: host.hardware.cores,
@@ -25,8 +26,8 @@ impl Incoming {
             vm_cores: self.vms.cores_taken(),
             packing_cores: packing.cores.try_into().ok(),
             no_packing: packing.obstacle,
-            memory_available_bytes: memory_free_bytes(self)?,
-            huge_pages_available: huge_pages_free(self),
+            memory_available_bytes: memory.bytes,
+            huge_pages_available: memory.huge_pages,
             links: links.first,
             management_links: links.management,
             bandwidth_limit_mbps: limits.all_mbps,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use drainpipe_engine::migration::target::permit::{Asked, Refusal, may_come};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::spec::VmSpec;
@@ -50,9 +51,12 @@ fn enter(
     // that begins meanwhile finds it.
     let mut entries = lock(&incoming.entries.by_id);
     incoming.check_cordon(Some(source))?;
-    if incoming.vms.contains(&name) || entries.values().any(|other| other.definition.name.as_str() == name) {
-        return Err(name_taken(incoming, &name));
-    }
+    let asked = Asked {
+        is_here: incoming.vms.contains(&name),
+        is_coming: entries.values().any(|other| other.definition.name.as_str() == name),
+        is_recorded: incoming.journal.incoming_state(&request.id)?.is_some(),
+    };
+    may_come(asked).map_err(|why| refusal(incoming, &request, why))?;
     if request.may_wait {
         check_apart(incoming, &entries, &request.definition)?;
         if let Some(why) = busy(incoming, &entries, source) {
@@ -60,11 +64,20 @@ fn enter(
         }
     }
     if !incoming.journal.begin_incoming(&request.id, source, &request.definition)? {
-        return Err(Problem::conflict(format!("migration {} has been here before", request.id)));
+        return Err(refusal(incoming, &request, Refusal::WasHereBefore));
     }
     let entry = IncomingVm::permitted(source, request, protocol);
     insert_locked(incoming, &mut entries, entry);
     Ok(IncomingPermit::Granted)
+}
+
+fn refusal(incoming: &Incoming, request: &IncomingRequest, why: Refusal) -> Problem {
+    match why {
+        Refusal::NameTaken => name_taken(incoming, request.definition.name.as_str()),
+        Refusal::WasHereBefore => {
+            Problem::new(why.kind(), format!("migration {} has been here before", request.id))
+        }
+    }
 }
 
 /// Refuses a VM that is described as one that cannot be, or as two: it is built by its specification here, and booted

@@ -6,7 +6,8 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::host::facts::{HugePages, MemoryNeeds};
+use drainpipe_engine::host::facts::MemoryNeeds;
+use drainpipe_engine::migration::target::promises::Promise;
 use drainpipe_engine::migration::target::silence::{GIVE_UP_AFTER_MS, SILENCE_MS, WATCH_EVERY_MS};
 use drainpipe_engine::migration::target::{LOOK_WITHIN_MS, Memory, Received};
 use drainpipe_engine::problem::Problem;
@@ -23,7 +24,7 @@ use crate::host::hardware;
 use crate::store::journal::IncomingRecord;
 use crate::store::lock::lock;
 use crate::transfer::disk_streams::DiskReceiver;
-use crate::vms::{QMP_DEADLINE, Vms, needs};
+use crate::vms::{QMP_DEADLINE, Vms, needs, promise};
 use drainpipe_api_types::IncomingRequest;
 
 /// How long a QEMU that may wait for a page may take for an answer. Its source, which is to send that page, waits for it.
@@ -266,23 +267,16 @@ impl IncomingVm {
         vms.contains(self.definition.name.as_str())
     }
 
-    /// What is still to come of its memory: QEMU's share of it that is resident counts as used already. Once
-    /// it is adopted, it counts among the VMs of this host.
-    pub(super) fn outstanding_bytes(&self, vms: &Vms) -> u64 {
+    /// What it was promised of this host's memory. Once it is adopted, it counts among the VMs of this host.
+    pub(super) fn promise(&self, vms: &Vms) -> Option<Promise> {
         if self.is_adopted(vms) {
-            return 0;
+            return None;
         }
-        let (reserved_bytes, vmm) = {
+        let (needs, vmm) = {
             let resources = self.resources();
-            (resources.reserved.bytes, resources.vmm.clone())
+            (resources.reserved, resources.vmm.clone())
         };
-        reserved_bytes.saturating_sub(vmm.map_or(0, |vmm| hardware::resident_bytes(vmm.pid())))
-    }
-
-    /// Those that its QEMU has not reserved yet.
-    pub(super) fn outstanding_huge_pages(&self) -> Option<HugePages> {
-        let resources = self.resources();
-        resources.reserved.huge_pages.filter(|_| resources.vmm.is_none())
+        Some(promise(needs, vmm.as_ref()))
     }
 
     /// How long its QEMU may take for an answer. A QEMU that lacks a part of the VM does not answer from

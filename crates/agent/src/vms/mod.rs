@@ -22,7 +22,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use drainpipe_engine::check::vm::Notice;
-use drainpipe_engine::host::facts::{HugePages, MemoryNeeds};
+use drainpipe_engine::host::facts::MemoryNeeds;
+use drainpipe_engine::migration::target::promises::Promise;
 pub(crate) use drainpipe_engine::migration::timing::{QEMU_DEADLINE, QMP_DEADLINE};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::DiskName;
@@ -90,20 +91,11 @@ impl Entry {
         matches!(self.claim, Some(Claim::Unresponsive(_)))
     }
 
-    fn outstanding_bytes(&self) -> u64 {
+    /// What of this host's memory is its own; none of one that is off.
+    fn promise(&self) -> Option<Promise> {
+        let needs = needs(&self.definition);
         let vmm = self.running();
-        if vmm.is_none() && self.claim != Some(Claim::Changing) {
-            return 0;
-        }
-        let resident = vmm.map_or(0, |vmm| hardware::resident_bytes(vmm.pid()));
-        // Memory in huge pages is not counted as resident, and is none of what is needed here.
-        needs(&self.definition).bytes.saturating_sub(resident)
-    }
-
-    /// Those that QEMU has not reserved yet.
-    fn outstanding_huge_pages(&self) -> Option<HugePages> {
-        let is_starting = self.vmm.is_none() && self.claim == Some(Claim::Changing);
-        needs(&self.definition).huge_pages.filter(|_| is_starting)
+        (vmm.is_some() || self.claim == Some(Claim::Changing)).then(|| promise(needs, vmm))
     }
 }
 
@@ -429,19 +421,11 @@ impl Vms {
         self.lock().get(name)?.cores_taken
     }
 
-    /// Memory that VMs here have a right to and have not touched yet, also of those that are just being
-    /// started; without one VM.
-    pub(crate) fn outstanding_bytes(&self, but: Option<&VmName>) -> u64 {
+    /// What is promised of this host's memory, also to VMs that are just being started; without one VM.
+    pub(crate) fn promises(&self, but: Option<&VmName>) -> Vec<Promise> {
         let entries = self.lock();
         let others = entries.values().filter(|entry| Some(&entry.definition.name) != but);
-        others.map(Entry::outstanding_bytes).sum()
-    }
-
-    /// Huge pages of VMs that are just being started; without one VM.
-    pub(crate) fn outstanding_huge_pages(&self, but: Option<&VmName>) -> Vec<HugePages> {
-        let entries = self.lock();
-        let others = entries.values().filter(|entry| Some(&entry.definition.name) != but);
-        others.filter_map(Entry::outstanding_huge_pages).collect()
+        others.filter_map(Entry::promise).collect()
     }
 
     /// The VMs that have a QEMU here or are claimed, by name.
@@ -658,6 +642,13 @@ pub(crate) fn is_off(owner: Option<Manager>, vm: &str) -> Problem {
 /// What a VM needs of a host's memory.
 pub(crate) fn needs(definition: &VmSpec) -> MemoryNeeds {
     MemoryNeeds::of(definition.memory_mib << 20, definition.huge_page_mib)
+}
+
+/// What of such needs one with this QEMU has. Some have no process before they listen.
+pub(crate) fn promise(needs: MemoryNeeds, vmm: Option<&Arc<dyn Machine>>) -> Promise {
+    let pid = vmm.map(|vmm| vmm.pid()).filter(|pid| *pid != 0);
+    // Memory in huge pages is not counted as resident, and is none of what is needed there.
+    Promise { needs, resident_bytes: pid.map(hardware::resident_bytes) }
 }
 
 /// A VM in the shape of the API.

@@ -5,11 +5,9 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use drainpipe_engine::problem::ProblemKind;
-use drainpipe_hypervisor::Managed;
-use drainpipe_hypervisor::ManagedVm;
-use drainpipe_hypervisor::Vm;
 use drainpipe_hypervisor::fake::{Act, FakeVm, Fault};
 use drainpipe_hypervisor::spec::{Disk, DiskFormat};
+use drainpipe_hypervisor::{Address, Found, Managed, ManagedVm, Parcel, Transport, Vm};
 use jiff::Timestamp;
 
 use super::*;
@@ -114,7 +112,7 @@ fn a_vm_that_may_not_start_is_not_started() {
     let no_room = async |_| Err(Problem::refused("no room"));
     refused(life.block_on(vms.start("web", no_room)), ProblemKind::Refused, "no room");
     assert!(host.hypervisor.vm("web").is_none());
-    assert_eq!(vms.outstanding_bytes(None), 0, "it takes no memory from others");
+    assert_eq!(vms.promises(None), [], "it takes no memory from others");
     try_start(&life, "web").unwrap();
 }
 
@@ -319,4 +317,20 @@ fn a_migration_that_crashes_keeps_its_claim_for_who_takes_it_up() {
     assert!(vms.claim("web", Claim::Changing).is_err());
     drop(taken_up);
     assert!(vms.claim("web", Claim::Changing).is_ok());
+}
+
+#[test]
+fn huge_pages_are_promised_until_a_process_has_them() {
+    let host = TestHost::new();
+    let definition = VmSpec { huge_page_mib: Some(2), ..domain("web") };
+    let vm = host.block_on(async {
+        let facts = host.hypervisor.probe(QMP_DEADLINE).await.unwrap();
+        let spec = definition.resolve(&facts).unwrap();
+        host.hypervisor.start(spec, b"{}", Role::Incoming, QMP_DEADLINE).await.unwrap()
+    });
+    let promised = || promise(needs(&definition), Some(&vm));
+    assert_eq!(promised().resident_bytes, None, "its manager has not started it yet");
+    let address = Address::Tcp(crate::test_host::NOBODY);
+    host.block_on(vm.listen(Transport::Single, address, &Parcel::default(), QMP_DEADLINE)).unwrap();
+    assert_eq!(promised().resident_bytes, Some(0));
 }

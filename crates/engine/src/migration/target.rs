@@ -6,8 +6,8 @@
 //! - [`silence`]: looks after one VM on its way, asks a source that has fallen silent, and gives up what it may give up.
 //! - [`resume`]: when the agent starts, a VM that was recorded to run here, and that may not run yet.
 //!
-//! [`steps`] says which orders are accepted before the VM may run here, and [`start`] which VMs an agent takes over
-//! when it starts, and in which order.
+//! [`permit`] says which VM may come, [`promises`] whether there is memory for it, [`steps`] which orders are accepted
+//! before it may run here, and [`start`] which VMs an agent takes over when it starts, and in which order.
 //!
 //! The rules that the tests and the simulation hold them to:
 //! - A VM recorded as discarded never runs here. A VM recorded to run is never discarded, unless its hypervisor refused
@@ -17,6 +17,8 @@
 //! - Nobody waits for a hypervisor that may itself wait for a page: the connection that brings the page must come through.
 
 pub mod order;
+pub mod permit;
+pub mod promises;
 pub mod resume;
 pub mod silence;
 pub mod start;

@@ -59,6 +59,8 @@ pub(crate) enum Fault {
     TargetLibvirtKilled,
     /// Somebody resumes the guest.
     OwnerResumes,
+    /// A VM of another host asks for memory, takes what it was promised, or goes.
+    NeighbourGoesOn,
 }
 
 impl Fault {
@@ -111,7 +113,8 @@ impl Fault {
         Self::SourceQemuEnds,
         Self::GuardEnds,
     ];
-    const AT_DOMAINS_TARGET: [Self; 8] = [
+    const AT_DOMAINS_TARGET: [Self; 9] = [
+        Self::NeighbourGoesOn,
         Self::TargetLibvirtTerminated,
         Self::TargetLibvirtKilled,
         Self::TargetCrashes,

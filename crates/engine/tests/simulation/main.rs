@@ -18,6 +18,7 @@ mod guard;
 mod hosts;
 mod journals;
 mod libvirt;
+mod memory;
 #[path = "../support/milliseconds.rs"]
 mod milliseconds;
 mod network;
@@ -221,6 +222,8 @@ planted_bugs_are_found! {
     found_disks_that_are_left_open: DisksLeftOpen,
     found_memory_in_the_clear: Clear,
     found_fallback_that_is_not_told: SilentFallback,
+    found_migration_that_begins_twice: PermitsAgain,
+    found_memory_that_is_not_reserved: Unreserved,
     found_job_of_libvirt_that_is_kept: JobKept,
     found_libvirt_that_is_believed_as_it_starts: RestartedBelieved,
     found_guest_that_somebody_resumes_unseen: ResumedUnseen,

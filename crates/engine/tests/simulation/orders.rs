@@ -6,6 +6,7 @@ use drainpipe_engine::migration::target::order::{
     Answer as Answered, Order as OwnOrder, OrderAction, OrderEvent, Said as OwnSaid, Task as Machine,
     VmState, Why,
 };
+use drainpipe_engine::migration::target::permit::{Asked, Refusal as NotPermitted, may_come};
 use drainpipe_engine::migration::target::silence::WatchEvent;
 use drainpipe_engine::migration::target::steps::{self, OnItsWay, Refusal, Step};
 use drainpipe_engine::migration::target::{Found, Hypervisor, IncomingState as State, Known, Received};
@@ -238,7 +239,10 @@ impl World {
         let migration = task.migration;
         match task.order {
             Order::Permit => self.permit(migration),
-            Order::Memory if task.has_entry => DONE,
+            Order::Memory => {
+                self.reserve_memory(migration)?;
+                DONE
+            }
             Order::IncomingVm => self.incoming_vm(task),
             Order::Connect { is_taken } => self.connect(migration, is_taken),
             Order::Complete if task.part == 0 => {
@@ -427,9 +431,12 @@ impl World {
     }
 
     fn permit(&mut self, migration: usize) -> Part {
-        if !self.target.entries.is_empty() || self.target.has_vm || self.target.state(migration).is_some() {
-            return Err(ProblemKind::Conflict);
-        }
+        let asked = Asked {
+            is_here: self.target.has_vm,
+            is_coming: !self.target.entries.is_empty(),
+            is_recorded: self.target.state(migration).is_some() && self.planted != Planted::PermitsAgain,
+        };
+        may_come(asked).map_err(NotPermitted::kind)?;
         // It does not know which VMs are its own.
         if !self.target.lost_journal.is_empty() {
             return Err(ProblemKind::Refused);

@@ -107,6 +107,10 @@ pub(crate) enum Planted {
     Clear,
     /// Another option is used, and nobody is told.
     SilentFallback,
+    /// The target lets a migration begin that it has a record of.
+    PermitsAgain,
+    /// The target promises memory, and does not keep that in mind.
+    Unreserved,
     // Of domains.
     /// The agent keeps libvirt's job, with its connection, as the hand-over is recorded.
     JobKept,
@@ -124,7 +128,8 @@ impl Planted {
     /// The faults with which it is looked for.
     pub(crate) fn draw(self) -> fn(&mut Random) -> Faults {
         match self {
-            Self::JobKept
+            Self::Unreserved
+            | Self::JobKept
             | Self::RestartedBelieved
             | Self::ResumedUnseen
             | Self::FinishLetsRun
@@ -153,6 +158,8 @@ impl Planted {
             | Self::RestartedBelieved
             | Self::ResumedUnseen
             | Self::LostTooSoon => &["I1"],
+            Self::PermitsAgain => &["does not know that the VM runs there", "which is not so", "I1", "I3", "I5"],
+            Self::Unreserved => &["memory is promised twice"],
             Self::SilenceIsSuccess
             // These three: the VM runs in part, and the source that has failed cannot send it the rest.
             | Self::RunsDoubted

@@ -15,6 +15,7 @@ impl World {
     pub(crate) fn check(&mut self) {
         self.check_still_guest();
         self.check_disks();
+        self.check_memory();
         self.check_left();
         let (source, target) = (self.copy_at(Host::Source), self.copy_at(Host::Target));
         if let (Some(source), Some(target)) = (source, target) {

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use drainpipe_engine::host::facts::MemoryNeeds;
 use drainpipe_engine::migration::target::resume::{
     AGAIN_AFTER_MS, Resumption, ResumptionAction, ResumptionEvent,
 };
@@ -15,6 +16,7 @@ use drainpipe_engine::migration::target::start::{
 use drainpipe_engine::migration::target::{Hypervisor, IncomingState as State, Known, Memory};
 use drainpipe_engine::migration::timing;
 
+use crate::memory::NEEDS;
 use crate::milliseconds::ms;
 use crate::network::{HandOver as Statement, Letter, Question};
 use crate::orders::{Task, looked_at};
@@ -40,6 +42,8 @@ pub(crate) struct Entry {
     /// What its watch has given itself to do, and what came of it.
     carries: Option<u64>,
     pub carried: Option<WatchEvent>,
+    /// What it was promised of the host's memory.
+    pub reserved: MemoryNeeds,
     /// Its QEMU stands, or did.
     pub is_built: bool,
     /// It stood before this agent did.
@@ -218,6 +222,7 @@ impl World {
             asked: Asked::default(),
             carries: None,
             carried: None,
+            reserved: if stood_before { NEEDS } else { MemoryNeeds::default() },
             is_built: stood_before,
             is_from_before: stood_before,
             is_unresponsive: stood_before && !self.answers(Host::Target),

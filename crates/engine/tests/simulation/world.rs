@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use drainpipe_engine::migration::result::Outcome;
+use drainpipe_engine::migration::target::promises::Promise;
 
 use crate::disks::CopiedDisk;
 use crate::executor::Executor;
@@ -99,6 +100,7 @@ pub(crate) enum Sight {
     LeftOneEnded,
     LibvirtHung,
     LibvirtResumed,
+    NoRoom,
     OwnerResumed,
     QemuAskedItself,
     SentForNobody,
@@ -106,10 +108,11 @@ pub(crate) enum Sight {
 
 impl Sight {
     /// With domains.
-    pub(crate) const OF_DOMAINS: [Self; 6] = [
+    pub(crate) const OF_DOMAINS: [Self; 7] = [
         Self::LeftOneEnded,
         Self::LibvirtHung,
         Self::LibvirtResumed,
+        Self::NoRoom,
         Self::OwnerResumed,
         Self::QemuAskedItself,
         Self::SentForNobody,
@@ -173,6 +176,8 @@ pub(crate) struct World {
     pub hosts: Hosts,
     /// Where the VM is a domain.
     pub libvirts: Option<Libvirts>,
+    /// What a VM of another host was promised at the target.
+    pub neighbour: Option<Promise>,
     pub now_ms: f64,
     pub network: Network,
     pub source: Source,
@@ -252,6 +257,7 @@ impl World {
             disk: CopiedDisk::default(),
             hosts,
             libvirts: faults.are_of_domain().then(Libvirts::new),
+            neighbour: None,
             planted,
             now_ms: 0.0,
             network: Network::default(),
@@ -565,6 +571,7 @@ impl World {
             Fault::TargetLibvirtTerminated => self.terminate_libvirt(Host::Target, for_ms),
             Fault::TargetLibvirtKilled => self.kill_libvirt(Host::Target, for_ms),
             Fault::OwnerResumes => self.owner_resumes(),
+            Fault::NeighbourGoesOn => self.neighbour_goes_on(),
             Fault::MovesOn => self.move_on(),
             Fault::TargetForgets => self.forget_settled(),
             Fault::Meddles => self.meddle(),
@@ -594,7 +601,7 @@ impl World {
         self.source.disk_full_until_ms = self.source.disk_full_until_ms.min(now_ms);
         self.target.disk_full_until_ms = self.target.disk_full_until_ms.min(now_ms);
         self.source.wakes_ms = self.source.wakes_ms.min(now_ms);
-        self.guards_pause_ms = 0;
+        (self.guards_pause_ms, self.neighbour) = (0, None);
         self.libvirts.iter_mut().for_each(|libvirts| libvirts.hasten(now_ms));
         if !self.target.is_lost {
             self.target.wakes_ms = self.target.wakes_ms.min(now_ms);

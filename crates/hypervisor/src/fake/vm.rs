@@ -337,8 +337,11 @@ impl Vm for FakeVm {
         &self.directory
     }
 
+    /// 0 where its process is still to be started.
     fn pid(&self) -> u32 {
-        self.process.pid
+        let is_to_start =
+            self.starts_to_listen() && self.role == Role::Incoming && self.listens_at().is_none();
+        if is_to_start { 0 } else { self.process.pid }
     }
 
     fn version(&self) -> Version {
