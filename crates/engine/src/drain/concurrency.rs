@@ -10,7 +10,7 @@
 //! More pays if it carries clearly more; fewer if it carries as much, since then each VM has less time to
 //! get dirty.
 
-use crate::estimate::sending::START_MS;
+use crate::estimate::sending::START;
 
 /// After a change of the number the links need so long until they carry what they will.
 const RAMP_MS: f64 = 300.0;
@@ -185,7 +185,7 @@ impl Concurrency {
         if span_ms < GLANCE_MS {
             return;
         }
-        let idle_ms = START_MS * turns.saturating_sub(first.turns) as f64 / f64::from(on_links.max(1));
+        let idle_ms = START.ms * turns.saturating_sub(first.turns) as f64 / f64::from(on_links.max(1));
         let carries = arrived_bytes.saturating_sub(first.bytes) as f64 / span_ms;
         match self.trial {
             Some(trial) => self.judge(since_ms, trial, carries, span_ms),

@@ -10,11 +10,15 @@ use std::collections::VecDeque;
 /// between VMs too.
 const WINDOW_MS: f64 = 10_000.0;
 
-/// And over so many VMs, for so long at most, where the steps before and after transfers are more than this share of the
-/// work: that goes by leaps.
-const WINDOW_VMS: u64 = 3;
-const WINDOW_MS_MAX: f64 = 30_000.0;
+/// If the steps before and after transfers are more than this share of the work, it goes by leaps. Then its pace is measured
+/// over the last few VMs, within these bounds of time, so that it soon shows when cores become free or busy.
 const LEAPS_FROM: f64 = 0.2;
+const LEAPS_WINDOW_MS: f64 = 2_000.0;
+const LEAPS_WINDOW_MS_MAX: f64 = 30_000.0;
+
+/// At least this many VMs, or as many as are under way: VMs that were prepared together move together, and the wait before
+/// that is part of the pace. The window begins when the VM before them has moved.
+const WINDOW_VMS_MIN: u64 = 3;
 
 /// The plan counts as if it had been seen to be right for so long at first, or for as long as one VM alone is to take
 /// where work goes by leaps. It counts less and less until so much work was done, or so many VMs have moved: where
@@ -106,7 +110,7 @@ pub struct Eta {
     done_ms: f64,
     moved: u64,
     now: Mark,
-    // One older than the window stays, as its start.
+    // Of the window, the oldest first.
     marks: VecDeque<Mark>,
     completion_ms: Option<f64>,
 }
@@ -142,7 +146,8 @@ impl Eta {
 
     /// Looks how far all are. To be asked some times a second.
     pub fn look(&mut self, now_ms: f64, loads: impl Iterator<Item = Load> + Clone) {
-        let is_under_way = loads.clone().any(|load| load.is_under_way());
+        let under_way = loads.clone().filter(Load::is_under_way).count() as u64;
+        let is_under_way = under_way > 0;
         let done_ms: f64 = loads.clone().map(|load| load.done_ms()).sum();
         let (steps_ms, all_ms, count) =
             loads.clone().fold((0.0, 0.0, 0.0), |(steps_ms, all_ms, count), load| {
@@ -163,12 +168,16 @@ impl Eta {
         self.last_look_ms = is_under_way.then_some(now_ms);
         let leaps = steps_ms > LEAPS_FROM * all_ms;
         self.leap_ms = if leaps { all_ms / count } else { 0.0 };
-        let vms = if leaps { WINDOW_VMS } else { 0 };
-        let is_old = |mark: &Mark| {
-            let watched_ms = self.now.active_ms - mark.active_ms;
-            watched_ms >= WINDOW_MS_MAX || watched_ms >= WINDOW_MS && self.now.moved - mark.moved >= vms
+        let vms = WINDOW_VMS_MIN.max(under_way);
+        let is_before_window = |mark: &Mark| {
+            let (watched_ms, moved) = (self.now.active_ms - mark.active_ms, self.now.moved - mark.moved);
+            if leaps {
+                watched_ms >= LEAPS_WINDOW_MS_MAX || watched_ms >= LEAPS_WINDOW_MS && moved > vms
+            } else {
+                watched_ms >= WINDOW_MS
+            }
         };
-        while self.marks.len() > 2 && is_old(&self.marks[1]) {
+        while self.marks.len() > 2 && self.marks.front().is_some_and(is_before_window) {
             self.marks.pop_front();
         }
     }
@@ -206,18 +215,33 @@ fn work_per_ms(loads: impl Iterator<Item = Load>, predicted_ms: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::iter;
+
+    use proptest::prelude::*;
+
     use super::*;
 
-    /// VMs that go one after the other: each takes so long for its steps and as long for its transfer.
+    /// VMs go one after the other: this one takes so long for its steps and as long for its transfer.
+    #[derive(Debug, Clone, Copy)]
     struct Drained {
         steps_ms: f64,
         transfer_ms: f64,
     }
 
     impl Drained {
-        /// The time left that is reported after so many of 40 VMs have moved. By the plan each takes a second, half of it
+        /// Until the next one begins.
+        fn each_ms(self) -> f64 {
+            self.steps_ms + self.transfer_ms + 200.0
+        }
+
+        /// The time left that is reported after so many like this one have moved.
+        fn told_after(self, vms: usize, bytes: u64) -> f64 {
+            Self::told(iter::repeat_n(self, vms), bytes)
+        }
+
+        /// The time left that is reported after these of 40 VMs have moved. By the plan each takes a second, half of it
         /// for the steps.
-        fn told_after(&self, vms: usize, bytes: u64) -> f64 {
+        fn told(moved: impl Iterator<Item = Self>, bytes: u64) -> f64 {
             let planned = |stage, sent_bytes| Load {
                 stage,
                 steps_ms: 500.0,
@@ -237,11 +261,11 @@ mod tests {
                 eta.left_ms(loads.iter().copied(), false).expect("it goes on")
             };
             let mut left_ms = f64::NAN;
-            for vm in 0..vms {
+            for (vm, Self { steps_ms, transfer_ms }) in moved.enumerate() {
                 let stages = [
-                    (LoadStage::Preparing, 0, self.steps_ms / 2.0),
-                    (LoadStage::OnLinks, 0, self.transfer_ms),
-                    (LoadStage::OnLinks, bytes, self.steps_ms / 2.0),
+                    (LoadStage::Preparing, 0, steps_ms / 2.0),
+                    (LoadStage::OnLinks, 0, transfer_ms),
+                    (LoadStage::OnLinks, bytes, steps_ms / 2.0),
                     (LoadStage::Moved, bytes, 200.0),
                 ];
                 for (stage, sent_bytes, ms) in stages {
@@ -257,7 +281,7 @@ mod tests {
     fn the_time_left_is_by_what_the_vms_that_have_moved_took() {
         for (steps_ms, transfer_ms) in [(4_000.0, 1_000.0), (2_000.0, 3_000.0), (8_000.0, 8_000.0)] {
             let drained = Drained { steps_ms, transfer_ms };
-            let each_ms = steps_ms + transfer_ms + 200.0;
+            let each_ms = drained.each_ms();
             for (vms, within) in [(3, 0.35), (4, 0.2), (10, 0.15), (30, 0.15)] {
                 let (told_ms, left_ms) = (drained.told_after(vms, 1 << 20), (40 - vms) as f64 * each_ms);
                 assert!(
@@ -265,6 +289,26 @@ mod tests {
                     "{told_ms} told of {left_ms} after {vms} of {each_ms}"
                 );
             }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn where_the_next_vms_take_longer_or_shorter_the_time_left_is_by_them_after_some(
+            // Of looks there are five a second.
+            first in 1..50_u16,
+            next in 1..10_u16,
+            firsts in 0..15_usize,
+        ) {
+            let like = |ms: u16| Drained { steps_ms: 400.0 * f64::from(ms), transfer_ms: 400.0 * f64::from(ms) };
+            let (first, next) = (like(first), like(next));
+            let nexts = 4 + (0..30).take_while(|vms| f64::from(*vms) * next.each_ms() < LEAPS_WINDOW_MS).count();
+            let moved = iter::repeat_n(first, firsts).chain(iter::repeat_n(next, nexts));
+            let told_ms = Drained::told(moved, 1 << 20);
+            let left_ms = (40 - firsts - nexts) as f64 * next.each_ms();
+            prop_assert!((told_ms / left_ms - 1.0).abs() < 0.3, "{told_ms} told of {left_ms} after {firsts} + {nexts}");
         }
     }
 

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
     use crate::drain::speeds::{all_mbps, completion_ms, setup_ms};
     use crate::drain::view::{LimitView, PathHistory, Placement};
-    use crate::estimate::sending::{COMPLETION_MS, END_MS, SETUP_MS, START_MS};
+    use crate::estimate::sending::{COMPLETION, END, SETUP, START};
     use crate::transfer::memory_sample::MemorySample;
     use crate::transfer::relayed::{Compressible, RelayMeans};
 
@@ -147,7 +147,7 @@ mod tests {
     fn memory_that_rests_goes_over_once_without_its_zeros() {
         let prediction = predict(&vm(sample(0.5, 0)), &target(2_000, None));
         assert_eq!(prediction.bytes, GIB / 2);
-        near(prediction.transfer_ms, GIB as f64 / 2.0 / (1_900.0 * 125.0) + START_MS + END_MS);
+        near(prediction.transfer_ms, GIB as f64 / 2.0 / (1_900.0 * 125.0) + START.ms + END.ms);
         assert!(prediction.converges);
     }
 
@@ -203,8 +203,10 @@ mod tests {
     fn a_busy_host_takes_longer_for_each_step_and_carries_less() {
         let busy =
             |paths_mbps| TargetView { free_cores: Some(0.5), ..target(paths_mbps, Some(paths_mbps as f64)) };
-        near(setup_ms(&busy(2_000)), 2.0 * SETUP_MS);
-        near(completion_ms(&busy(2_000)), 2.0 * COMPLETION_MS);
+        // A tenth is a core that nine others want.
+        let starved = TargetView { free_cores: Some(0.1), ..busy(2_000) };
+        near(setup_ms(&starved), SETUP.ms + 9.0 * SETUP.per_other_ms);
+        near(completion_ms(&starved), COMPLETION.ms + 9.0 * COMPLETION.per_other_ms);
         near(vm_mbps(&busy(2_000)), 2_000.0);
         let cores_mbps = 0.5 / 0.6 * GIB as f64 * 8.0 / 1e6;
         near(vm_mbps(&busy(100_000)), cores_mbps);
@@ -212,7 +214,10 @@ mod tests {
         let idle = TargetView { free_cores: Some(2.0), ..target(2_000, Some(1_930.0)) };
         near(setup_ms(&idle), 200.0);
         let of = |target| predict(&vm(sample(0.5, 0)), &target).transfer_ms;
-        near(of(busy(2_000)) - of(TargetView { free_cores: None, ..busy(2_000) }), START_MS + END_MS);
+        near(
+            of(busy(2_000)) - of(TargetView { free_cores: None, ..busy(2_000) }),
+            START.per_other_ms + END.per_other_ms,
+        );
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use super::concurrency::NEARLY_FULL;
 use super::view::{PathHistory, TargetView};
-use crate::estimate::cores::{carried_bytes_per_ms, slowed_ms};
-use crate::estimate::sending::{COMPLETION_MS, GOODPUT_SHARE, SETUP_MS, UNKNOWN_SPEED_MBPS};
+use crate::estimate::cores::{Work, carried_bytes_per_ms};
+use crate::estimate::sending::{COMPLETION, GOODPUT_SHARE, SETUP, UNKNOWN_SPEED_MBPS};
 
 /// A path history with less than this, in Mb/s, is of no transfer.
 const SLOWEST_MBPS: f64 = 1.0;
@@ -65,18 +65,18 @@ pub(super) fn all_mbps(target: &TargetView) -> f64 {
 /// Steps 1 to 5 of a migration to this target, in ms: not less than they take with the cores that there are now.
 pub(super) fn setup_ms(target: &TargetView) -> f64 {
     let seen_ms = seen_ms(target, |history| history.setup_ms);
-    with_cores(target, seen_ms, SETUP_MS)
+    with_cores(target, seen_ms, SETUP)
 }
 
 /// Steps 9 and 10 of a migration to this target, in ms.
 pub(super) fn completion_ms(target: &TargetView) -> f64 {
     let seen_ms = seen_ms(target, |history| history.completion_ms);
-    with_cores(target, seen_ms, COMPLETION_MS)
+    with_cores(target, seen_ms, COMPLETION)
 }
 
-fn with_cores(target: &TargetView, seen_ms: Option<f64>, usual_ms: f64) -> f64 {
-    let now_ms = slowed_ms(usual_ms, target.free_cores);
-    let is_slowed = now_ms > usual_ms;
+fn with_cores(target: &TargetView, seen_ms: Option<f64>, usual: Work) -> f64 {
+    let now_ms = usual.with_ms(target.free_cores);
+    let is_slowed = now_ms > usual.ms;
     seen_ms.map_or(now_ms, |seen_ms| if is_slowed { seen_ms.max(now_ms) } else { seen_ms })
 }
 

@@ -23,9 +23,22 @@ pub fn carried_bytes_per_ms(free_cores: Option<f64>) -> f64 {
     had(free_cores).map_or(f64::INFINITY, |cores| cores / MOVING_S / 1e3)
 }
 
-/// How long something takes that wants one core for `ms`.
-pub fn slowed_ms(ms: f64, free_cores: Option<f64>) -> f64 {
-    had(free_cores).map_or(ms, |cores| ms / cores.min(1.0))
+/// What a migration does beside sending.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Work {
+    /// How long it takes with a core at once whenever it wants one.
+    pub ms: f64,
+    /// How much longer it takes for each other thread that wants the same core. This is less than `ms`: the kernel lets a
+    /// thread go first that has slept, and waiting for timers or for the other host takes no longer.
+    pub per_other_ms: f64,
+}
+
+impl Work {
+    /// How long it takes with so many free cores.
+    pub fn with_ms(self, free_cores: Option<f64>) -> f64 {
+        let others = had(free_cores).map_or(0.0, |cores| 1.0 / cores.min(1.0) - 1.0);
+        self.ms + self.per_other_ms * others
+    }
 }
 
 fn had(free_cores: Option<f64>) -> Option<f64> {

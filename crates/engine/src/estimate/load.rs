@@ -1,7 +1,6 @@
 //! How much a VM has to send.
 
-use super::cores::slowed_ms;
-use super::sending::{END_MS, START_MS};
+use super::sending::{END, START};
 use crate::transfer::memory_sample::MemorySample;
 
 /// Rounds after which a prediction stops to add more. A VM that converges needs fewer.
@@ -43,15 +42,15 @@ impl Load {
             first_bytes: memory_bytes as f64 * (1.0 - sample.zero_share.clamp(0.0, 1.0)) * wire_share,
             dirty_bytes_per_ms: sample.dirty_bytes_per_s as f64 / 1_000.0 * wire_share,
             dirty_set_bytes: sample.dirty_set_bytes.min(memory_bytes) as f64 * wire_share,
-            start_ms: slowed_ms(START_MS, free_cores),
-            end_ms: slowed_ms(END_MS, free_cores),
+            start_ms: START.with_ms(free_cores),
+            end_ms: END.with_ms(free_cores),
         }
     }
 
     /// Memory that never gets dirty.
     #[cfg(test)]
     pub(crate) fn resting(bytes: f64) -> Self {
-        let (start_ms, end_ms) = (START_MS, END_MS);
+        let (start_ms, end_ms) = (START.ms, END.ms);
         let (disk_bytes, dirty_bytes_per_ms, dirty_set_bytes) = (0.0, 0.0, 0.0);
         Self { disk_bytes, first_bytes: bytes, dirty_bytes_per_ms, dirty_set_bytes, start_ms, end_ms }
     }
