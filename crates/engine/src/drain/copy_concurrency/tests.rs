@@ -104,6 +104,25 @@ fn a_disk_that_carries_more_with_three_gets_three() {
     assert!(disks.share_within(1_800_000.0, 3) > 0.95);
 }
 
+/// What is carried in ten minutes, of what the best fixed number carries: with the number that is found, with one and with
+/// four.
+fn of_best_fixed(carries: impl Fn(f64) -> f64) -> [f64; 3] {
+    let mut disks = Disks::new(1, |busy| carries(count(busy)));
+    disks.run(600_000.0);
+    let fixed = [1.0, 2.0, 3.0, 4.0].map(&carries);
+    let best = fixed.into_iter().fold(0.0, f64::max);
+    [disks.copied_bytes / disks.now_ms, fixed[0], fixed[3]].map(|carried| carried / best)
+}
+
+/// A disk that reads 1 MiB in 7 ms, and needs 8 ms to get from one copy's to another's.
+#[test]
+fn no_fixed_number_is_as_good_for_disks_that_seek_and_for_those_that_carry_more_together() {
+    let [found, one, four] = of_best_fixed(|copies| if copies > 1.0 { 70_000.0 } else { 150_000.0 });
+    assert!(found > 0.95 && one > 0.99 && four < 0.5, "{found:.3} {one:.3} {four:.3} of a disk that seeks");
+    let [found, one, four] = of_best_fixed(|copies| 200_000.0 * copies.min(3.0));
+    assert!(found > 0.95 && one < 0.4 && four > 0.99, "{found:.3} {one:.3} {four:.3} of an array");
+}
+
 #[test]
 fn full_links_get_no_more() {
     let mut disks = Disks::new(2, |busy| 30_000.0 * count(busy));
