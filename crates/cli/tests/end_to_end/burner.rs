@@ -1,5 +1,6 @@
 //! Programs that keep a core busy.
 
+use std::fs;
 use std::process::{Child, Command, Stdio};
 
 /// In a session of its own, as another user's is. It ends when it is dropped.
@@ -10,6 +11,13 @@ impl Burner {
         let mut command = Command::new("setsid");
         command.args(["sh", "-c", "while :; do :; done"]).stdin(Stdio::null());
         Self(command.spawn().unwrap())
+    }
+
+    /// For how long it has been on a core, by the kernel's count (`proc_pid_schedstat` in the kernel).
+    pub(crate) fn ran_s(&self) -> f64 {
+        let counts = fs::read_to_string(format!("/proc/{}/schedstat", self.0.id())).expect("it runs");
+        let ran_ns = counts.split_whitespace().next().and_then(|ns| ns.parse::<f64>().ok());
+        ran_ns.expect("its first number is nanoseconds") / 1e9
     }
 }
 
