@@ -48,8 +48,8 @@ impl Drop for Meeting {
 impl Meeting {
     /// For a domain of the libvirt that answers at `socket`. Makes nothing.
     pub(crate) fn beside(socket: &Path, spec: &ResolvedSpec) -> Self {
-        let prefix = spec.uuid().simple().to_string()[..8].to_owned();
-        let unknown = &Uuid::new_v4().simple().to_string()[..8];
+        let prefix = short(spec.uuid());
+        let unknown = short(Uuid::new_v4());
         let all = socket.parent().unwrap_or(Path::new("/")).join("drainpipe");
         Self { path: all.join(format!("{prefix}{unknown}")), prefix, domain: spec.spec().name.to_string() }
     }
@@ -69,7 +69,7 @@ impl Meeting {
         self.socket("d")
     }
 
-    /// A longer name than fits goes without what `AppArmor` asks for: there may be none.
+    /// What does not fit, below another directory than libvirt's usual one, goes without what `AppArmor` asks for.
     fn socket(&self, which: &str) -> PathBuf {
         let allowed = self.path.join(format!("{which}.{ALLOWED}.{}", self.domain));
         let fits = allowed.as_os_str().len() <= SOCKET_PATH_BYTES_MAX;
@@ -117,13 +117,24 @@ impl Meeting {
     }
 }
 
+/// Half of a directory's name: with two, the socket of a domain with the longest name that a VM may have fits below
+/// `/run/libvirt`.
+fn short(uuid: Uuid) -> String {
+    const LETTERS: u32 = 6;
+    let (random, ..) = uuid.as_fields();
+    let letter = |place| char::from_digit((random >> (5 * place)) & 31, 32).expect("it is below 32");
+    (0..LETTERS).map(letter).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use drainpipe_hypervisor::spec::VmName;
+
     use super::*;
 
     fn meeting(all: &Path, domain: &str) -> Meeting {
-        let path = all.join("drainpipe/0000000712345678");
-        Meeting { path, prefix: "00000007".into(), domain: domain.into() }
+        let path = all.join("drainpipe/000000712345");
+        Meeting { path, prefix: "000000".into(), domain: domain.into() }
     }
 
     fn mode(path: &Path) -> u32 {
@@ -147,8 +158,8 @@ mod tests {
     #[test]
     fn what_an_agent_that_was_killed_has_left_goes_with_the_next_one() {
         let all = tempfile::tempdir().unwrap();
-        let (meeting, others) = (meeting(all.path(), "web"), all.path().join("drainpipe/0000000812345678"));
-        let earlier = all.path().join("drainpipe/0000000787654321");
+        let (meeting, others) = (meeting(all.path(), "web"), all.path().join("drainpipe/000001712345"));
+        let earlier = all.path().join("drainpipe/000000754321");
         for path in [&earlier, &others] {
             fs::create_dir_all(path).unwrap();
         }
@@ -158,9 +169,22 @@ mod tests {
 
     #[test]
     fn sockets_have_names_that_apparmor_allows_as_far_as_they_fit() {
-        let at = |domain: &str| meeting(Path::new("/run/libvirt"), domain).incoming();
-        let expected = "/run/libvirt/drainpipe/0000000712345678/i.tunnelmigrate.dest.web";
-        assert_eq!(at("web"), PathBuf::from(expected));
-        assert_eq!(at(&"x".repeat(60)), PathBuf::from("/run/libvirt/drainpipe/0000000712345678/i"));
+        let at = |run: &str, domain: &str| meeting(Path::new(run), domain).incoming();
+        let expected = "/run/libvirt/drainpipe/000000712345/i.tunnelmigrate.dest.web";
+        assert_eq!(at("/run/libvirt", "web"), PathBuf::from(expected));
+        let [longest, too_long] = [50, 51].map(|letters| "x".repeat(letters));
+        assert!(longest.parse::<VmName>().is_ok() && too_long.parse::<VmName>().is_err());
+        let fitting = at("/run/libvirt", &longest);
+        assert!(fitting.ends_with(format!("i.tunnelmigrate.dest.{longest}")), "{}", fitting.display());
+        assert_eq!(
+            at("/somewhere/else", &longest),
+            PathBuf::from("/somewhere/else/drainpipe/000000712345/i")
+        );
+    }
+
+    #[test]
+    fn directories_have_short_names_that_nobody_can_guess() {
+        let of = |first: u32| short(Uuid::from_fields(first, 0, 0, &[0; 8]));
+        assert_eq!([of(0), of(31), of(32), of(u32::MAX)], ["000000", "v00000", "010000", "vvvvvv"]);
     }
 }
