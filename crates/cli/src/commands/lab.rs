@@ -252,8 +252,10 @@ fn agent_config(
         }
         Trust::None => String::new(),
     };
-    // Never the one of the machine.
-    let libvirt = if spec.libvirt {
+    // A machine has its own, if any; other hosts never have that of the lab's machine.
+    let libvirt = if spec.is_machine(host) {
+        String::new()
+    } else if spec.libvirt {
         let socket = Lab::open(&spec.name).and_then(|lab| lab.libvirt_socket(host)).map_err(problem)?;
         format!("socket = \"{}\"\n", socket.display())
     } else {
