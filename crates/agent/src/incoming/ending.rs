@@ -34,7 +34,9 @@ pub(super) async fn clear_discarded(incoming: &Arc<Incoming>) -> Result<(), Prob
                 warn!(vm = record.vm, %problem, "was given up, and its remains are not removed yet; tried again");
                 insert_unless_there(incoming, IncomingVm::taken_up(record, None));
             }
-            Err(problem) => warn!(vm = record.vm, %problem, "it has not left its disks yet: that is done when the agent restarts"),
+            Err(problem) => {
+                warn!(vm = record.vm, %problem, "it has not left its disks yet: that is done when the agent restarts");
+            }
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use drainpipe_engine::problem::ProblemKind;
 use drainpipe_hypervisor::fake::{Act, FakeVm, Fault};
 use drainpipe_hypervisor::spec::{Disk, DiskFormat};
-use drainpipe_hypervisor::{Address, Found, Managed, ManagedVm, Parcel, Transport, Vm};
+use drainpipe_hypervisor::{Address, Managed, ManagedVm, Parcel, Transport, Vm};
 use jiff::Timestamp;
 
 use super::*;

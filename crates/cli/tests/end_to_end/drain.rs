@@ -413,7 +413,10 @@ fn the_way_back_leaves_alone_what_has_moved_on() {
     let back = ended(&lab, "a");
     assert_state(&back, DrainState::Incomplete, 1);
     assert!(
-        status(&back).stays.iter().any(|stay| stay.vm == "web" && stay.why.to_string().contains("no longer on b")),
+        status(&back)
+            .stays
+            .iter()
+            .any(|stay| stay.vm == "web" && stay.why.to_string().contains("no longer on b")),
         "{back:#?}"
     );
     lab.assert_runs_on("web", "c");
