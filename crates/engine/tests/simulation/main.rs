@@ -222,7 +222,6 @@ planted_bugs_are_found! {
     found_disks_that_are_left_open: DisksLeftOpen,
     found_memory_in_the_clear: Clear,
     found_fallback_that_is_not_told: SilentFallback,
-    found_migration_that_begins_twice: PermitsAgain,
     found_memory_that_is_not_reserved: Unreserved,
     found_job_of_libvirt_that_is_kept: JobKept,
     found_libvirt_that_is_believed_as_it_starts: RestartedBelieved,

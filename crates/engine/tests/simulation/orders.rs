@@ -434,7 +434,7 @@ impl World {
         let asked = Asked {
             is_here: self.target.has_vm,
             is_coming: !self.target.entries.is_empty(),
-            is_recorded: self.target.state(migration).is_some() && self.planted != Planted::PermitsAgain,
+            is_recorded: self.target.state(migration).is_some(),
         };
         may_come(asked).map_err(NotPermitted::kind)?;
         // It does not know which VMs are its own.

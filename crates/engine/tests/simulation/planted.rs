@@ -107,8 +107,6 @@ pub(crate) enum Planted {
     Clear,
     /// Another option is used, and nobody is told.
     SilentFallback,
-    /// The target lets a migration begin that it has a record of.
-    PermitsAgain,
     /// The target promises memory, and does not keep that in mind.
     Unreserved,
     // Of domains.
@@ -158,7 +156,6 @@ impl Planted {
             | Self::RestartedBelieved
             | Self::ResumedUnseen
             | Self::LostTooSoon => &["I1"],
-            Self::PermitsAgain => &["does not know that the VM runs there", "which is not so", "I1", "I3", "I5"],
             Self::Unreserved => &["memory is promised twice"],
             Self::SilenceIsSuccess
             // These three: the VM runs in part, and the source that has failed cannot send it the rest.

@@ -16,7 +16,6 @@ impl World {
         self.check_still_guest();
         self.check_disks();
         self.check_memory();
-        self.check_left();
         let (source, target) = (self.copy_at(Host::Source), self.copy_at(Host::Target));
         if let (Some(source), Some(target)) = (source, target) {
             if source.runs && target.runs {
@@ -42,14 +41,6 @@ impl World {
             } else if !self.target.may_have_run() {
                 self.breach("the target does not know that the VM runs there".into());
             }
-        }
-    }
-
-    /// Nobody is at anything, and nothing goes wrong any more: also the next migration would remove it.
-    fn check_left(&mut self) {
-        let is_left = self.target.qemu.is_some() && !self.target.has_vm;
-        if is_left && self.faults.are_over() && self.is_quiet() {
-            self.breach("an incoming VM is left".into());
         }
     }
 
@@ -135,6 +126,10 @@ impl World {
         }
         if self.source.qemu.as_ref().is_some_and(|qemu| qemu.writes == Writes::Held) {
             return Err("I3: what the VM writes is held back, and nobody copies its disks".into());
+        }
+        let is_left = self.target.qemu.is_some() && !self.target.has_vm;
+        if is_left {
+            return Err("an incoming VM is left".into());
         }
         Ok(())
     }
