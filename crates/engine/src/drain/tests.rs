@@ -202,7 +202,7 @@ fn who_stays_learns_what_would_let_it_go() {
     assert!(why(&plan, "pinned").contains("licence of this host; take `stays` out"));
     assert!(why(&plan, "paused").contains("it is paused; fix that"));
     assert!(why(&plan, "refused").contains("b: no CPU flag avx2"));
-    assert!(why(&plan, "huge").contains("b: 101376 MiB are needed and 8192 MiB free"));
+    assert!(why(&plan, "huge").contains("b: 101376 MiB are needed, and 8192 MiB are free"));
 }
 
 #[test]
