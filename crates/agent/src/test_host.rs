@@ -176,14 +176,15 @@ pub(crate) async fn serve_peer(
     address
 }
 
-/// A loopback address that no other running test has: its last three bytes are a number of this
-/// process and a count.
+/// A loopback address that no other running test has: its last three bytes are a number of this process and a count, which
+/// goes on in the port.
 pub(crate) fn own_address() -> SocketAddr {
     // One for the whole process, which runs its tests side by side.
     static COUNT: AtomicU16 = AtomicU16::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
-    let count = u8::try_from(COUNT.fetch_add(1, Ordering::Relaxed)).expect("not so many tests");
-    (Ipv4Addr::new(127, high, low, count), crate::store::config::DEFAULT_PORT).into()
+    let [further, count] = COUNT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    let port = crate::store::config::DEFAULT_PORT + u16::from(further);
+    (Ipv4Addr::new(127, high, low, count), port).into()
 }
 
 /// Certificate, key and authority of somebody, as [`make_certificates`] names them.

@@ -161,7 +161,7 @@ fn the_source_host_is_lost_after_the_hand_over(scene: &Scene) {
     scene.lab.stop_agent("a", Signal::KILL);
     scene.kill_qemu("a");
     scene.lab.start_agent("a");
-    scene.lab.drainpipe(&["vm", "start", "web"]).refused(3, &["is being moved"]);
+    scene.lab.drainpipe(&["vm", "start", "web"]).refused(3, &["is already being moved"]);
     kill_process(agent, Signal::CONT).unwrap();
     assert_eq!(scene.last_result().outcome, Outcome::Completed);
     scene.assert_settled("b");
@@ -397,7 +397,7 @@ fn the_agents_lose_each_other_after_the_hand_over(scene: &Scene) {
     assert_eq!(output.code, 4, "{output:#?}");
     assert_eq!(result_of(&output).outcome, Outcome::InDoubt);
     // It may run on the target: it does not here, nor can it be made to.
-    scene.lab.drainpipe(&["migrate", "web", "b"]).refused(3, &["is being moved"]);
+    scene.lab.drainpipe(&["migrate", "web", "b"]).refused(3, &["is already being moved"]);
     scene.guest.assert_answers();
     rejoin(&scene.lab, "b");
     eventually("it is decided", || scene.migrations()[0].progress.is_none());

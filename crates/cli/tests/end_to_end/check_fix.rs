@@ -78,7 +78,7 @@ fn mended_until_it_is_put_back() {
     assert_eq!(undone.len(), 2, "{undone:?}");
     assert_eq!((get(&lab, "a", FILTER), get(&lab, "b", BUFFERS)), ("1".into(), SMALL.into()));
     let again = as_operator(&lab, &["check", "a", "b", "--undo"]);
-    assert!(again.code == 0 && again.stderr.contains("nothing was changed"), "{again:#?}");
+    assert!(again.code == 0 && again.stderr.contains("--fix has changed nothing"), "{again:#?}");
 }
 
 fn it_asks_first_and_leaves_alone_what_is_not_its_own() {

@@ -143,7 +143,7 @@ fn what_vms_may_not_use_on_the_target() {
     assert_refused(
         &lab,
         "web",
-        &[&disk, "no directory", "to `directories`", "agent.toml of b", "to `bridges`"],
+        &[&disk, "not in a directory", "to `directories`", "agent.toml of b", "to `bridges`"],
     );
 
     lab.stop_agent("b", Signal::TERM);

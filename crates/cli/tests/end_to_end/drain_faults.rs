@@ -215,7 +215,7 @@ fn a_target_is_cut_off_after_a_hand_over() {
     let in_doubt = status(&reported).moves.iter().filter(|one| one.state == MoveState::InDoubt);
     for one in in_doubt {
         assert_eq!(one.attempts, 1, "never tried again: {reported:#?}");
-        lab.drainpipe(&["migrate", &one.vm, "b"]).refused(REFUSED, &["is being moved"]);
+        lab.drainpipe(&["migrate", &one.vm, "b"]).refused(REFUSED, &["is already being moved"]);
     }
     rejoin(&lab, "b");
     wait_until(&lab, "a", "it is settled", |view| count(view, MoveState::InDoubt) == 0);

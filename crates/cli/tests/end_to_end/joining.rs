@@ -169,7 +169,7 @@ fn a_token_is_good_once_for_who_has_it() {
     refused("b", &address, &good, FAILED, &["it lets no host join now"]);
 
     let (address, good) = token(&lab);
-    refused("b", &address, &good[..good.len() - 1], BAD_INPUT, &["no token"]);
+    refused("b", &address, &good[..good.len() - 1], BAD_INPUT, &["not a token"]);
     let wrong = JoinToken { secret: JoinSecret::random().unwrap(), ..of(&good) };
     refused("b", &address, &wrong.to_string(), REFUSED, &["this token is not valid"]);
     // Somebody else at the address hears nothing of it.

@@ -1,6 +1,8 @@
 //! libvirt's domains, and what is killed while they move: agents, libvirt's daemons, QEMUs. One copy runs, always, and it
 //! runs on; by QEMU's own word, and by what libvirt of both hosts says.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -263,6 +265,7 @@ fn others_meddle_with_a_domain_that_moves() {
     its_job_is_aborted(&scene);
     qemus_are_killed_while_it_is_copied(&scene);
     it_is_resumed_by_others_at_the_hand_over(&scene);
+    it_is_resumed_by_others_while_it_comes(&scene);
     qemu_of_source_dies_after_the_hand_over(&scene);
 }
 
@@ -294,6 +297,32 @@ fn it_is_resumed_by_others_at_the_hand_over(scene: &Scene) {
     assert_completed(&migrating.wait());
     for resuming in resuming {
         // Both are told something; what became of the domain is seen below.
+        drop(resuming.wait());
+    }
+    assert_settled(scene, "b");
+    scene.take_back();
+}
+
+/// libvirt lets them in as its job ends, before the domain is protected.
+fn it_is_resumed_by_others_while_it_comes(scene: &Scene) {
+    let resuming = RefCell::new(HashMap::new());
+    let says = || ["a", "b"].map(|host| qemu_says(&scene.lab, host));
+    let (migrating, held) = scene.migrate_and_hold(
+        |id| {
+            let step = scene.step_of(id);
+            if step.is_some_and(|step| step >= Step::CopyMemory) {
+                let resume = || scene.lab.start_virsh("b", &["resume", "web"]);
+                resuming.borrow_mut().entry(id.to_owned()).or_insert_with(resume);
+            }
+            step.is_none_or(|step| step >= Step::Downtime)
+        },
+        || says()[0].as_deref() == Some("postmigrate"),
+    );
+    let there = qemu_says(&scene.lab, "b");
+    held.release();
+    assert_eq!(there.as_deref(), Some("paused"));
+    assert_completed(&migrating.wait());
+    for resuming in resuming.into_inner().into_values() {
         drop(resuming.wait());
     }
     assert_settled(scene, "b");

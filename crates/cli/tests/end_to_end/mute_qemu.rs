@@ -96,7 +96,7 @@ fn at_the_target_as_it_is_told_to_run(scene: &Scene) {
 /// Its connections are not cut then: its threads may be anywhere, and QEMU would wait for some of them without end.
 fn as_its_migration_is_cancelled_in_the_pause(scene: &Scene) {
     const LONGER_THAN_A_MUTE_ONE_IS_LEFT_ALONE: Duration = Duration::from_millis(3500);
-    const ATTEMPTS_MAX: u32 = 5;
+    const ATTEMPTS_MAX: u32 = 12;
     let is_cancelled = || {
         // The last bytes go slowly through a relay, so that it mostly is stopped before they are there.
         let migrating = scene.migrate(&["--option", "compression", "--encrypt"]);

@@ -159,7 +159,7 @@ pub(crate) fn hold_until_all_is_there(scene: &Scene) -> (Running, HeldJournal) {
 fn assert_runs_nowhere(scene: &Scene) {
     let states = ["a", "b"].map(|host| run_state(&scene.lab, host, "web"));
     assert_eq!(states, [RunState::Postmigrate, RunState::Paused]);
-    scene.lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["is being moved"]);
+    scene.lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["is already being moved"]);
 }
 
 fn the_target_hears_nothing_or_cannot_write_after_the_hand_over() {

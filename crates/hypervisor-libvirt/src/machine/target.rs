@@ -8,14 +8,19 @@ use async_trait::async_trait;
 use drainpipe_hypervisor::{
     Address, DiskExports, MigrationStatus, Parcel, SharedPath, TargetVm, Transport, VmError, VmEvent,
 };
+use drainpipe_libvirt::Domain;
 
 use super::disks::check_closed;
 use super::{CLOSED_WITHIN, DomainVm, lock, shared};
+use crate::errors::failed;
 use crate::files::ComingHere;
 use crate::incoming::IncomingMigration;
 use crate::meeting::Meeting;
 use crate::phases::Handed;
 use crate::{files, qemu_process};
+
+/// How often others may let a domain run that has come and stands still.
+const PAUSED_AGAIN_MAX: usize = 3;
 
 impl DomainVm {
     /// What is known of it until it runs.
@@ -24,6 +29,22 @@ impl DomainVm {
         let mut coming = coming.ok_or_else(|| VmError::failed("it is not on its way here"))?;
         note(&mut coming);
         files::write_coming(&self.directory, coming)
+    }
+
+    /// Protects the domain that has come. Others may have waited to let it run, and libvirt lets them in as its own job ends:
+    /// then it is paused again, with what its guest has done since.
+    async fn keep_paused(&self, domain: &Domain, deadline: Duration) -> Result<(), VmError> {
+        for _ in 0..PAUSED_AGAIN_MAX {
+            self.protect(domain, deadline).await?;
+            if !self.may_run(deadline).await? {
+                return Ok(());
+            }
+            tracing::warn!(vm = %self.spec.spec().name, "somebody has let it run before its hand-over: it is paused again");
+            self.unprotect().await;
+            let connection = self.shared(deadline).await?;
+            connection.suspend(domain, deadline).await.map_err(failed)?;
+        }
+        Err(VmError::failed("somebody lets the domain run here again and again before its hand-over"))
     }
 }
 
@@ -81,7 +102,7 @@ impl TargetVm for DomainVm {
                     files::write_suspended(&self.directory)?;
                 }
                 self.note_coming(|known| known.is_complete = true)?;
-                self.protect(&domain, deadline).await
+                self.keep_paused(&domain, deadline).await
             }
             Err(error) => Err(error),
         };
