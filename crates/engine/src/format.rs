@@ -68,8 +68,13 @@ pub fn rate(gbps: f64) -> String {
 }
 
 /// The speed of a link: "100 Mb/s", "1 Gb/s", "2.5 Gb/s".
-pub fn link_speed(mbps: u64) -> String {
-    if mbps < 1_000 { format!("{mbps} Mb/s") } else { format!("{} Gb/s", mbps as f64 / 1e3) }
+pub fn link_speed(speed_mbps: u64) -> String {
+    if speed_mbps < 1_000 { mbps(speed_mbps) } else { format!("{} Gb/s", speed_mbps as f64 / 1e3) }
+}
+
+/// A rate as users configure it, in whole Mb/s: "2500 Mb/s".
+pub fn mbps(mbps: u64) -> String {
+    format!("{mbps} Mb/s")
 }
 
 /// An amount of memory: "512 KiB", "1.50 GiB".
@@ -247,6 +252,7 @@ mod tests {
         assert_eq!(link_speed(100), "100 Mb/s");
         assert_eq!(link_speed(2_500), "2.5 Gb/s");
         assert_eq!(link_speed(10_000), "10 Gb/s");
+        assert_eq!(mbps(10_000), "10000 Mb/s");
     }
 
     #[test]

@@ -50,7 +50,7 @@ fn row(status: &HostStatus) -> Vec<String> {
         .links
         .iter()
         .map(|link| {
-            let speed = link.speed_mbps.map_or(String::new(), |speed| format!(" {speed} Mb/s"));
+            let speed = link.speed_mbps.map_or(String::new(), |speed| format!(" {}", format::mbps(speed)));
             let state = if link.usable { "" } else { " down" };
             format!("{}{speed}{state}", link.name)
         })

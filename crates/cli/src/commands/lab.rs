@@ -351,7 +351,7 @@ fn status(name: &str, json: bool) -> Result<Exit, Problem> {
 fn tell_status(status: &LabStatus) -> Result<(), Problem> {
     let rows = status.hosts.iter().flat_map(|host| {
         host.links.iter().map(|link| {
-            let rate = link.rate_mbps.map_or("unlimited".into(), |rate| format!("{rate} Mb/s"));
+            let rate = link.rate_mbps.map_or("unlimited".into(), format::mbps);
             let faults: Vec<String> = link.faults.iter().map(ToString::to_string).collect();
             vec![
                 host.node.name.clone(),

@@ -2,6 +2,7 @@
 
 use drainpipe_api_types::{BandwidthRequest, BandwidthView};
 use drainpipe_engine::bandwidth::{BandwidthSetting, Limited};
+use drainpipe_engine::format;
 use drainpipe_engine::problem::Problem;
 
 use crate::arguments::LimitArguments;
@@ -42,7 +43,7 @@ fn describe(view: &BandwidthView) -> String {
 }
 
 fn limit_or(limit_mbps: Option<u64>, none: &str) -> String {
-    limit_mbps.map_or(none.into(), |mbps| format!("at most {mbps} Mb/s in each direction"))
+    limit_mbps.map_or(none.into(), |mbps| format!("at most {} in each direction", format::mbps(mbps)))
 }
 
 fn why(setting: BandwidthSetting) -> &'static str {

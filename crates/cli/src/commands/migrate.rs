@@ -101,7 +101,7 @@ fn describe_plan(view: &PlanView) -> String {
         .map(|reason| format!("because  {reason}"))
         .chain([format!("over     {spread}")])
         .chain(plan.paths.iter().map(|path| {
-            let speed = path.speed_mbps.map_or("speed unknown".into(), |speed| format!("{speed} Mb/s"));
+            let speed = path.speed_mbps.map_or("speed unknown".into(), format::mbps);
             let found =
                 if path.is_link_local() { "answered over link-local addresses" } else { "in one subnet" };
             let standby = if path.is_standby { ", standby" } else { "" };

@@ -137,7 +137,8 @@ fn describe(progress: &Progress) -> String {
         (None, Some(eta_ms)) => format!(", {} left", format::estimate(eta_ms)),
         (None, None) => String::new(),
     };
-    let limit = progress.limit_mbps.map_or(String::new(), |mbps| format!(" of {mbps} Mb/s allowed"));
+    let limit =
+        progress.limit_mbps.map_or(String::new(), |mbps| format!(" of {} allowed", format::mbps(mbps)));
     let throttle =
         progress.throttle_percent.map_or(String::new(), |percent| format!(", VM throttled by {percent} %"));
     let packing = describe_packing(progress.compression);

@@ -5,6 +5,7 @@ use super::facts::{BondFacts, CheckFacts, Duplex, LinkCounters, LinkFacts, LinkS
 use crate::finding::code::FindingCode;
 use crate::finding::fix::Fix;
 use crate::finding::{Finding, Place, on};
+use crate::format::mbps;
 use crate::host::facts::MigrationLink;
 use crate::transfer::encryption;
 
@@ -213,7 +214,7 @@ fn one_queue(facts: &CheckFacts, link: &LinkFacts) -> Option<Finding> {
     (alone && speed_mbps >= FAST_MBPS && facts.host.cores > 1).then(|| {
         let mask = steering_mask(facts.host.cores);
         Finding::new(FindingCode::OneReceiveQueue, here(host, link))
-            .what(format!("{name} of {host} has {speed_mbps} Mb/s and one receive queue, without RPS"))
+            .what(format!("{name} of {host} has {} and one receive queue, without RPS", mbps(speed_mbps)))
             .effect("one core handles everything that arrives, and limits the link")
             .remedy(on(
                 host,

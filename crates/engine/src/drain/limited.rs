@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use super::view::{DrainView, LimitView, TargetView};
 use crate::bandwidth::LimitChange;
+use crate::format;
 
 /// The warnings about limits of this host and of each of these targets: the limit that the plan assumes, and those
 /// that apply later. A limit that is at least what the paths carry is not mentioned.
@@ -36,7 +37,9 @@ fn may_bind(limit: &LimitView, unlimited_mbps: Option<u64>) -> bool {
 
 fn warning(host: &str, limit: &LimitView) -> String {
     let now = match limit.mbps {
-        Some(mbps) => format!("predicted for the present bandwidth limit of {host}, {mbps} Mb/s"),
+        Some(mbps) => {
+            format!("predicted for the present bandwidth limit of {host}, {}", format::mbps(mbps))
+        }
         None => format!("predicted without a bandwidth limit of {host}, since it has none at present"),
     };
     if limit.later.is_empty() {
@@ -50,7 +53,7 @@ fn later(change: &LimitChange) -> String {
     // Within a day, so each time of the day is there once.
     let from = change.at.strftime("%H:%M");
     match change.limit_mbps {
-        Some(mbps) => format!("{mbps} Mb/s from {from} on"),
+        Some(mbps) => format!("{} from {from} on", format::mbps(mbps)),
         None => format!("none from {from} on"),
     }
 }

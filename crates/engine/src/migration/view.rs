@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::{ENDING_MS, Migration, Phase};
 use crate::finding::Finding;
 use crate::finding::code::FindingCode;
+use crate::format;
 use crate::migration::progress::Progress;
 use crate::migration::result::{LogLine, Outcome, PathState, PathTurn, SourceVm};
 use crate::migration::step::Step;
@@ -146,7 +147,7 @@ impl Migration {
     pub(super) fn bandwidth_limited(&mut self, now_ms: f64, limit_mbps: Option<u64>) {
         self.record.limit_mbps = limit_mbps;
         let what = limit_mbps.map_or("no bandwidth limit any longer".into(), |mbps| {
-            format!("limited to {mbps} Mb/s of the links' bandwidth")
+            format!("limited to {} of the links' bandwidth", format::mbps(mbps))
         });
         self.note(now_ms, what);
     }

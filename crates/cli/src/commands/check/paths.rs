@@ -3,7 +3,7 @@
 use drainpipe_engine::check::facts::BondFacts;
 use drainpipe_engine::check::path_report::{PathEndFacts, PathReport};
 use drainpipe_engine::check::trial::PacketTrial;
-use drainpipe_engine::format::round_trip;
+use drainpipe_engine::format::{mbps, round_trip};
 
 /// Head and rows. What no link has has no column.
 pub(super) fn table(
@@ -42,7 +42,7 @@ fn at_both(source: &str, target: &str, words: [Option<String>; 2]) -> String {
 }
 
 fn speed(end: &PathEndFacts) -> Option<String> {
-    end.speed_mbps.map(|mbps| format!("{mbps} Mb/s"))
+    end.speed_mbps.map(mbps)
 }
 
 fn largest_packet(path: &PathReport) -> String {

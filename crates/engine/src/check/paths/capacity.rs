@@ -9,6 +9,7 @@ use crate::check::vm::VmCheck;
 use crate::finding::code::FindingCode;
 use crate::finding::fix::{Fix, TCP_BUFFER_BYTES_MAX};
 use crate::finding::{Finding, Place, on};
+use crate::format::mbps;
 use crate::host::facts::MigrationLink;
 use crate::paths::path::Path;
 use crate::plan::standby::mark_standby;
@@ -49,13 +50,15 @@ fn speeds_of_path(pair: Pair<'_>, path: &Path) -> Option<Finding> {
         return Some(
             Finding::new(FindingCode::SpeedDiffers, ends(pair, path))
                 .what(format!(
-                    "{} of {} runs at {source} Mb/s, {} of {} at {target} Mb/s",
+                    "{} of {} runs at {}, {} of {} at {}",
                     link.name,
                     pair.source.name(),
+                    mbps(source),
                     peer_link.name,
-                    pair.target.name()
+                    pair.target.name(),
+                    mbps(target)
                 ))
-                .effect(format!("the path carries at most {} Mb/s", source.min(target)))
+                .effect(format!("the path carries at most {}", mbps(source.min(target))))
                 .remedy(look),
         );
     }
@@ -66,7 +69,7 @@ fn speeds_of_path(pair: Pair<'_>, path: &Path) -> Option<Finding> {
             .all(|(facts, link)| facts.link(&link.name).is_some_and(|known| known.is_speed_configured));
     (source <= FALLBACK_MBPS && !is_known).then(|| {
         Finding::new(FindingCode::SpeedLow, ends(pair, path))
-            .what(format!("both ends of {path} run at {source} Mb/s"))
+            .what(format!("both ends of {path} run at {}", mbps(source)))
             .effect("a GiB of memory takes well over a minute; a broken wire pair in a cable causes this")
             .remedy(look)
     })
@@ -83,7 +86,7 @@ fn unequal_paths(pair: Pair<'_>, paths: &[Path]) -> Option<Finding> {
         return None;
     }
     let places: Vec<Place> = known.iter().flat_map(|(path, _)| ends(pair, path)).collect();
-    let speeds: Vec<String> = known.iter().map(|(path, speed)| format!("{path} {speed} Mb/s")).collect();
+    let speeds: Vec<String> = known.iter().map(|(path, speed)| format!("{path} {}", mbps(*speed))).collect();
     Some(
         Finding::new(FindingCode::PathsUnequal, places)
             .what(format!("the paths have different speeds: {}", speeds.join(", ")))

@@ -4,6 +4,7 @@ use crate::check::Pair;
 use crate::check::facts::CheckFacts;
 use crate::finding::code::FindingCode;
 use crate::finding::{Finding, Place, on};
+use crate::format::mbps;
 
 pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     let of_path = pair.paths.iter().flat_map(|path| {
@@ -21,15 +22,15 @@ fn slow_link(facts: &CheckFacts, name: &str) -> Option<Finding> {
     if let Some(configured) = configured {
         return Some(
             Finding::new(FindingCode::SpeedBelowConfigured, place)
-                .what(format!("{name} of {host} runs at {runs_at} Mb/s, and agent.toml says {configured}"))
+                .what(format!("{name} of {host} runs at {}, and agent.toml says {configured}", mbps(runs_at)))
                 .effect("it gets a larger share of a migration than it can carry, and the other links wait for it")
                 .remedy(format!("{look}; or correct speed_mbps of [[link]] `{name}` in agent.toml")),
         );
     }
     speeds.card_speed_mbps.filter(|most| *most > runs_at).map(|most| {
         Finding::new(FindingCode::SpeedBelowCard, place)
-            .what(format!("{name} of {host} runs at {runs_at} Mb/s, and its card can do {most}"))
-            .effect(format!("the path carries at most {runs_at} Mb/s"))
+            .what(format!("{name} of {host} runs at {}, and its card can do {most}", mbps(runs_at)))
+            .effect(format!("the path carries at most {}", mbps(runs_at)))
             .remedy(look)
     })
 }

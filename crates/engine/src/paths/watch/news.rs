@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::SILENT_AFTER_MS;
-use crate::format::duration;
+use crate::format::{self, duration};
 
 /// Why a path is out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl fmt::Display for PathNews {
         match self {
             Self::Out(fault) => write!(f, "is out: {fault}"),
             Self::Back => f.write_str("is back"),
-            Self::Carries(mbps) => write!(f, "counts as one of {mbps} Mb/s, by what it carries"),
+            Self::Carries(mbps) => write!(f, "counts as one of {}, by what it carries", format::mbps(*mbps)),
             Self::Unwatched(why) => write!(f, "is not watched: {why}"),
             Self::Watched => f.write_str("is watched now"),
         }
