@@ -1,4 +1,4 @@
-//! The deadline of a migration that does not come to its end, with hosts that do as they are told.
+//! The deadline of a migration that does not finish, with hosts that do what they are told.
 
 use drainpipe_engine::migration::progress::PathArrival;
 use drainpipe_engine::migration::result::Outcome;
@@ -19,10 +19,11 @@ const LIMITS: Limits = Limits {
 /// How often somebody looks at the transfer.
 const LOOK_EVERY_MS: u32 = 100;
 
-/// When the path e1 begins to lose what is sent over it. The other one has soon brought all that may go before that.
+/// When the path e1 begins to lose what is sent over it. Soon after, the other one has delivered all that may be sent
+/// without it.
 const LOST_FROM_MS: u32 = 100_000;
 
-/// What the source sees: bytes arrive by both paths, until nothing does.
+/// What the source sees: bytes arrive over both paths, until none arrive.
 fn look(now_ms: u32) -> SourceEvent {
     let arrived_bytes = u64::from(now_ms.min(LOST_FROM_MS)) * 1_000;
     let arrival = |link: &str, is_waiting| PathArrival {
@@ -44,7 +45,7 @@ fn look(now_ms: u32) -> SourceEvent {
 
 #[test]
 fn the_deadline_is_kept_and_the_error_names_the_path_that_holds_all_up_and_no_other() {
-    // A hypervisor that says nothing is no reason to wait for it.
+    // A hypervisor that reports nothing is no reason to wait for it.
     for says_nothing_from_ms in [u32::MAX, 110_000] {
         let mut migration = waiting(LIMITS, 0.0);
         assert_eq!(migration.handle(0.0, SourceEvent::Done), Some(SourceAction::StartTransfer));

@@ -1,6 +1,7 @@
-//! The VM's disk where the target does not see the source's: its copy there, and who writes to it.
+//! The VM's disk when the target cannot see the source's: its copy there, and who writes to it.
 //!
-//! What the guest has written is known by the number that its memory has too: a disk with the same number lacks nothing.
+//! A number stands for what the guest has written, in its memory and on its disk: a disk with memory's number lacks
+//! nothing.
 
 use drainpipe_engine::migration::timing;
 use drainpipe_engine::migration::{SourceAction, SourceEvent};
@@ -15,37 +16,38 @@ use crate::planted::Planted;
 use crate::qemu::Writes;
 use crate::world::{Host, Life, Sight, World};
 
-/// One of so many runs has a disk that is copied.
+/// One run in this many has a disk that is copied.
 const COPIES_ONE_IN: u64 = 3;
 
-/// Of these, the transfer copies one of so many by itself, before memory.
+/// In one of this many of those runs, the transfer itself copies the disk, before memory.
 const GOES_ALONG_ONE_IN: u64 = 4;
 
-/// After so many looks all of it was gone through. Of a VM that writes as fast as that, as much is left then, until its
-/// writes wait for the target.
+/// The looks until the whole disk has been copied once. If the VM writes as fast as the copy goes, as much remains to
+/// be copied until its writes wait for the target.
 const LOOKS: u64 = 3;
 
-/// What is gone through between two looks.
+/// How much is copied between two looks.
 const LOOK_BYTES: u64 = 1 << 20;
 
-/// Of so many runs some have a hypervisor that cannot have the VM's writes wait, one that writes fast and one that does not.
+/// Of this many runs, two have a hypervisor that cannot make the VM's writes wait for the target: one where the VM
+/// writes fast, and one where it does not.
 const HOLDS_WRITES_OF: u64 = 24;
 const HOLDS_WRITES: [u64; 2] = [16, 19];
 
-/// The longest that the copies may take to end.
+/// The longest time that ending the copies may take.
 const ENDED_WITHIN_MS: f64 = ms(timing::DISKS_END_WITHIN);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mirror {
-    /// It follows the guest.
+    /// The copy follows the guest.
     Copying,
-    /// The same, all of it was there, and memory follows. No write of the guest waits.
+    /// As before, but all of it has been there once, and memory follows. No write of the guest waits.
     Following,
-    /// The same, and what the VM writes may be held back; so many looks are left until all is there.
+    /// As before, but the VM's writes may be held back. The number is that of the looks until everything is there.
     Held(u64),
-    /// Each write of the guest goes there, too, and so many looks are left until all is there.
+    /// The guest's writes go to the target, too. The number is that of the looks until everything is there.
     Nearing(u64),
-    /// No write of the guest is done before it is there.
+    /// No write of the guest is complete before it is at the target.
     Synchronised,
 }
 
@@ -53,15 +55,15 @@ enum Mirror {
 #[derive(Debug, Default)]
 pub(crate) struct CopiedDisk {
     mirror: Option<Mirror>,
-    /// Whether the target's QEMU lets its source write to it.
+    /// Whether the target's QEMU lets the source write to it.
     is_open: bool,
     looks: u64,
-    /// What is on it, until the VM runs with it.
+    /// Its content, until the VM runs with it.
     content: Option<u64>,
 }
 
 impl CopiedDisk {
-    /// A new one, for a VM that may come.
+    /// A new, empty disk for a VM that may come.
     pub(crate) fn made() -> Self {
         Self { content: Some(0), ..Self::default() }
     }
@@ -72,17 +74,17 @@ impl World {
         self.seed % COPIES_ONE_IN == 1 && !self.hosts.allow_post_copy() && !self.is_domain()
     }
 
-    /// Whether the transfer copies it by itself, before memory.
+    /// Whether the transfer itself copies the disk, before memory.
     fn goes_along(&self) -> bool {
         self.copies_disks() && self.seed % (COPIES_ONE_IN * GOES_ALONG_ONE_IN) == 1
     }
 
-    /// Whether its hypervisor cannot have the VM's writes wait for the target.
+    /// Whether the hypervisor cannot make the VM's writes wait for the target, but only hold them back.
     fn holds_writes(&self) -> bool {
         self.copies_disks() && HOLDS_WRITES.contains(&(self.seed % HOLDS_WRITES_OF))
     }
 
-    /// The plan, with the disk that is copied.
+    /// The plan with the disk that is copied added.
     pub(crate) fn with_disks(&self, plan: Plan) -> Plan {
         if !self.copies_disks() {
             return plan;
@@ -101,7 +103,7 @@ impl World {
         Plan { disks: vec![disk], ..plan }
     }
 
-    /// What is copied goes through both agents.
+    /// The copy goes through both agents: it breaks when one of them is down.
     pub(crate) fn disks_go_on(&mut self) {
         let is_cut = self.source.life == Life::Down || self.target.life == Life::Down;
         if self.target.qemu.is_none() {
@@ -115,13 +117,13 @@ impl World {
         if self.disk.mirror == Some(Mirror::Synchronised) && !is_parted {
             self.disk.content = memory;
         }
-        // As the agent does for a VM that stays, once its QEMU answers.
+        // The agent does so for a VM that stays, once its QEMU answers.
         if self.source.life == Life::Up && self.source.executor.is_none() {
             self.let_writes_go();
         }
     }
 
-    /// Who does so hears whether QEMU has.
+    /// Has no effect while QEMU does not answer.
     pub(crate) fn let_writes_go(&mut self) {
         if self.answers(Host::Source)
             && self.planted != Planted::WritesStayHeld
@@ -131,7 +133,7 @@ impl World {
         }
     }
 
-    /// As the engine says now.
+    /// Holds the VM's writes back if the engine wants it now.
     pub(crate) fn follow_write_limit(&mut self, executor: &Executor) {
         if executor.holds_writes()
             && self.answers(Host::Source)
@@ -142,7 +144,7 @@ impl World {
         }
     }
 
-    /// What the engine hears of them while memory is sent.
+    /// The progress of the disks that the engine hears of while memory is sent.
     pub(crate) fn held_progress(&mut self) -> Option<SourceEvent> {
         matches!(self.disk.mirror, Some(Mirror::Held(_))).then(|| self.disk_progress())
     }
@@ -151,7 +153,7 @@ impl World {
         self.disk.is_open = self.copies_disks();
     }
 
-    /// Nobody writes to it any more.
+    /// From then on nobody writes to the target's disk.
     pub(crate) fn close_disks(&mut self) -> Result<(), ProblemKind> {
         if !self.answers(Host::Target) {
             return Err(ProblemKind::Failed);
@@ -174,14 +176,14 @@ impl World {
         Doing::Happened(SourceEvent::Done)
     }
 
-    /// The transfer begins.
+    /// The transfer begins, and with it the copy of a disk that it copies itself.
     pub(crate) fn begin_along(&mut self) {
         if self.goes_along() && self.answers(Host::Source) && self.disk.is_open {
             self.disk.mirror = Some(Mirror::Copying);
         }
     }
 
-    /// Whether disks are copied, and memory is not sent yet.
+    /// The state of the disks while they are copied and memory is not sent yet.
     pub(crate) fn looks_at_disks(&mut self, executor: &Executor) -> Option<SourceEvent> {
         if !executor.has_disks() || executor.last_action() == SourceAction::AwaitTurn {
             return None;
@@ -230,7 +232,7 @@ impl World {
         self.seed.is_multiple_of(2)
     }
 
-    /// It is looked at once more.
+    /// The copy advances by one look.
     fn disk_goes_on(&mut self) {
         self.disk.looks += 1;
         match self.disk.mirror {
@@ -249,7 +251,8 @@ impl World {
         }
     }
 
-    /// At the next look. Who writes leaves something every now and then, also while that is held back.
+    /// What is left at the next look. A VM that writes fast now and then leaves something even while its writes are
+    /// held back.
     fn left_while_held(&mut self, left: u64) -> u64 {
         let is_held = self.source.qemu.as_ref().is_some_and(|qemu| qemu.writes == Writes::Held);
         match self.writes_as_fast() {
@@ -259,7 +262,7 @@ impl World {
         }
     }
 
-    /// The guard stands, on which the VM depends from now on.
+    /// Called when the guard stands: from now on the VM depends on the copy.
     pub(crate) fn synchronise_disks(&mut self) -> Doing {
         if !self.answers(Host::Source) || self.disk.mirror.is_none() {
             return Doing::Happened(failed("the copy does not follow"));
@@ -276,7 +279,7 @@ impl World {
         Doing::Happened(SourceEvent::Done)
     }
 
-    /// Here; and then there.
+    /// Ends the copies at the source, and then at the target.
     pub(crate) fn end_disk_copies(&mut self) -> Doing {
         if matches!(self.planted, Planted::CopiesEndAfterRecord) {
             return Doing::Happened(SourceEvent::Done);
@@ -290,7 +293,8 @@ impl World {
         if let Some(Mirror::Held(left @ 1..)) = self.disk.mirror
             && self.planted != Planted::HeldCopiesEndEarly
         {
-            // It goes on until that is there; what happens to it meanwhile, this looks for again.
+            // The copy goes on until everything is there. What else may happen to it meanwhile is checked again each
+            // time.
             self.disk.mirror = Some(Mirror::Held(left - 1));
             return Doing::Act(SourceAction::EndDiskCopies);
         }
@@ -306,7 +310,7 @@ impl World {
         self.order(executor, SourceAction::EndDiskCopies, Order::CloseDisks)
     }
 
-    /// As a guard does: the VM's writes are let go once it runs.
+    /// As a guard does. The VM's writes are let go once it runs.
     pub(crate) fn cut_disk_copies(&mut self) {
         self.disk.mirror = None;
     }
@@ -316,7 +320,7 @@ impl World {
         self.let_writes_go();
     }
 
-    /// What holds at any time.
+    /// Checks the rules about disks that hold at any time.
     pub(crate) fn check_disks(&mut self) {
         let runs_there = self.copy_at(Host::Target).is_some_and(|copy| copy.runs);
         if runs_there && self.disk.is_open {
@@ -328,7 +332,7 @@ impl World {
         }
     }
 
-    /// The VM runs at the target for the first time.
+    /// Called when the VM runs at the target for the first time.
     pub(crate) fn take_disk(&mut self, memory: u64) {
         let content = self.disk.content.take();
         if self.copies_disks() && content.is_some_and(|content| content != memory) {

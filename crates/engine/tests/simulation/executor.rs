@@ -21,7 +21,7 @@ use crate::qemu::{Command, Reply, Sending, SourceQemu};
 use crate::source::LIMITS;
 use crate::world::{Host, Life, Sight, World};
 
-/// More seldom than the real one, which only takes more steps.
+/// Less often than the real one, which would only take more steps.
 const LOOK_EVERY_MS: f64 = 500.0;
 const ANSWER_DEADLINE_MS: f64 = ms(timing::QMP_DEADLINE);
 const QEMU_DEADLINE_MS: f64 = ms(timing::QEMU_DEADLINE);
@@ -32,10 +32,10 @@ const ASK_AGAIN_AFTER_MS: f64 = ms(timing::ASK_AGAIN_AFTER);
 const IN_DOUBT_PAUSE_MS: f64 = ms(timing::IN_DOUBT_PAUSE);
 const RECORD_AGAIN_AFTER_MS: f64 = ms(RECORD_AGAIN_AFTER);
 
-/// So long may nothing arrive before the VM runs as it likes: a second, and the time until somebody looks.
+/// The longest time without arrivals before the VM is no longer throttled: a second, and the time until the next look.
 const THROTTLED_IN_SILENCE_MS_MAX: f64 = 1_000.0;
 
-/// What an executor is at. A crash, a freeze and all that others do come between any two of these.
+/// What an executor is doing. Crashes, freezes and the deeds of others come between any two of these.
 #[derive(Debug)]
 pub(crate) enum Doing {
     Act(SourceAction),
@@ -47,25 +47,25 @@ pub(crate) enum Doing {
         question: Question,
         until_ms: f64,
     },
-    /// What comes of an action is known then.
+    /// The result of the action is known at `at_ms`.
     Later {
         at_ms: f64,
         event: SourceEvent,
     },
-    /// The engine is to hear of this.
+    /// The engine is to be given this event.
     Happened(SourceEvent),
-    /// Nothing is to be done but to look at the transfer.
+    /// Nothing to do but to look at the transfer.
     Look {
         at_ms: f64,
     },
-    /// The outcome is not known: the target is asked again.
+    /// The outcome is in doubt: the target is asked again after this time.
     Pause {
         until_ms: f64,
     },
     Conclude {
         at_ms: f64,
     },
-    /// Of a domain, of which all has been sent.
+    /// A domain's end at the source, after all of it has been sent.
     LetGo {
         at_ms: f64,
         step: LettingGo,
@@ -90,21 +90,21 @@ pub(crate) struct Executor {
     cancel: Cancel,
     switch_over_until_ms: f64,
     sent_bytes: u64,
-    /// When something arrived last, by its clock.
+    /// When something last arrived, by the executor's clock.
     grown_ms: f64,
     began_ms: f64,
-    /// By how much its clock has jumped.
+    /// By how much the executor's clock has jumped.
     skew_ms: f64,
     was_in_doubt: bool,
-    /// What the VM was doing when it was looked at last, where its QEMU answered.
+    /// What the VM was doing at the last look, if its QEMU answered.
     seen: Option<SourceVm>,
     /// Whether the target has said that the VM has ended there.
     has_ended_there: bool,
     /// Whether the source's QEMU was there when the target was asked last.
     has_asked_with_qemu: bool,
-    /// What it was told to do last.
+    /// The engine's last action.
     action: SourceAction,
-    /// In which life of libvirt a domain's transfer has begun.
+    /// The life of libvirt in which a domain's transfer began.
     pub libvirts_life: u32,
     pub switched_over: SwitchedOver,
 }
@@ -152,13 +152,13 @@ impl Executor {
         self.skew_ms += by_ms;
     }
 
-    /// What it is at, from the order until the engine knows what came of it.
+    /// The action under way, from the order until the engine knows its result.
     pub(crate) fn action(&self) -> Option<SourceAction> {
         let is_at_it = !matches!(self.doing, Doing::Look { .. } | Doing::Pause { .. });
         is_at_it.then_some(self.action)
     }
 
-    /// Whether it is between the VM's pause and the end.
+    /// Whether the migration is between the VM's pause and its end.
     pub(crate) fn is_being_decided(&self) -> bool {
         matches!(self.migration.stage(), Stage::SwitchingOver | Stage::Sent | Stage::Undoing | Stage::Ended)
     }
@@ -169,7 +169,7 @@ impl Executor {
         }
     }
 
-    /// When it does something, at the latest.
+    /// When it acts next, at the latest.
     pub(crate) fn wakes_ms(&self) -> f64 {
         let is_cancelled = self.cancel == Cancel::Requested;
         let waits_for_turn = self.migration.stage() == Stage::Ready;
@@ -191,7 +191,7 @@ impl Executor {
         self.plan.as_ref().is_some_and(|plan| !plan.disks.is_empty())
     }
 
-    /// Whether what the VM writes is to be held back.
+    /// Whether the VM's writes are to be held back.
     pub(crate) fn holds_writes(&self) -> bool {
         self.migration.write_limit().is_some()
     }
@@ -337,14 +337,14 @@ impl World {
             SourceAction::RevokeHandOver => Doing::Happened(self.revoke_hand_over(executor)),
             SourceAction::Reconnect => self.order(executor, action, Order::Reconnect),
             SourceAction::EndOnTarget => self.order(executor, action, Order::End),
-            // Both are done at once: whichever is first.
+            // The real agent does both at once: either may be first.
             SourceAction::CleanUp if self.random.chance(50) => self.order(executor, action, Order::Finish),
             SourceAction::CleanUp => {
                 self.end_source();
                 Doing::Rest(action)
             }
             SourceAction::StopTransfer if self.waits_for_target() => {
-                // Its connections are cut.
+                // The connections to the target are cut.
                 self.break_stream();
                 Doing::Later { at_ms: self.now_ms + MUTE_AFTER_MS, event: SourceEvent::Done }
             }
@@ -369,7 +369,7 @@ impl World {
             }
             SourceAction::EndDiskCopies => self.close_disks_there(executor),
             SourceAction::SwitchOver => self.order(executor, action, Order::Received),
-            // What was to come is told by now: the target does not have it.
+            // Whatever was to come has arrived by now: the target does not have the rest.
             SourceAction::AskTarget => self.order(executor, action, Order::Discard),
             SourceAction::CleanUp => self.order(executor, action, Order::Finish),
             SourceAction::Reconnect => {
@@ -396,7 +396,7 @@ impl World {
         question: Question,
     ) -> Doing {
         let Some(answer) = executor.answer.take() else {
-            // It hangs up, and whoever serves it there may be dropped.
+            // The executor hangs up, and the task that serves it at the target may be dropped.
             self.cut_tasks(Some(question));
             return self.came_of(executor, action, order, Err(ProblemKind::Unreachable));
         };
@@ -458,7 +458,7 @@ impl World {
             (SourceAction::AskTarget, Ok(Said::View(View::RunningInPart))) => {
                 SourceEvent::TargetSays(TargetState::RunningInPart)
             }
-            // What the source's QEMU has failed to send, the target cannot have the rest of.
+            // The target cannot have the rest, since the source's QEMU has failed to send it.
             (SourceAction::AskTarget, Ok(Said::View(View::Ready | View::ReadyInPart)))
                 if self.source_is_astray() =>
             {
@@ -473,13 +473,13 @@ impl World {
                 let event = failed("all of it is on its way");
                 return Doing::Later { at_ms: self.now_ms + ASK_AGAIN_AFTER_MS, event };
             }
-            // It has sent the rest since, perhaps.
+            // The source's QEMU may have sent the rest since the target answered.
             (SourceAction::AskTarget, Ok(Said::View(View::ReadyInPart)))
                 if order == Order::View && executor.has_asked_with_qemu && self.source.qemu.is_none() =>
             {
                 failed("its QEMU has ended since the target was asked")
             }
-            // Without the rest it is of no use, and nobody knows whether the VM ran on here for a while.
+            // Without the rest, the target's part is of no use; and the VM may have run on here for a while.
             (SourceAction::AskTarget, Ok(Said::View(View::ReadyInPart))) if self.source.qemu.is_some() => {
                 SourceEvent::TargetSays(TargetState::Ready)
             }
@@ -487,7 +487,7 @@ impl World {
             | (SourceAction::Reconnect, Ok(_)) => {
                 return Doing::Rest(action);
             }
-            // Its QEMU does not answer. What it has may be the only copy.
+            // The target's QEMU does not answer. It may hold the only copy.
             (SourceAction::AskTarget, Err(ProblemKind::Failed))
                 if order == Order::View
                     && (self.source.qemu.is_some() || self.planted == Planted::DiscardsOnlyCopy) =>
@@ -504,7 +504,7 @@ impl World {
                 self.end_source();
                 SourceEvent::Done
             }
-            // Nothing was handed over that a target without a record could run.
+            // A target without a record was handed nothing that it could run.
             (_, Ok(_)) | (SourceAction::DiscardTarget, Err(ProblemKind::NotFound)) => SourceEvent::Done,
             (_, Err(kind)) => {
                 SourceEvent::Failed(Problem::new(kind, "the target refuses, or does not answer"))
@@ -513,16 +513,16 @@ impl World {
         Doing::Happened(event)
     }
 
-    /// With post-copy: whether the source's QEMU says that post-copy is active, and may let the VM run on all the same.
+    /// With post-copy: whether the source's QEMU reports that post-copy is active, but may still let the VM run on.
     fn source_looks(&self) -> bool {
         let looks = self.source.qemu.as_ref().is_some_and(|qemu| qemu.sending == Sending::LastLook);
         looks && self.planted != Planted::StatusBelieved
     }
 
-    /// With post-copy: whether the source's QEMU may still take the sending of what the VM needs for failed.
+    /// With post-copy: whether the source's QEMU may still decide that sending what the VM needs has failed.
     fn source_may_run_on(&self) -> bool {
         let Some(qemu) = &self.source.qemu else {
-            // Nobody knows any more, where it has been handed over before the switchover.
+            // If the hand-over was recorded before the switchover, nobody knows any more.
             let is_post_copy = self.source.journal.last().is_some_and(|record| record.handed_over);
             return is_post_copy && self.planted != Planted::RunsDoubted;
         };
@@ -537,7 +537,7 @@ impl World {
         !has_let_go && self.planted != Planted::RunsDoubted
     }
 
-    /// Whether the source's QEMU has stopped the VM, as little of it is left.
+    /// Whether the source's QEMU has stopped the VM because little of it is left to send.
     fn has_converged(&self) -> bool {
         let is_stopped = self.source.qemu.as_ref().is_some_and(|qemu| qemu.sending == Sending::PreSwitchover);
         is_stopped && self.answers(Host::Source)
@@ -551,12 +551,12 @@ impl World {
         self.source.qemu.as_ref().is_some_and(failed) && self.planted != Planted::RunsDoubted
     }
 
-    /// With post-copy: whether what the target has may be what the source cannot run any more.
+    /// With post-copy: whether the target may have a part of the VM without which the source cannot run it any more.
     fn target_may_be_needed(&self, answer: Answer) -> bool {
         let Some(qemu) = self.source.qemu.as_ref().filter(|qemu| qemu.is_post_copy) else { return false };
         match qemu.sending {
             Sending::Device { .. } | Sending::LastLook | Sending::Rest | Sending::LastWord => true,
-            // What has not arrived by now does not.
+            // What has not arrived by now never will.
             Sending::Interrupted => answer.is_err(),
             _ => false,
         }
@@ -670,7 +670,7 @@ impl World {
         let event = if is_full && self.planted == Planted::UnrecordedHandOver {
             SourceEvent::Done
         } else if is_full {
-            // Of one that is revoked, nothing is written.
+            // Nothing is written if the hand-over was forbidden.
             self.source.found_later = (may_be_found && !record.is_revoked).then_some(executor.number);
             self.saw(Sight::NotRecorded);
             failed("the disk is full")
@@ -712,7 +712,7 @@ impl World {
         let is_lost = self.target.is_lost || self.planted == Planted::LostTooSoon;
         if self.operator.says_lost && is_lost {
             self.source.journal[executor.number].is_reclaimed = true;
-            // By the operator's word it is.
+            // The operator's word counts as the host's end.
             self.is_lost = true;
             return Doing::Happened(SourceEvent::TargetSays(TargetState::Lost));
         }
@@ -744,7 +744,7 @@ impl World {
     fn command(&mut self, command: Command, deadline_ms: f64) -> Doing {
         match self.command_source(command) {
             Reply::Done => Doing::Happened(SourceEvent::Done),
-            // Without a QEMU nothing is sent.
+            // Without a QEMU, nothing is being sent.
             Reply::Gone if command == Command::Cancel => Doing::Happened(SourceEvent::Done),
             Reply::Gone | Reply::Refused => Doing::Happened(failed("its QEMU has ended")),
             Reply::None => {
@@ -810,7 +810,7 @@ impl World {
                 }
                 let sent_bytes = executor.sent_bytes;
                 let rounds = executor.sent_bytes >> 20;
-                // What gets dirty as fast as it is sent is as much in each round.
+                // The VM dirties its memory as fast as it is sent, so each round leaves as much.
                 let remaining_bytes = if self.hosts.allow_post_copy() { 1 << 30 } else { 1 };
                 let total_bytes = 1 << 30;
                 let dirty_bytes_per_s = if self.is_busy() { total_bytes } else { 0 };
@@ -834,7 +834,7 @@ impl World {
         Doing::Act(first)
     }
 
-    /// Records how it ended; `None` once it is recorded.
+    /// Records the outcome; `None` once it is recorded.
     fn conclude(&mut self, executor: &mut Executor) -> Option<Doing> {
         if self.is_source_disk_full() {
             return Some(Doing::Conclude { at_ms: self.now_ms + RECORD_AGAIN_AFTER_MS });

@@ -1,4 +1,5 @@
-//! What may go wrong in a run: a seed has some kinds of it, each at any moment, for a while.
+//! What may go wrong in a run. A seed has a few kinds of faults; each may strike at any moment, and all stop after a
+//! while.
 
 use std::fmt;
 
@@ -6,23 +7,23 @@ use drainpipe_engine::migration::SourceAction;
 
 use crate::random::Random;
 
-/// What may go wrong.
+/// A kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    // Each message, order or path may meet these.
+    // Any message, order or path may meet these.
     Lost,
     Duplicated,
     Delayed,
     Refused,
     RunRefused,
     DeadPath,
-    /// With post-copy: its last byte is sent, and a source takes that for failed, and lets the VM run.
+    /// With post-copy: the source sends the last byte, but takes the transfer for failed, and lets the VM run.
     FailsWhenSent,
-    /// With post-copy: the connection breaks when all of the rest is sent, and its source has not heard that it arrived.
+    /// With post-copy: the connection breaks after all of the rest is sent, before the source hears that it arrived.
     LastWordBreaks,
-    /// Nothing is done, and time passes: until the next deadline.
+    /// Nobody does anything until the next deadline.
     Slow,
-    // These come at any moment.
+    // These strike at any moment.
     Partition,
     StreamBreaks,
     SourceCrashes,
@@ -33,7 +34,7 @@ pub(crate) enum Fault {
     SourceQemuEnds,
     GuardEnds,
     GuardsAreSlow,
-    /// Its journal is put back from before the hand-over.
+    /// The source's journal is replaced by one from before the hand-over.
     SourceJournalOlder,
     TargetCrashes,
     TargetFreezes,
@@ -45,21 +46,21 @@ pub(crate) enum Fault {
     TargetJournalLost,
     /// Somebody moves the VM on from its target to a third host, or tries to.
     MovesOn,
-    /// Of settled migrations it knows no more.
+    /// The target forgets settled migrations.
     TargetForgets,
-    /// A third host asks about the migration, and has it given up.
+    /// A third host asks about the migration, and orders the target to discard it.
     Meddles,
     Cancelled,
     ClockJumps,
-    // These, of a domain.
-    /// libvirt is told to end.
+    // These strike a domain.
+    /// libvirt is asked to end.
     SourceLibvirtTerminated,
     SourceLibvirtKilled,
     TargetLibvirtTerminated,
     TargetLibvirtKilled,
-    /// Somebody resumes the guest.
+    /// The owner resumes the guest.
     OwnerResumes,
-    /// A VM of another host asks for memory, takes what it was promised, or goes.
+    /// A VM of another host asks for memory, takes what it was promised, or gives it up.
     NeighbourGoesOn,
 }
 
@@ -93,7 +94,7 @@ impl Fault {
         Self::TargetDiskFull,
         Self::TargetQemuMute,
         Self::TargetQemuEnds,
-        // Twice: few of those that come back find that the VM was given back meanwhile.
+        // Twice, since few targets that come back find that the VM was given back meanwhile.
         Self::TargetLost,
         Self::TargetLost,
         Self::TargetJournalLost,
@@ -127,13 +128,13 @@ impl Fault {
     const BETWEEN: [Self; 4] = [Self::Partition, Self::StreamBreaks, Self::Cancelled, Self::ClockJumps];
 }
 
-/// Within so many steps a migration is over, if nothing keeps it.
+/// Undisturbed, a migration is over within this many steps.
 const STEPS_MIN: u64 = 100;
 
-/// In the moment at which they gather.
+/// The chance of a fault per step in the moment at which faults gather.
 const GATHERING_PER_MILLE: u64 = 150;
 
-/// Where faults may gather.
+/// The moments at which faults may gather.
 const MOMENTS: [SourceAction; 20] = [
     SourceAction::CheckPermissions,
     SourceAction::BuildIncomingVm,
@@ -170,13 +171,13 @@ pub(crate) struct Faults {
     are_of_domain: bool,
 }
 
-/// How many faults there are.
+/// How often faults strike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Density {
     Few,
-    /// While it is being decided whose the VM is: that takes few steps of many.
+    /// While the VM's owner is being decided, which takes few steps of many.
     Many,
-    /// In the moment at which they are to gather.
+    /// In the moment at which faults are to gather.
     Gathering,
 }
 
@@ -200,23 +201,21 @@ impl Faults {
         }
     }
 
-    /// Of a domain.
     pub(crate) fn none_of_domain() -> Self {
         Self { are_of_domain: true, ..Self::none() }
     }
 
-    /// That somebody cancels, once or several times.
+    /// Somebody cancels, once or several times; nothing else goes wrong.
     pub(crate) fn only_cancelled() -> Self {
         Self { sudden: vec![Fault::Cancelled], per_mille: 10, ..Self::none() }
     }
 
-    /// A few kinds, at one place or at several: with all of them at once hardly a migration would come far enough to
-    /// meet the later ones.
+    /// A few kinds of faults, at one place or at several. With all kinds at once, hardly any migration would come far
+    /// enough to meet the later ones.
     pub(crate) fn draw(random: &mut Random) -> Self {
         Self::draw_at(&[&Fault::AT_SOURCE, &Fault::AT_TARGET, &Fault::BETWEEN], random)
     }
 
-    /// Of a domain.
     pub(crate) fn draw_of_domain(random: &mut Random) -> Self {
         let places: [&[Fault]; 3] = [&Fault::AT_DOMAINS_SOURCE, &Fault::AT_DOMAINS_TARGET, &Fault::BETWEEN];
         Self { are_of_domain: true, ..Self::draw_at(&places, random) }
@@ -245,7 +244,7 @@ impl Faults {
         self.are_of_domain
     }
 
-    /// How many there are from now on.
+    /// Sets how often faults strike from now on.
     pub(crate) fn gather(&mut self, action: Option<SourceAction>, is_being_decided: bool) {
         self.density = match (self.moment, is_being_decided) {
             (Some(moment), _) if action == Some(moment) => Density::Gathering,
@@ -258,13 +257,13 @@ impl Faults {
         self.sudden.contains(&Fault::GuardsAreSlow)
     }
 
-    /// Whether this one is met now.
+    /// Whether this fault strikes the message, order or path at hand.
     pub(crate) fn meets(&self, fault: Fault, random: &mut Random) -> bool {
         let per_mille = if self.density == Density::Few { 2 * self.percent } else { 10 * self.percent };
         !self.are_over() && self.by_chance.contains(&fault) && random.below(1_000) < per_mille
     }
 
-    /// What strikes in this step, if anything.
+    /// The fault that strikes in this step, if any.
     pub(crate) fn strike(&mut self, random: &mut Random) -> Option<Fault> {
         self.steps_left = self.steps_left.saturating_sub(1);
         let per_mille = match self.density {
@@ -276,7 +275,7 @@ impl Faults {
         strikes.then(|| self.sudden[random.index(self.sudden.len())])
     }
 
-    /// Nothing goes wrong any more.
+    /// Whether nothing goes wrong any more.
     pub(crate) fn are_over(&self) -> bool {
         self.steps_left == 0
     }

@@ -1,5 +1,5 @@
 //! The guard beside each migration, a process of its own: the real machine, and what carries out its actions. An agent
-//! that wakes up, or is started anew, meanwhile goes on beside it.
+//! that wakes up or is restarted meanwhile works beside it.
 
 use drainpipe_engine::migration::SourceState;
 use drainpipe_engine::migration::guard::{
@@ -14,35 +14,35 @@ use crate::planted::Planted;
 use crate::qemu::{Command, Reply, Sending};
 use crate::world::{Host, Life, Sight, World};
 
-/// How long the target may take for an answer.
+/// How long the target may take to answer.
 const ANSWER_DEADLINE_MS: f64 = ms(timing::QMP_DEADLINE);
 
 const FAILED: GuardEvent = GuardEvent::Failed { may_succeed_now: false };
 
-/// How long QEMU may take for an answer before it is cut off.
+/// How long QEMU may take to answer before it is cut off.
 const ANSWERS_WITHIN_MS: f64 = ms(timing::MUTE_FOR_GUARD_AFTER);
 
-/// What it may take while it looks for changed memory, which it does while the VM runs.
+/// How long it may take while it looks for changed memory, during which the VM runs.
 const ANSWERS_AT_ALL_WITHIN_MS: f64 = ms(timing::QMP_DEADLINE);
 
-/// For how long the guest may stand still before the record, once its agent has ended: an answer that does not come, and
-/// until it is the guard's turn. An agent that stands still has to be silent first.
+/// How long the guest may stand still before the record, once its agent has ended: one answer that does not come, and
+/// the wait for the guard's turn. An agent that hangs counts once it has been silent for long enough.
 const STANDS_STILL_MS_MAX: f64 = ANSWERS_WITHIN_MS + 1_500.0;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Guard {
     migration: usize,
-    /// The life of the agent that posted it.
+    /// The life of the agent that posted this guard.
     life: u32,
     machine: Machine,
     next: GuardAction,
-    /// What it does next, it does not do before.
+    /// When it carries out its next action, at the earliest.
     pub at_ms: f64,
     pub is_dismissed: bool,
-    /// What it waits to have answered.
+    /// The question to which it awaits an answer.
     question: Option<Question>,
     answer: Option<Answer>,
-    /// How often it has waited for an answer since it had one.
+    /// How often it has waited in vain since the last answer.
     waits: u32,
 }
 
@@ -61,7 +61,7 @@ impl Guard {
 }
 
 impl World {
-    /// Posts a guard; `None` where that of the migration before has not left yet.
+    /// Posts a guard; `None` while the one of the migration before has not left.
     pub(crate) fn post_guard(&mut self, migration: usize) -> Option<usize> {
         let is_taken = self.guards.iter().any(|guard| !guard.has_left());
         if is_taken {
@@ -89,14 +89,14 @@ impl World {
         }
     }
 
-    /// They end, at any point of what they do.
+    /// Guards may be ended at any point of their work.
     pub(crate) fn dismiss_all_guards(&mut self) {
         for guard in &mut self.guards {
             guard.next = GuardAction::Leave;
         }
     }
 
-    /// While its agent lives and speaks, a guard does nothing.
+    /// A guard does nothing while its agent lives and speaks.
     pub(crate) fn guard_is_ready(&self, guard: &Guard) -> bool {
         match guard.next {
             GuardAction::Listen => {
@@ -126,7 +126,7 @@ impl World {
         self.guards[number] = guard;
     }
 
-    /// What comes of its action, once that is known.
+    /// What came of its action; `None` until that is known.
     fn guard_performs(&mut self, guard: &mut Guard) -> Option<GuardEvent> {
         Some(match guard.next {
             GuardAction::Listen if guard.is_dismissed => GuardEvent::Dismissed,
@@ -168,7 +168,7 @@ impl World {
     fn guard_looks(&mut self) -> GuardEvent {
         let is_mute = self.is_libvirt_mute(Host::Source);
         let vm_runs = self.source.qemu.as_ref().is_some_and(|qemu| {
-            // Nothing could be told to one that does not answer.
+            // A QEMU that does not answer could not be told anything.
             qemu.copy.runs || qemu.mute_until_ms.is_some() || is_mute
         });
         if vm_runs {
@@ -207,7 +207,7 @@ impl World {
         self.source_state().map_or(FAILED, GuardEvent::SourceSays)
     }
 
-    /// Whether or not its agent lives: a guard has a connection of its own to the target.
+    /// Works without the agent: a guard has a connection of its own to the target.
     fn guard_orders_target(&mut self, guard: &mut Guard) -> Option<GuardEvent> {
         if guard.question.is_none() {
             let question = self.network.new_question();
@@ -226,8 +226,8 @@ impl World {
         }
     }
 
-    /// It asks before it commands, by a connection of its own: nothing of it is left for later. None while it waits for
-    /// the answer.
+    /// The guard asks for QEMU's state before it commands, over a connection of its own, so no command waits there for
+    /// later. `None` while it awaits the answer.
     fn command_beside_agent(&mut self, guard: &mut Guard, command: Command) -> Option<GuardEvent> {
         let (waits, within_ms) = match self.planted {
             Planted::GuardWaits => (2, ANSWERS_AT_ALL_WITHIN_MS),
@@ -246,7 +246,7 @@ impl World {
                 return None;
             }
             Some(_) => {
-                // It may wait for its target, with the lock that every command needs.
+                // QEMU may be waiting for its target, and holding the lock that every command needs.
                 self.break_stream();
                 FAILED
             }
@@ -255,7 +255,7 @@ impl World {
         Some(event)
     }
 
-    /// Before the hand-over is recorded, a guest whose agent is gone or stands still does so for a while only.
+    /// Before the hand-over is recorded, a guest whose agent is gone or hangs stands still only for a while.
     pub(crate) fn check_stands_still(&mut self, since_ms: f64) {
         self.stood_still_ms =
             if self.guard_alone_can_let_run() { self.stood_still_ms + since_ms } else { 0.0 };
@@ -268,19 +268,19 @@ impl World {
         }
     }
 
-    /// And nothing keeps it from that: a QEMU that hangs, a full disk.
+    /// Whether a guard could let the guest run, and nothing such as a hanging QEMU or a full disk keeps it from that.
     fn guard_alone_can_let_run(&self) -> bool {
         let Some(qemu) = self.source.qemu.as_ref().filter(|qemu| !qemu.copy.runs) else { return false };
         let is_kept =
             qemu.mute_until_ms.is_some() || self.is_source_disk_full() || self.faults.guards_are_slow();
         let is_kept = is_kept || self.is_libvirt_mute(Host::Source);
-        // With post-copy, its part is of no use once the target's is lost.
+        // With post-copy, the source's part is of no use once the target's is lost.
         let is_kept =
             is_kept || matches!(qemu.sending, Sending::Rest | Sending::Interrupted | Sending::LastWord);
         let stands = |guard: &Guard| {
             let record = self.source.journal[guard.migration];
             let is_open = record.outcome.is_none() && !record.handed_over;
-            // One that waits for the target's answer does not know yet that the hand-over was revoked.
+            // A guard that awaits the target's answer does not know yet that the hand-over was revoked.
             !guard.has_left() && !guard.is_dismissed && guard.question.is_none() && is_open
         };
         self.source.life != Life::Up && !is_kept && self.guards.iter().any(stands)

@@ -1,4 +1,4 @@
-//! The two hosts as the real planner sees them, and what a plan between them must keep to (I6).
+//! The two hosts as the real planner sees them, and the rules for a plan between them (I6).
 
 use drainpipe_engine::host::capabilities::Capabilities;
 use drainpipe_engine::host::encryption_policy::EncryptionPolicy;
@@ -16,7 +16,7 @@ use crate::random::Random;
 const LINKS_MAX: u64 = 3;
 const MEMORY_BYTES: u64 = 1 << 30;
 
-/// What post-copy may be asked for with.
+/// The options with which post-copy may be requested.
 const OVER_ONE_CONNECTION: [RequestedOption; 2] = [RequestedOption::Auto, RequestedOption::Tcp];
 
 /// Two hosts and what is asked of a migration between them.
@@ -39,7 +39,7 @@ impl Hosts {
         }
     }
 
-    /// Where the VM is a domain.
+    /// Both hosts as they are for a VM that is a domain of libvirt.
     pub(crate) fn with_libvirt(mut self) -> Self {
         for host in [&mut self.source, &mut self.target] {
             host.hypervisor.capabilities = Capabilities::of_libvirt(Some(10));
@@ -56,7 +56,7 @@ impl Hosts {
         self.request.post_copy
     }
 
-    /// What is left of the plan once its paths were tried, of which some let nothing through.
+    /// The rest of the plan after its paths were tried, some of which may let nothing through.
     pub(crate) fn try_paths(&self, plan: Plan, dead: impl FnMut(&Path) -> bool) -> Result<Plan, Problem> {
         let dead: Vec<bool> = plan.paths.iter().map(dead).collect();
         let trials: Vec<TrialOutcome> =
@@ -64,13 +64,13 @@ impl Hosts {
         plan.narrow(&trials, &self.source.name, &self.target.name).map_err(Problem::failed)
     }
 
-    /// The target looks for itself.
+    /// Whether the target accepts the plan by its own judgement.
     pub(crate) fn target_takes(&self, plan: &Plan) -> bool {
         let paths: Vec<Path> = plan.paths.iter().map(Path::reversed).collect();
         plan.encryption.is_encrypted || refuses_clear(&self.target, &paths).is_none()
     }
 
-    /// What is wrong with a plan by which memory is sent. Not by the planner's own words: it is what is checked.
+    /// What is wrong with a plan by which memory is sent. The planner, which is what is tested here, has no say in it.
     pub(crate) fn breach(&self, used: &Plan, announced: Option<&Plan>) -> Option<String> {
         if announced != Some(used) {
             return Some("I6: what is told is not what is done".into());

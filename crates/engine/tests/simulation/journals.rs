@@ -1,5 +1,5 @@
-//! A source's journal that was put back from before the hand-over: the real judgement of it, and an operator who starts
-//! the VM that it says is stopped here.
+//! A source's journal that was put back from before the hand-over: the engine's real judgement of it, and an operator
+//! who starts the VM that this journal calls stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,17 +16,17 @@ use crate::world::{Host, Life, Sight, World};
 /// How often an agent asks what others know of its journal.
 const TELL_EVERY_MS: f64 = ms(TELL_EVERY);
 
-/// What lies in place of the source's journal.
+/// A journal that lies in place of the source's right one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Older {
-    /// It has the last migration, and not what became of it. Else it is from before that began.
+    /// Whether it has the last migration, though not its outcome. If not, it is from before that migration began.
     pub has_begun: bool,
     generation: u64,
-    /// Else the agent answers for no VM, begins nothing and ends nothing.
+    /// If not, the agent answers for no VM, begins nothing and ends nothing.
     is_believed: bool,
 }
 
-/// Goes up with each record that bears on whose the VM is.
+/// The journal's generation: it goes up with each record that bears on who has the VM.
 fn generation(records: &[Record]) -> u64 {
     let of_one = |record: &Record| {
         let (handed_over, is_revoked) = (u64::from(record.handed_over), u64::from(record.is_revoked));
@@ -40,7 +40,7 @@ fn mark(generation: u64) -> JournalMark {
 }
 
 impl World {
-    /// The runtime directory hears of each record at once, the target soon.
+    /// The runtime directory hears of each record at once, the target soon after.
     pub(crate) fn tell_of_journal(&mut self) {
         let is_up = self.source.life == Life::Up;
         if self.source.older.is_some() || !is_up && self.source.witnessed.is_none() {
@@ -57,8 +57,8 @@ impl World {
         self.target.life == Life::Up && self.now_ms >= self.network.parted_until_ms
     }
 
-    /// The source's agent ends and is started anew on an older journal, maybe since its host was made anew of a backup.
-    /// One whose loss nobody has heard of could be told from the right one by nobody.
+    /// The source's agent ends and is restarted on an older journal, perhaps because its host was restored from a
+    /// backup. If nobody had heard of the lost records, nobody could tell that journal from the right one.
     pub(crate) fn put_older_journal(&mut self, for_ms: f64) {
         let Some((last, before)) = self.source.journal.split_last() else { return };
         let from_before = generation(before);
@@ -79,8 +79,8 @@ impl World {
         self.operator.is_to_start = true;
     }
 
-    /// The host boots, and its runtime directory knows nothing any more. What it would tell of a migration whose target
-    /// is silent too is not modelled.
+    /// The host boots, and its runtime directory is empty. What it would say of a migration whose target is silent too
+    /// is not modelled.
     pub(crate) fn forget_witness(&mut self) {
         self.source.witnessed = None;
         if let Some(older) = self.source.older.as_mut().filter(|older| older.has_begun) {
@@ -88,7 +88,7 @@ impl World {
         }
     }
 
-    /// Whether the agent goes by the journal that it finds when it starts.
+    /// Whether the agent trusts the journal that it finds when it starts.
     pub(crate) fn believes_journal(&mut self) -> bool {
         let Some(older) = self.source.older else { return true };
         let by_host = self.source.witnessed.map(|heard| (Witness::RuntimeDirectory, heard));
@@ -115,7 +115,7 @@ impl World {
         is_believed
     }
 
-    /// What the target knows of the journal is asked from time to time.
+    /// From time to time, the agent asks the target what it knows of the journal.
     pub(crate) fn hear_of_journal(&mut self) {
         let asks =
             self.source.life == Life::Up && self.now_ms >= self.source.tells_ms && self.target_speaks();
@@ -129,7 +129,7 @@ impl World {
         self.judge_journal(older, Some((Witness::Peer("b".into()), self.target.heard)))
     }
 
-    /// Whether the operator finds a VM at the source that is stopped there by its journal, and is to run.
+    /// Whether the operator finds a VM at the source that its journal calls stopped, and that is to run.
     pub(crate) fn has_to_start(&self) -> bool {
         let is_stopped = self.source.older.is_some_and(|older| older.is_believed && !older.has_begun);
         let is_served = self.source.life == Life::Up && self.source.qemu.is_none();
@@ -170,7 +170,7 @@ impl World {
         .is_ok()
     }
 
-    /// Somebody has put the right one back, and starts the agent anew on it.
+    /// Somebody puts the right journal back, and restarts the agent on it.
     pub(crate) fn find_source_journal(&mut self) {
         if self.source.older.take().is_some() {
             self.crash_source(0.0);

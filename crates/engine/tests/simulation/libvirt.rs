@@ -1,7 +1,8 @@
-//! Where the VM is a domain: libvirt of both hosts, what it does with a migration by itself, and what its end leaves behind.
+//! libvirt on both hosts, when the VM is a domain: what it does with a migration by itself, and what its end leaves
+//! behind.
 //!
-//! As it was seen, phase by phase, of libvirt 9.0 and QEMU 7.2 (docs/decisions/0071, 0072). Where nobody has looked, the worse
-//! is taken.
+//! Modelled on what libvirt 9.0 and QEMU 7.2 were seen to do, phase by phase (docs/decisions/0071, 0072). What nobody
+//! has observed, the model assumes to be the worse.
 
 use drainpipe_engine::migration::target::steps::Step;
 use drainpipe_engine::migration::timing;
@@ -18,57 +19,57 @@ use crate::world::{Host, Life, Sight, World};
 const ANSWER_DEADLINE_MS: f64 = ms(timing::QMP_DEADLINE);
 const SWITCH_OVER_DEADLINE_MS: f64 = ms(timing::SWITCH_OVER_DEADLINE);
 
-/// How often those ask again who wait for libvirt.
+/// How often those who wait for libvirt ask again.
 const ASK_AGAIN_MS: f64 = 50.0;
 
-/// How long a libvirt that is started anew may take until it has looked after its domain.
+/// How long a restarted libvirt may take to look after its domain.
 const LOOKS_AFTER_DOMAIN_MS_MAX: u64 = 3_000;
 
-/// How often its socket is there while it is not: systemd has it, and whoever speaks to it waits.
+/// How often systemd keeps libvirt's socket while libvirt is down: then whoever speaks to it waits.
 const SOCKET_STAYS_PERCENT: u64 = 50;
 
-/// How often libvirt goes on at once where QEMU waits for it.
+/// How often libvirt continues at once when QEMU waits for it.
 const GOES_ON_PERCENT: u64 = 50;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Daemon {
     Up,
-    /// It was told to end and hangs, or systemd has its socket.
+    /// It was asked to end and hangs, or systemd holds its socket.
     Mute,
-    /// Nothing takes a connection. Then QEMU is spoken to itself.
+    /// Nothing accepts connections. The agent and the guard then speak to QEMU directly.
     Ended,
-    /// It answers nobody who asks for its domain until it has looked after that.
+    /// Until it has looked after its domain, it answers nobody who asks for that.
     Starting,
 }
 
-/// What libvirt does with the domain, for whoever asked for it by a connection.
+/// What libvirt does with the domain, on behalf of whoever asked for it over a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Job {
     None,
-    /// Perform. It goes on also once its connection is closed.
+    /// Perform. It goes on even after its connection is closed.
     Sending {
         is_connected: bool,
     },
     /// Perform has returned. The job ends with the connection.
     Sent,
-    /// It goes no further, and keeps others from letting the guest run.
+    /// It does nothing, and keeps others from letting the guest run.
     Protection,
 }
 
-/// That of one host.
+/// The libvirt of one host.
 #[derive(Debug, Clone)]
 pub(crate) struct Libvirt {
     daemon: Daemon,
-    /// With its end, all connections end that were made in this life of it.
+    /// Which life it is in. The connections made in one life end with it.
     life: u32,
-    /// When it is killed, started, or has looked after its domain.
+    /// When it is killed or started, or has looked after its domain.
     pub changes_ms: f64,
-    /// For how long it is away.
+    /// For how long it stays away after it is killed.
     away_ms: f64,
     job: Job,
-    /// Once it is back, it lets the guest run that it was sending.
+    /// Whether it will let the guest that it was sending run, once it is back.
     resumes: bool,
-    /// What it has of the domain is to be ended, and could not be.
+    /// Whether an agent still has to end this host's domain, which it could not do before.
     is_to_end: bool,
 }
 
@@ -94,7 +95,7 @@ impl Libvirt {
 pub(crate) struct Libvirts {
     source: Libvirt,
     target: Libvirt,
-    /// Of which migration Perform has returned to the agent.
+    /// The migration of which Perform has returned to the agent.
     sent: Option<usize>,
 }
 
@@ -117,7 +118,7 @@ impl Libvirts {
         }
     }
 
-    /// Those that are away come back now.
+    /// Brings back now those that are away.
     pub(crate) fn hasten(&mut self, now_ms: f64) {
         for libvirt in [&mut self.source, &mut self.target] {
             if libvirt.changes_ms.is_finite() {
@@ -142,7 +143,7 @@ pub(crate) enum By {
     Guard,
 }
 
-/// The source's part of a domain's switch-over, once Perform has returned.
+/// A step of the source's part in a domain's switch-over, after Perform has returned.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LettingGo {
     AwaitSent { until_ms: f64 },
@@ -152,7 +153,7 @@ pub(crate) enum LettingGo {
     Look,
 }
 
-/// What has been done of a domain's switch-over.
+/// Which parts of a domain's switch-over are done.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SwitchedOver {
     pub has_finished: bool,
@@ -176,13 +177,13 @@ impl World {
         self.libvirt(host).is_some_and(|libvirt| libvirt.daemon == state)
     }
 
-    /// Whether nobody can ask about the domain, nor its QEMU in libvirt's place.
+    /// Whether nobody can ask about the domain, neither libvirt nor QEMU in its place.
     pub(crate) fn is_libvirt_mute(&self, host: Host) -> bool {
         let is_believed = self.planted == Planted::RestartedBelieved;
         self.is_daemon(host, Daemon::Mute) || self.is_daemon(host, Daemon::Starting) && !is_believed
     }
 
-    /// Whether it does what it is asked for, where there is one.
+    /// Whether libvirt does what it is asked for; true where there is none.
     pub(crate) fn serves(&self, host: Host) -> bool {
         self.libvirt(host).is_none_or(|libvirt| libvirt.daemon == Daemon::Up)
     }
@@ -205,7 +206,7 @@ impl World {
         self.libvirts.as_ref().is_some_and(|libvirts| libvirts.sent == Some(migration))
     }
 
-    /// libvirt is told to end.
+    /// Asks libvirt to end.
     pub(crate) fn terminate_libvirt(&mut self, host: Host, for_ms: f64) {
         let now_ms = self.now_ms;
         let Some(libvirt) = self.libvirt_mut(host).filter(|libvirt| libvirt.daemon == Daemon::Up) else {
@@ -214,7 +215,7 @@ impl World {
         if libvirt.job != Job::Sent {
             return self.end_libvirt(host, for_ms);
         }
-        // With such a job it hangs. Killed by systemd and started anew, it lets the guest run by itself.
+        // With such a job it hangs. Once systemd has killed and restarted it, it lets the guest run by itself.
         (libvirt.daemon, libvirt.resumes) = (Daemon::Mute, true);
         (libvirt.changes_ms, libvirt.away_ms) = (now_ms + for_ms, for_ms);
         self.saw(Sight::LibvirtHung);
@@ -226,7 +227,7 @@ impl World {
         }
     }
 
-    /// All connections end with it.
+    /// Ends libvirt, and all connections with it.
     fn end_libvirt(&mut self, host: Host, for_ms: f64) {
         let has_socket = self.random.chance(SOCKET_STAYS_PERCENT);
         let now_ms = self.now_ms;
@@ -238,14 +239,14 @@ impl World {
         (libvirt.changes_ms, libvirt.away_ms) = (now_ms + for_ms, 0.0);
     }
 
-    /// The host boots.
+    /// Starts libvirt anew with its host.
     pub(crate) fn reboot_libvirt(&mut self, host: Host) {
         if let Some(libvirt) = self.libvirt_mut(host) {
             *libvirt = Libvirt::new(libvirt.life + 1);
         }
     }
 
-    /// The agent of a host has ended, and its connections with it.
+    /// An agent has ended, and its connections with it.
     pub(crate) fn leave_libvirt(&mut self, host: Host) {
         match (host, &mut self.libvirts) {
             (Host::Source, Some(libvirts)) => libvirts.sent = None,
@@ -258,12 +259,12 @@ impl World {
         match (host, self.job()) {
             (Host::Target, _) => self.end_what_was_to_come(),
             (Host::Source, Job::Sending { .. }) => self.set_job(Job::Sending { is_connected: false }),
-            // It stands still, without a job.
+            // The guest stands still, without a job.
             (Host::Source, _) => self.set_job(Job::None),
         }
     }
 
-    /// Until Finish, libvirt ends a domain with the connection by which it comes.
+    /// Until Finish, libvirt ends a domain when the connection over which it arrives ends.
     fn end_what_was_to_come(&mut self) {
         let is_to_come = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival != Arrival::Complete);
         if is_to_come {
@@ -298,17 +299,17 @@ impl World {
             return self.look_after_domain(host);
         }
         if libvirt.away_ms > 0.0 {
-            // One that hung is killed.
+            // It hung, and systemd kills it.
             return self.end_libvirt(host, 0.0);
         }
         (libvirt.daemon, libvirt.changes_ms) = (Daemon::Starting, now_ms + looks_ms);
     }
 
-    /// It is back. Those who have waited for it come after that.
+    /// libvirt is back. Commands that waited for it are carried out after that.
     fn look_after_domain(&mut self, host: Host) {
         let resumes = self.libvirt_mut(host).is_some_and(|libvirt| std::mem::take(&mut libvirt.resumes));
         if host == Host::Target {
-            // It is not known to have come in the life before.
+            // libvirt does not know of the domain's arrival in its former life.
             self.end_what_was_to_come();
         } else if resumes && self.copy_at(Host::Source).is_some_and(|copy| !copy.runs) {
             self.saw(Sight::LibvirtResumed);
@@ -343,7 +344,7 @@ impl World {
                 self.set_job(Job::Sent);
                 self.libvirts.iter_mut().for_each(|libvirts| libvirts.sent = Some(migration));
             }
-            // It stands still, and nobody knows of it.
+            // The guest stands still, and nobody knows that it was sent.
             Sending::Completed => {
                 self.saw(Sight::SentForNobody);
                 self.set_job(Job::None);
@@ -353,14 +354,14 @@ impl World {
         }
     }
 
-    /// What an agent had ended here, and libvirt had ended before.
+    /// Ends the domain that an agent was to end when libvirt was down.
     fn end_left(&mut self, host: Host) {
         let is_up = match host {
             Host::Source => self.source.life == Life::Up,
             Host::Target => self.target.life == Life::Up,
         };
         let is_to_end = self.libvirt(host).is_some_and(|libvirt| libvirt.is_to_end);
-        // It is left alone where somebody has let it run.
+        // A guest that somebody has let run is left alone.
         let runs = self.copy_at(host).is_some_and(|copy| copy.runs);
         if is_to_end && is_up && self.serves(host) && !runs {
             self.saw(Sight::LeftOneEnded);
@@ -368,7 +369,7 @@ impl World {
         }
     }
 
-    /// Ends what libvirt has of the domain, or notes that it is to be ended; whether it was.
+    /// Ends what libvirt has of the domain, or notes that it is to be ended; returns whether it was ended.
     pub(crate) fn end_domain(&mut self, host: Host) -> bool {
         let serves = self.serves(host) || self.copy_at(host).is_none();
         let is_noted = self.planted != Planted::EndsUnnoted;
@@ -383,7 +384,7 @@ impl World {
         serves
     }
 
-    /// As an agent does that has just been started; whether it could.
+    /// A restarted agent ends the domain that was given up; returns whether it could.
     pub(crate) fn end_given_up(&mut self) -> bool {
         let can = self.serves(Host::Target);
         if can {
@@ -392,13 +393,13 @@ impl World {
         can
     }
 
-    /// Whether it has moved, and what is left here is to be ended.
+    /// Whether the domain has moved, and what is left of it here is still to be ended.
     pub(crate) fn is_left_to_end(&self, host: Host) -> bool {
         self.libvirt(host).is_some_and(|libvirt| libvirt.is_to_end)
     }
 
-    /// Somebody resumes the guest on its source, where nothing keeps them from it. Who does so once the agent has seen it stand
-    /// still, of a libvirt that has ended since, has two (docs/decisions/0071).
+    /// Somebody resumes the guest on its source if nothing keeps them from it. Whoever does so after the agent has seen
+    /// it stand still, when libvirt has ended since, has the guest twice (docs/decisions/0071).
     pub(crate) fn owner_resumes(&mut self) {
         let is_let_go =
             self.source.executor.as_ref().is_some_and(|executor| executor.switched_over.has_let_go);
@@ -414,7 +415,7 @@ impl World {
         }
     }
 
-    /// By libvirt, or in its place; none where it is as with any QEMU.
+    /// The reply of libvirt, or of QEMU in its place; `None` if it is that of any QEMU.
     pub(crate) fn command_domain(&mut self, command: Command, by: By) -> Option<Reply> {
         let (daemon, job) = (self.libvirt(Host::Source)?.daemon, self.job());
         let qemu = self.source.qemu.as_mut()?;
@@ -439,7 +440,7 @@ impl World {
             }
             (Daemon::Up, Command::Migrate { .. }, _) => Some(Reply::Refused),
             (Daemon::Up, Command::Cancel, Job::Sent) if by == By::Guard => {
-                // It confirms that the domain stays, by a connection of its own.
+                // The guard confirms that the domain stays, over a connection of its own.
                 self.set_job(Job::None);
                 self.go_back();
                 Some(Reply::Done)
@@ -460,7 +461,7 @@ impl World {
         }
     }
 
-    /// What libvirt says of a domain that is recorded to be handed over, or its QEMU in its place.
+    /// What libvirt, or QEMU in its place, says of a domain whose hand-over is recorded.
     pub(crate) fn domain_state(&self) -> Option<SourceState> {
         let qemu = self.source.qemu.as_ref()?;
         if self.is_daemon(Host::Source, Daemon::Ended) {
@@ -476,7 +477,7 @@ impl World {
         }
     }
 
-    /// What the agent sees of Perform; none where it is as with any QEMU.
+    /// What the agent sees of Perform; `None` if it sees what it sees of any QEMU.
     pub(crate) fn look_at_domain(&self, executor: &Executor) -> Option<SourceEvent> {
         if !self.is_domain() {
             return None;
@@ -494,13 +495,13 @@ impl World {
         self.source.qemu.as_ref().filter(|qemu| is_paused(qemu.sending)).map(|_| SourceEvent::Paused)
     }
 
-    /// Begin and Perform are by connections that end with this life of libvirt.
+    /// Begin and Perform use connections that end with this life of libvirt.
     pub(crate) fn meet_libvirt(&self, executor: &mut Executor) {
         executor.libvirts_life = self.life_of_libvirt(Host::Source);
         executor.switched_over = SwitchedOver::default();
     }
 
-    /// libvirt goes on by itself; it is waited for.
+    /// libvirt switches over by itself, and the agent waits for it.
     pub(crate) fn switch_domain_over(&self) -> Doing {
         self.then(LettingGo::AwaitSent { until_ms: self.now_ms + SWITCH_OVER_DEADLINE_MS })
     }
@@ -551,7 +552,7 @@ impl World {
         }
     }
 
-    /// Whether libvirt itself answers.
+    /// Whether libvirt itself answers, rather than QEMU in its place.
     fn asks_libvirt(&self) -> bool {
         self.answers(Host::Source) && !self.is_daemon(Host::Source, Daemon::Ended)
     }
@@ -567,7 +568,7 @@ impl World {
         Doing::LetGo { at_ms: self.now_ms, step }
     }
 
-    /// The target takes the last while the source lets go: either may be first.
+    /// The target finishes while the source lets go: either may be first.
     pub(crate) fn go_on_switching_over(&mut self, executor: &Executor) -> Doing {
         let SwitchedOver { has_finished, has_let_go } = executor.switched_over;
         match (has_finished, has_let_go) {
@@ -578,7 +579,7 @@ impl World {
         }
     }
 
-    /// Prepare: what comes, comes by a connection.
+    /// Prepare: the domain arrives over a connection of this life of libvirt.
     pub(crate) fn prepare_domain(&mut self) {
         let life = self.life_of_libvirt(Host::Target);
         if let Some(qemu) = &mut self.target.qemu {
@@ -586,7 +587,7 @@ impl World {
         }
     }
 
-    /// Whether the connection is there by which the domain comes.
+    /// Whether the connection over which the domain arrives is still there.
     pub(crate) fn is_coming(&self) -> bool {
         let life = self.life_of_libvirt(Host::Target);
         self.target.qemu.as_ref().is_some_and(|qemu| qemu.prepared_in == life)
@@ -613,20 +614,20 @@ impl World {
         Ok(())
     }
 
-    /// It is noted, and the guest is kept from others.
+    /// The agent notes that the domain is whole, and keeps others from the guest.
     pub(crate) fn note_finished_domain(&mut self) -> Result<(), ProblemKind> {
         let qemu = self.target.qemu.as_mut().filter(|qemu| qemu.arrival == Arrival::Complete);
         qemu.ok_or(ProblemKind::Failed)?.is_noted = true;
         if self.serves(Host::Target) { Ok(()) } else { Err(ProblemKind::Failed) }
     }
 
-    /// Of the order to run: where libvirt hangs it is lost, and one that has just come back is late.
+    /// Whether the order to run is lost. A hanging libvirt loses it; one that has just come back carries it out late.
     pub(crate) fn is_run_lost(&self) -> bool {
         self.is_daemon(Host::Target, Daemon::Mute)
     }
 }
 
-/// Whether QEMU stands still for what it is just sending.
+/// Whether QEMU holds the guest still while it is sending this.
 fn is_at_it(sending: Sending) -> bool {
     matches!(sending, Sending::PreSwitchover | Sending::Device { .. } | Sending::Sent)
 }

@@ -40,7 +40,7 @@ use std::panic::catch_unwind;
 use std::thread;
 
 use drainpipe_engine::migration::result::Outcome;
-// By these names the crate's own fixtures call its modules.
+// The crate's own fixtures call its modules by these names.
 use drainpipe_engine::{host, paths};
 
 use crate::faults::Faults;
@@ -48,13 +48,13 @@ use crate::planted::Planted;
 use crate::random::Random;
 use crate::world::{Run, Sight, simulate, tell};
 
-/// So many where the environment says nothing.
+/// How many seeds run if the environment does not say.
 const SEEDS: u64 = 10_000;
 
-/// Of domains, which differ in their last steps alone.
+/// Fewer for domains, which differ in their last steps only.
 const SEEDS_OF_DOMAINS: u64 = 2_500;
 
-/// So many at most until a planted bug is found: some take three faults within a second.
+/// The most seeds tried until a planted bug is found: some bugs take three faults within a second.
 const SEEDS_PLANTED: u64 = 40_000;
 
 fn seeds() -> std::ops::Range<u64> {
@@ -71,7 +71,7 @@ fn seeds_or(count: u64) -> std::ops::Range<u64> {
 
 type Draw = fn(&mut Random) -> Faults;
 
-/// All seeds, side by side; the first that fails tells its story.
+/// Runs all seeds, side by side; the first that fails tells its story.
 fn run_all(draw: Draw) -> Vec<Run> {
     run_each(seeds(), draw)
 }

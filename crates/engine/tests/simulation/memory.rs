@@ -1,5 +1,5 @@
-//! The target's memory, and a VM of another host that wants some of it too: what is promised, by the engine's reckoning, and
-//! what is taken.
+//! The target's memory, and a VM of another host that wants some of it too: what is promised, as the engine counts it,
+//! and what is taken.
 
 use drainpipe_engine::host::facts::MemoryNeeds;
 use drainpipe_engine::migration::target::promises::{FreeMemory, Promise};
@@ -9,12 +9,12 @@ use crate::planted::Planted;
 use crate::qemu::Arrival;
 use crate::world::{Sight, World};
 
-/// There is room for the VM, or for its neighbour.
+/// Enough for the VM or for its neighbour, not for both.
 const HOST_BYTES: u64 = 3;
 pub(crate) const NEEDS: MemoryNeeds = MemoryNeeds { bytes: 2, huge_pages: None };
 
 impl World {
-    /// What the VM's QEMU has of it.
+    /// How much memory the VM's QEMU has taken.
     fn resident_bytes(&self) -> Option<u64> {
         let qemu = self.target.qemu.as_ref()?;
         let has_all = !matches!(qemu.arrival, Arrival::Built | Arrival::Listening | Arrival::Broken);
@@ -23,7 +23,7 @@ impl World {
 
     fn promises(&self) -> Vec<Promise> {
         let coming = self.target.entries.values().map(|entry| entry.reserved);
-        // Once it is one of this host's, it counts among these.
+        // A VM that has become this host's own counts once, among the host's VMs.
         let needs = coming.filter(|_| !self.target.has_vm).chain(self.target.has_vm.then_some(NEEDS));
         let own = needs.map(|needs| Promise { needs, resident_bytes: self.resident_bytes() });
         own.chain(self.neighbour).collect()
@@ -39,7 +39,7 @@ impl World {
         free.beside(&self.promises()).check(NEEDS).is_ok()
     }
 
-    /// Step 3.
+    /// Step 3 of a migration.
     pub(crate) fn reserve_memory(&mut self, migration: usize) -> Result<(), ProblemKind> {
         if !self.has_room() {
             self.saw(Sight::NoRoom);
@@ -50,7 +50,7 @@ impl World {
         Ok(())
     }
 
-    /// Another host's VM asks for memory, takes what it was promised, or goes.
+    /// Another host's VM asks for memory, takes what it was promised, or gives it up.
     pub(crate) fn neighbour_goes_on(&mut self) {
         self.neighbour = match self.neighbour {
             None => self.has_room().then_some(Promise { needs: NEEDS, resident_bytes: None }),
@@ -61,7 +61,7 @@ impl World {
         };
     }
 
-    /// What holds at any time.
+    /// Checks the rule about memory that holds at any time.
     pub(crate) fn check_memory(&mut self) {
         if self.taken_bytes() > HOST_BYTES {
             self.breach("memory is promised twice".into());

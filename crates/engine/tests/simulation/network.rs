@@ -14,7 +14,7 @@ pub(crate) enum Order {
         is_taken: bool,
     },
     Received,
-    /// Of a domain: libvirt is to take the last of it.
+    /// A domain's: libvirt is to take the last of it.
     Complete,
     CloseDisks,
     Run,
@@ -26,7 +26,7 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    /// Whether those of one migration are carried out one after the other.
+    /// Whether such orders for one migration are carried out one after the other.
     pub(crate) fn takes_turns(self) -> bool {
         matches!(
             self,
@@ -40,7 +40,7 @@ impl Order {
     }
 }
 
-/// What a target says when an order was carried out.
+/// What a target answers after it has carried out an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Said {
     Done,
@@ -50,7 +50,7 @@ pub(crate) enum Said {
 
 pub(crate) type Answer = Result<Said, ProblemKind>;
 
-/// What a source says of a hand-over, by its journal.
+/// What a source says about a hand-over, by its journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandOver {
     Pending,
@@ -58,7 +58,7 @@ pub(crate) enum HandOver {
     Refused,
 }
 
-/// Tells a question from all others.
+/// A number that distinguishes a question from all others.
 pub(crate) type Question = u64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,10 +89,10 @@ impl Letter {
     }
 }
 
-/// What is on its way.
+/// The messages on their way.
 #[derive(Debug, Default)]
 pub(crate) struct Network {
-    /// Each not before its time.
+    /// Each with the time before which it does not arrive.
     pub letters: Vec<(f64, Letter)>,
     /// Until then nothing gets through.
     pub parted_until_ms: f64,

@@ -1,4 +1,4 @@
-//! The operator: moves the VM, gives a host up for lost, and boots anew what was lost with it.
+//! The operator: moves the VM, declares a host lost, and boots what was lost with it again.
 
 use drainpipe_engine::migration::result::Outcome;
 
@@ -7,24 +7,24 @@ use crate::qemu::SourceQemu;
 use crate::world::{Host, Life, Sight, World};
 use drainpipe_engine::migration::target::IncomingState as State;
 
-/// How many times the VM is moved, if nothing keeps it.
+/// How often the VM is moved, if nothing prevents it.
 pub(crate) const ATTEMPTS: u32 = 3;
 
 /// What the operator has done.
 #[derive(Debug, Default)]
 pub(crate) struct Operator {
     pub attempts: u32,
-    /// It is to start the VM where that is stopped by an older journal.
+    /// Whether the operator is to start the VM, which an older journal calls stopped.
     pub is_to_start: bool,
-    /// That the target is lost, with all that ran there.
+    /// Whether the operator has declared the target lost, with all that ran there.
     pub says_lost: bool,
-    /// The VM was booted anew, since its target was lost.
+    /// Whether the VM was booted anew because its target was lost.
     pub has_reclaimed: bool,
 }
 
 impl World {
     pub(crate) fn has_to_operate(&self) -> bool {
-        // It is not seen that another one lies in its place.
+        // Nobody sees that another journal lies in place of the right one.
         if self.source.older.is_some() {
             return self.has_to_start();
         }
@@ -49,18 +49,18 @@ impl World {
             || runs && answers && self.may_move()
     }
 
-    /// Not while it would be refused for sure: that shows nothing.
+    /// Does not move the VM while that would surely be refused: it would show nothing.
     fn may_move(&self) -> bool {
         let is_parted = self.now_ms < self.network.parted_until_ms;
         let is_welcome = self.target.life == Life::Up && self.target.entries.is_empty() && !is_parted;
-        // The last time nothing goes wrong, and all that was has been settled.
+        // On the last attempt nothing goes wrong, and everything before it is settled.
         let is_last = self.operator.attempts == ATTEMPTS - 1;
         let may_begin = if is_last { self.faults.are_over() && self.is_quiet() } else { is_welcome };
         let may_begin = may_begin && self.serves(Host::Source) && self.serves(Host::Target);
         may_begin && !self.is_source_disk_full() && !self.target.is_lost && self.operator.attempts < ATTEMPTS
     }
 
-    /// Whether a target that came back still names a VM that was reclaimed: it believed that its source knew.
+    /// Whether a target that came back still lists a VM that was reclaimed, because it believed that its source knew.
     fn has_namesake(&self) -> bool {
         let names_it = self.target.journal.values().any(|state| *state == State::Finished);
         let is_reclaimed = self.operator.has_reclaimed && self.source.qemu.is_some();
@@ -73,7 +73,7 @@ impl World {
         } else if self.source.executor.is_some() {
             self.operator.says_lost = true;
         } else if self.source.open_migration().is_some() {
-            // Its VM was out of reach.
+            // The source's agent could not reach its VM.
             self.start_source();
         } else if self.source.qemu.is_none() {
             self.boot_anew();

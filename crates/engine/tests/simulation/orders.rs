@@ -1,5 +1,5 @@
-//! What the target's agent does with orders: each is a task in parts. Between any two the agent may crash, and whoever
-//! asked may hang up, which ends the task there.
+//! What the target's agent does with orders. Each is a task in parts: between any two of them the agent may crash, or
+//! whoever gave the order may hang up, which ends the task there.
 
 use drainpipe_engine::migration::target::order::rest::{Connection, LAST_BYTES_WITHIN_MS, LOOK_EVERY_MS};
 use drainpipe_engine::migration::target::order::{
@@ -23,13 +23,13 @@ use crate::target::Entry;
 use crate::third_host::Speaker;
 use crate::world::{Host, Sight, World};
 
-/// How long an answer may be held back.
+/// How long an answer may be delayed.
 const RECEIVED_WAIT_MS: f64 = ms(timing::RECEIVED_WAIT);
 
-/// How much longer than that a QEMU may take to say how far it is.
+/// How much longer a QEMU may take to say how far it is.
 const LOOK_MAX_MS: f64 = ms(timing::RECEIVED_LOOK_MAX);
 
-/// What a part of a task comes to.
+/// The result of one part of a task.
 type Part = Result<PartStep, ProblemKind>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,26 +40,27 @@ enum PartStep {
 
 const DONE: Part = Ok(PartStep::Over(Said::Done));
 
-/// An order that is carried out.
+/// An order being carried out.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Task {
     number: u64,
     order: Order,
     migration: usize,
-    /// Who is to be answered; nobody where the agent gave itself the order.
+    /// The question to answer; `None` for an order that the agent gave itself.
     question: Option<Question>,
-    /// Of an order whose course the engine decides; its machine begins with it, when it is seen whether the VM is on its way.
+    /// The order, if the engine decides its course. Its machine starts when the agent has looked whether the VM is on
+    /// its way.
     decided: Option<OwnOrder>,
     machine: Option<(Machine, OrderAction)>,
     part: u8,
     began_ms: f64,
-    /// It does nothing before.
+    /// When it goes on, at the earliest.
     rests_until_ms: f64,
-    /// Whether the VM was on its way when it began.
+    /// Whether the VM was on its way when the task began.
     has_entry: bool,
 }
 
-/// What the target's QEMU has.
+/// What the target's QEMU says about the state it has received.
 pub(crate) fn looked_at(world: &World) -> Result<Received, WatchEvent> {
     match &world.target.qemu {
         None => Err(WatchEvent::Gone),
@@ -82,7 +83,7 @@ fn said(answer: Answered) -> Answer {
     })
 }
 
-/// Of the source's orders, those whose course the engine decides.
+/// The source's order, if it is one of those whose course the engine decides.
 fn decided(order: Order) -> Option<OwnOrder> {
     match order {
         Order::Run => Some(OwnOrder::Run { is_sources: true }),
@@ -129,7 +130,7 @@ impl World {
         migration: usize,
         question: Option<Question>,
     ) -> u64 {
-        // Each question is one of its own, and so is each task.
+        // Questions and tasks share their numbers, so all of these differ.
         let number = self.network.new_question();
         let (has_entry, began_ms) = (false, self.now_ms);
         self.target.tasks.push(Task {
@@ -147,7 +148,7 @@ impl World {
         number
     }
 
-    /// Somebody hangs up, or, without a question, all do: whoever serves them may be dropped.
+    /// Somebody hangs up on this question, or on all of them if it is `None`: the tasks that serve them may be dropped.
     pub(crate) fn cut_tasks(&mut self, of: Option<Question>) {
         for index in (0..self.target.tasks.len()).rev() {
             let Some(question) = self.target.tasks[index].question else { continue };
@@ -167,7 +168,7 @@ impl World {
         }
     }
 
-    /// When it goes on.
+    /// When the task goes on.
     pub(crate) fn task_wakes_ms(&self, task: &Task) -> f64 {
         let entry = self.target.entries.get(&task.migration);
         let waits = entry.and_then(|entry| entry.locked_by).is_some_and(|other| other != task.number);
@@ -210,7 +211,7 @@ impl World {
         }
     }
 
-    /// Those of one migration wait for each other from here on.
+    /// From here on, tasks of one migration wait for each other.
     fn begin(&mut self, task: &mut Task) -> Part {
         if task.question.is_some() {
             self.hears(task.migration, Speaker::Source);
@@ -262,7 +263,7 @@ impl World {
         }
     }
 
-    /// By the engine's machine: one action, and what comes of it.
+    /// Takes one step of the engine's machine: carries out an action, and hands over what came of it.
     fn step_machine(&mut self, task: &mut Task) -> Part {
         let Some((mut machine, action)) = task.machine else { return Err(ProblemKind::Failed) };
         if self.planted == Planted::ForgottenDiscard && task.order == Order::Discard {
@@ -299,7 +300,7 @@ impl World {
             OrderAction::CheckRoom => done_unless(self.is_target_disk_full()),
             OrderAction::RecordRun => self.record_run(migration),
             OrderAction::LetRun => {
-                // One that does not answer lets no VM run either.
+                // A QEMU that does not answer lets no VM run either.
                 let _is_closed = self.close_disks();
                 self.let_run_here(migration)
             }
@@ -310,7 +311,7 @@ impl World {
                 OrderEvent::Done
             }
             OrderAction::TakeBackRun if self.is_target_disk_full() => {
-                // As far as any record says, it ran here and ended with its QEMU.
+                // Going by the records, the VM ran here and ended with its QEMU.
                 self.is_lost |= self.target.qemu.is_none();
                 OrderEvent::Failed
             }
@@ -340,7 +341,7 @@ impl World {
         }
     }
 
-    /// Others wait for who is at it.
+    /// Other tasks wait for the one under way.
     fn take_up_missing_part(&mut self, task: &Task) -> OrderEvent {
         if !self.target.entries.contains_key(&task.migration) {
             self.enter_part(task.migration);
@@ -368,7 +369,7 @@ impl World {
         }
     }
 
-    /// What there is of a migration at the target.
+    /// What the target finds of a migration.
     pub(crate) fn found(&self, migration: usize) -> Found {
         let entry = self.target.entries.get(&migration);
         let lives = self.target.qemu.is_some();
@@ -437,7 +438,7 @@ impl World {
             is_recorded: self.target.state(migration).is_some(),
         };
         may_come(asked).map_err(NotPermitted::kind)?;
-        // It does not know which VMs are its own.
+        // The agent does not know which VMs are its own.
         if !self.target.lost_journal.is_empty() {
             return Err(ProblemKind::Refused);
         }
@@ -473,11 +474,11 @@ impl World {
 
     fn incoming_vm(&mut self, task: &Task) -> Part {
         self.may_go_on(Step::Build, task.migration)?;
-        // It takes its time.
+        // Building takes time.
         if task.part == 0 {
             return Ok(PartStep::Next);
         }
-        // What is left of another one goes with it.
+        // The remains of another incoming VM go with this.
         self.build_incoming_vm(task.migration);
         self.disk = CopiedDisk::made();
         self.with_entry(task.migration, |entry| entry.is_built = true);
@@ -562,7 +563,7 @@ impl World {
         OrderEvent::Done
     }
 
-    /// For the rest of a VM that runs here.
+    /// QEMU listens for a connection that brings the rest of a VM that already runs here.
     fn listen_again(&mut self) -> OrderEvent {
         let qemu = self.target.qemu.as_mut().filter(|qemu| qemu.arrival == Arrival::Enough);
         let Some(qemu) = qemu.filter(|qemu| qemu.takes_out_of_band() && qemu.rest_comes_by != Stream::Whole)
@@ -587,7 +588,7 @@ impl World {
         OrderEvent::Connection(connection)
     }
 
-    /// The rest will never come.
+    /// Ends the VM, since the rest will never come.
     fn end_part(&mut self) -> OrderEvent {
         if self.target.qemu.is_some() && !self.is_lost {
             self.breach("I3: a VM is ended of which all is here, or can still come".into());
@@ -597,7 +598,7 @@ impl World {
         OrderEvent::Done
     }
 
-    /// Whether it could be.
+    /// Removes the incoming VM; returns whether it could.
     fn remove_incoming_vm(&mut self, migration: usize, has_entry: bool) -> bool {
         if self.is_in_parts() && has_entry {
             self.breach(

@@ -1,19 +1,19 @@
-//! Bugs between the engine and the world. Each is one that somebody could write, and the simulation must find.
+//! Bugs between the engine and the world. Each is one that somebody could write, and that the simulation must find.
 
 use crate::faults::Faults;
 use crate::random::Random;
 
-/// A bug of the agents that carry the engine's actions out.
+/// A bug of the agents that carry out the engine's actions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Planted {
     Nothing,
-    /// The target is told to run, and then the hand-over is recorded.
+    /// The target is ordered to run the VM before the hand-over is recorded.
     RunsBeforeRecord,
     /// A hand-over that could not be recorded is taken for recorded.
     UnrecordedHandOver,
-    /// An agent that starts anew does not look whether the VM was handed over.
+    /// A restarted agent does not check whether the VM was handed over.
     ForgottenHandOver,
-    /// A VM whose hand-over is found to be recorded is not looked for where it was.
+    /// The agent does not look for the VM on its source once it finds the hand-over recorded.
     VainHandOverBelieved,
     /// What is in doubt is undone.
     UndoneInDoubt,
@@ -23,107 +23,107 @@ pub(crate) enum Planted {
     SilenceIsDiscarded,
     /// A target that has no record of the VM is taken to have discarded it.
     UnknownIsDiscarded,
-    /// A target whose QEMU does not say what it has is told to discard it, though the source has nothing any more.
+    /// A target whose QEMU does not say what it has is ordered to discard it, though the source has nothing any more.
     DiscardsOnlyCopy,
-    /// An answer is waited for without end.
+    /// An agent waits for an answer without a deadline.
     NoDeadline,
-    /// The target starts the VM each time it is told to.
+    /// The target starts the VM on each order to run it.
     TwoStarts,
-    /// The target says that it discarded the VM, and does not keep it in mind.
+    /// The target says that it discarded the VM, but does not remember it.
     ForgottenDiscard,
-    /// A target's agent that starts anew ends what was told to run before.
+    /// A target's restarted agent ends a VM that it was ordered to run.
     DroppedArrival,
-    /// An agent goes by a journal from before the hand-over.
+    /// An agent trusts a journal from before the hand-over.
     OlderJournalBelieved,
-    /// A VM is started without asking whether another host has it.
+    /// A VM is started without a question to the hosts that may have it.
     StartsUnasked,
-    /// Records of migrations are forgotten that are not settled.
+    /// Records of unsettled migrations are forgotten.
     PrunesUnsettled,
-    /// A host has another one's migration given up.
+    /// A host may order another host's migration given up.
     ThirdHostCloses,
-    /// A question of another host is taken for a sign of life of the source.
+    /// A question from another host counts as a sign of life of the source.
     ThirdHostIsSign,
-    /// A VM that leaves its target for a third host leaves its arrival there open.
+    /// A VM that leaves its target for a third host leaves its arrival open there.
     LeavingKeepsArrival,
     /// The target says that the VM runs when that is only recorded.
     BelievedRecord,
-    /// What is recorded to run is settled, though nobody has let it run.
+    /// The target settles a migration that is recorded as running, though nobody has let the VM run.
     SettledUnrun,
-    /// The target takes the disks when the state is there.
+    /// The target takes the disks as soon as it has the VM's state.
     TakesDisksEarly,
-    /// A VM whose QEMU has ended before anybody told it to run is taken for one that has run there.
+    /// A VM whose QEMU ended before any order to run it counts as one that has run there.
     GoneIsRun,
-    /// Not all state is there, and the target lets the VM run.
+    /// The target lets the VM run before it has all of its state.
     RunsIncomplete,
-    /// With post-copy: the target says that the VM runs, and not that a part of it is still to come.
+    /// With post-copy: the target says that the VM runs, but not that a part of it is still to come.
     RestForgotten,
-    /// With post-copy: whether the source has let the VM run on is not looked at before the target is told to run it.
+    /// With post-copy: the target is ordered to run the VM, without a check whether the source has let it run on.
     RunsDoubted,
-    /// With post-copy: the source is taken to have let go of the VM as soon as its QEMU says that post-copy is active.
+    /// With post-copy: the source counts as having let go of the VM as soon as its QEMU says that post-copy is active.
     StatusBelieved,
-    /// With post-copy: the hypervisor alone stops the VM, and lets it run on if its connection breaks at the end.
+    /// With post-copy: only the hypervisor stops the VM, and lets it run on if its connection breaks at the end.
     StoppedByHypervisor,
-    /// With post-copy: a target whose QEMU does not let the VM run discards it, though the source cannot run it.
+    /// With post-copy: a target whose QEMU refuses to let the VM run discards it, though the source cannot run it.
     TakesPartBack,
-    /// With post-copy: a target whose QEMU is mute since it was told to run says that it waits to be told.
+    /// With post-copy: a target whose QEMU has been mute since the order to run says that it awaits that order.
     MuteIsReady,
-    /// With post-copy: a target that is to end what lacks a part does not wait for the last bytes of its source.
+    /// With post-copy: a target that is to end a VM with a missing part does not wait for the source's last bytes.
     EndsAtOnce,
-    /// With post-copy: it ends what says nothing, and may have got all.
+    /// With post-copy: the target ends a VM whose QEMU is mute, and may have received everything.
     MuteIsEnded,
-    /// With post-copy: it listens again, and leaves the connection that looks whole.
+    /// With post-copy: the target listens again, but keeps the connection that looks whole.
     CutForgotten,
-    /// A second order to build the incoming VM has another hypervisor take the place of the first one.
+    /// A second order to build the incoming VM replaces the first one's hypervisor.
     BuildsTwice,
     /// The guard lets the VM run without forbidding the hand-over.
     GuardDoesNotForbid,
-    /// The guard of a paused VM waits twice for as long as QEMU may take that runs it, before it cuts it off.
+    /// The guard of a paused VM cuts QEMU off only after twice the time that the QEMU of a running VM may take.
     GuardWaits,
-    /// The guard has the target run what is recorded to be handed over, without asking the source's QEMU.
+    /// The guard orders the target to run a VM whose hand-over is recorded, without asking the source's QEMU.
     RecordBelieved,
-    /// An agent that was asleep does not look whether its guard has acted.
+    /// An agent that wakes up does not check whether its guard has acted.
     ForbiddenIgnored,
-    /// The VM is said to run on its source where nobody has looked.
+    /// The VM is reported as running on its source when nobody has looked.
     NotLookedAt,
-    /// A VM that has ended on its target since it was told to run is said to run there.
+    /// A VM that ended on its target after the order to run is reported as running there.
     EndedIsRunning,
-    /// A host that does not answer is taken for lost.
+    /// A host that does not answer counts as lost.
     LostTooSoon,
-    /// The VM is throttled as it was while nothing arrives.
+    /// The VM stays throttled while nothing arrives.
     ThrottleKept,
-    /// The VM is throttled once it has been sent, or stays.
+    /// The VM is still throttled after it has been sent, or when it stays.
     ThrottleLeft,
-    /// The source ends the copies of disks once the hand-over is recorded.
+    /// The source ends the copies of disks after the hand-over is recorded.
     CopiesEndAfterRecord,
-    /// It ends them as soon as all is there, while the VM writes.
+    /// The source ends the copies as soon as everything has been copied, while the VM still writes.
     CopiesEndEarly,
-    /// Where its writes were held back, it ends them once the VM is paused, and not once what was written is there.
+    /// With writes held back, the source ends the copies once the VM is paused, before everything written is there.
     HeldCopiesEndEarly,
-    /// What the VM writes is held back once it stays.
+    /// The VM's writes are still held back when it stays.
     WritesStayHeld,
-    /// The target lets its source write to the disks of a VM that runs.
+    /// The target lets its source write to the disks of a running VM.
     DisksLeftOpen,
-    /// Encryption is left out where it was asked for.
+    /// A migration that is to be encrypted is not.
     Clear,
-    /// Another option is used, and nobody is told.
+    /// Another option is used, and nobody hears of it.
     SilentFallback,
-    /// The target promises memory, and does not keep that in mind.
+    /// The target promises memory, and does not remember it.
     Unreserved,
-    // Of domains.
-    /// The agent keeps libvirt's job, with its connection, as the hand-over is recorded.
+    // Bugs that only domains can show.
+    /// The agent keeps libvirt's job, with its connection, when the hand-over is recorded.
     JobKept,
-    /// What a libvirt says that has just been started anew is believed before it has looked after its domain.
+    /// The agent believes what a restarted libvirt says before it has looked after its domain.
     RestartedBelieved,
-    /// Whether the guest still stands still is not looked at once nobody can let it run any more.
+    /// The agent does not check that the guest still stands still when nobody can let it run any more.
     ResumedUnseen,
-    /// The target's libvirt lets the guest run as soon as all of it is there.
+    /// The target's libvirt lets the guest run as soon as it has arrived.
     FinishLetsRun,
-    /// What libvirt cannot end now is not noted to be ended later.
+    /// What libvirt cannot end now is not noted, to be ended later.
     EndsUnnoted,
 }
 
 impl Planted {
-    /// The faults with which it is looked for.
+    /// The faults under which the bug is sought.
     pub(crate) fn draw(self) -> fn(&mut Random) -> Faults {
         match self {
             Self::Unreserved
@@ -136,7 +136,7 @@ impl Planted {
         }
     }
 
-    /// The rules that it breaks, by a word of them.
+    /// The rules that the bug breaks, each by words of its message.
     pub(crate) fn shows_as(self) -> &'static [&'static str] {
         match self {
             Self::Nothing => &[],
@@ -158,7 +158,7 @@ impl Planted {
             | Self::LostTooSoon => &["I1"],
             Self::Unreserved => &["memory is promised twice"],
             Self::SilenceIsSuccess
-            // These three: the VM runs in part, and the source that has failed cannot send it the rest.
+            // With these three, the VM runs in part, and the source that has failed cannot send it the rest.
             | Self::RunsDoubted
             | Self::StatusBelieved
             | Self::RecordBelieved
@@ -175,7 +175,7 @@ impl Planted {
             | Self::BuildsTwice
             | Self::MuteIsEnded
             | Self::TakesPartBack => &["I3"],
-            // Of one in parts: what is there is ended, though the source has the rest.
+            // I3 when the VM is in parts: what is there is ended, though the source has the rest.
             Self::VainHandOverBelieved => &["I1", "I3"],
             Self::PrunesUnsettled => &["does not know that the VM runs there", "I1", "I3"],
             Self::ForgottenDiscard => &["I1", "I5"],

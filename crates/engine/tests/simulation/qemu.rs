@@ -5,16 +5,16 @@ use crate::libvirt::By;
 use crate::planted::Planted;
 use crate::world::{Host, Sight, World};
 
-/// How often QEMU comes upon a missing page with the lock that every answer needs.
+/// How often QEMU runs into a missing page while it holds the lock that every answer needs.
 const WAITS_FOR_PAGE_PERCENT: u64 = 50;
 
-/// How often the target's QEMU notices at once that a connection is broken.
+/// How often the target's QEMU notices at once that a connection has broken.
 const NOTICES_PERCENT: u64 = 50;
 
-/// How long what a source sent last may be on its way.
+/// How long the last bytes from a source may be on their way.
 const LAST_BYTES_MS_MAX: u64 = 2_500;
 
-/// How often the target's QEMU has no time to answer then, and for how long.
+/// How often the target's QEMU is too busy to answer then, and for how long.
 const MUTE_AT_LAST_PERCENT: u64 = 50;
 const MUTE_AT_LAST_MS: f64 = 10_000.0;
 
@@ -27,33 +27,33 @@ pub(crate) struct Copy {
     pub memory: u64,
 }
 
-/// How far a source's QEMU is with sending.
+/// How far a source's QEMU has come with sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sending {
     Idle,
     Active,
     PreSwitchover,
-    /// It may send the rest, and gives the disks up first.
+    /// It may send the rest, but gives the disks up first.
     Device {
         has_disks: bool,
     },
-    /// All is there, and it has not noticed yet.
+    /// Everything has arrived, but the source has not noticed yet.
     Sent,
-    /// With post-copy: what the VM needs to run is there, and QEMU is about to look at its connection for the last time.
-    /// If that is broken, its migration has failed.
+    /// With post-copy: what the VM needs to run has arrived, and QEMU is about to check its connection for the last
+    /// time. If that is broken, its migration has failed.
     LastLook,
-    /// With post-copy: the rest follows. It never runs here again.
+    /// With post-copy: the rest follows. The VM never runs here again.
     Rest,
-    /// And the connection is broken.
+    /// With post-copy: the rest was to follow, but the connection is broken.
     Interrupted,
-    /// All of the rest was sent. QEMU waits for what its target says last, and does not connect again.
+    /// All of the rest was sent. QEMU waits for its target's last message, and will not connect again.
     LastWord,
     Completed,
     Failed,
     Cancelled,
 }
 
-/// What a QEMU that does not answer finds when it does again.
+/// A command that may reach a mute QEMU, which carries it out when it answers again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Command {
     Migrate { migration: usize },
@@ -63,11 +63,11 @@ pub(crate) enum Command {
     LetRun,
 }
 
-/// What a guest may write to its disks.
+/// Whether a guest may write to its disks.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Writes {
     Free,
-    /// They are held back.
+    /// The guest's writes are held back.
     Held,
 }
 
@@ -75,14 +75,14 @@ pub(crate) enum Writes {
 pub(crate) struct SourceQemu {
     pub copy: Copy,
     pub sending: Sending,
-    /// The migration for which it sends.
+    /// The migration for which QEMU sends.
     pub migration: usize,
     pub is_post_copy: bool,
     pub mute_until_ms: Option<f64>,
-    /// Its vCPUs are held back. That needs no answer of it.
+    /// The VM's vCPUs are held back, which needs no answer from QEMU.
     pub is_throttled: bool,
     pub writes: Writes,
-    /// A migration that fails leaves the VM as it was before QEMU stopped it.
+    /// Whether QEMU lets the VM run again if its migration fails: true if the VM ran when QEMU stopped it.
     runs_on: bool,
     pub unread: Vec<Command>,
 }
@@ -91,29 +91,29 @@ pub(crate) struct SourceQemu {
 pub(crate) enum Arrival {
     Built,
     Listening,
-    /// With post-copy: what the VM needs to run.
+    /// With post-copy: the VM has what it needs to run.
     Enough,
-    /// Of a domain: all is there, and libvirt has not taken the last of it.
+    /// A domain: everything has arrived, but libvirt has not taken the last of it.
     Unfinished,
     Complete,
     Broken,
 }
 
-/// Whether what the VM needs to run came before the rest, with post-copy.
+/// With post-copy: whether what the VM needs to run came before the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Parts {
     No,
     Yes,
-    /// It waits for a page with the lock that every answer needs, but for what is out of band.
+    /// QEMU waits for a page while it holds the lock that every answer needs, except out of band.
     WaitsForPage,
 }
 
-/// How the rest comes, with post-copy, as far as the target's QEMU knows.
+/// With post-copy: how the rest arrives, as far as the target's QEMU knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stream {
     Whole,
     Broken,
-    /// It listens for another one.
+    /// QEMU listens for a new connection.
     Awaited,
 }
 
@@ -125,14 +125,14 @@ pub(crate) struct TargetQemu {
     pub mute_until_ms: Option<f64>,
     pub parts: Parts,
     pub rest_comes_by: Stream,
-    /// All of the rest is on its way since its source has failed.
+    /// When the last bytes arrive that the source sent before it failed.
     last_bytes_at_ms: Option<f64>,
     has_unread_run: bool,
-    /// It does not let the VM run.
+    /// It refuses to let the VM run.
     has_refused: bool,
-    /// Of a domain: in which life of libvirt it has come.
+    /// For a domain: the life of libvirt in which it arrives.
     pub prepared_in: u32,
-    /// And its agent has noted that it is whole.
+    /// For a domain: whether its agent has noted that it is whole.
     pub is_noted: bool,
 }
 
@@ -141,14 +141,14 @@ pub(crate) struct TargetQemu {
 pub(crate) enum Reply {
     Done,
     Refused,
-    /// No answer, and it may still take effect.
+    /// No answer; the command may still take effect.
     None,
-    /// There is no such QEMU any more.
+    /// That QEMU has ended.
     Gone,
 }
 
 impl Arrival {
-    /// Whether the VM can run.
+    /// Whether what has arrived suffices for the VM to run.
     pub(crate) fn suffices(self) -> bool {
         matches!(self, Self::Enough | Self::Complete)
     }
@@ -159,19 +159,19 @@ impl TargetQemu {
         self.mute_until_ms.is_none() && self.parts != Parts::WaitsForPage
     }
 
-    /// Whether it hears of a broken connection: not before it has read what came by that.
+    /// Whether it learns of a broken connection. It does not before it has read everything that came over that.
     fn is_noticed_by(&self, is_noticed: bool) -> bool {
         is_noticed && self.arrival == Arrival::Enough && self.last_bytes_at_ms.is_none()
     }
 
-    /// Whether it takes what is out of band.
+    /// Whether it takes commands out of band.
     pub(crate) fn takes_out_of_band(&self) -> bool {
         self.mute_until_ms.is_none()
     }
 }
 
 impl SourceQemu {
-    /// Booted just now.
+    /// A QEMU that has just booted the VM.
     pub(crate) fn booted(memory: u64) -> Self {
         Self {
             copy: Copy { runs: true, has_disks: true, memory },
@@ -188,7 +188,7 @@ impl SourceQemu {
 }
 
 impl World {
-    /// Each moment that it runs, the VM becomes another one.
+    /// With each moment that it runs, the VM's state changes.
     pub(crate) fn guests_go_on(&mut self) {
         let source = self.source.qemu.as_mut().map(|qemu| &mut qemu.copy);
         let target = self.target.qemu.as_mut().map(|qemu| &mut qemu.copy);
@@ -198,21 +198,21 @@ impl World {
         }
     }
 
-    /// Whether the VM as it is, and not as it was, is anywhere.
+    /// Whether the VM's newest state exists anywhere.
     pub(crate) fn has_newest(&self) -> bool {
         let at_target = self.target.qemu.as_ref().filter(|qemu| qemu.arrival.suffices());
         let copies = [self.source.qemu.as_ref().map(|qemu| qemu.copy), at_target.map(|qemu| qemu.copy)];
         copies.into_iter().flatten().any(|copy| copy.memory == self.newest)
     }
 
-    /// Whether a part of the VM is at its source, which cannot run it any more, and the rest at its target.
+    /// Whether the VM is split: its source has a part and cannot run it any more, and its target has the rest.
     pub(crate) fn is_in_parts(&self) -> bool {
         let sends = |sending| matches!(sending, Sending::Rest | Sending::Interrupted | Sending::LastWord);
         let is_at_target = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
         is_at_target && self.source.qemu.as_ref().is_some_and(|qemu| sends(qemu.sending))
     }
 
-    /// Whether all of the VM came to its target by post-copy, after which no source runs it.
+    /// Whether all of the VM has come to its target by post-copy. No source can run it after that.
     fn came_whole_in_parts(&self) -> bool {
         let is_sent = self.source.qemu.as_ref().is_some_and(|qemu| qemu.sending == Sending::Completed);
         is_sent && self.target.qemu.as_ref().is_some_and(|qemu| qemu.parts != Parts::No)
@@ -262,7 +262,7 @@ impl World {
         }
     }
 
-    /// It holds its lock while it sends the last bytes, and answers nothing where nobody takes them.
+    /// While QEMU sends the last bytes, it holds its lock, and answers nothing until somebody takes them.
     pub(crate) fn waits_for_target(&self) -> bool {
         let is_parted = self.now_ms < self.network.parted_until_ms;
         let sends_rest =
@@ -270,7 +270,7 @@ impl World {
         is_parted && sends_rest
     }
 
-    /// Whether there is one, and it answers.
+    /// Whether this host has a QEMU that answers.
     pub(crate) fn answers(&self, host: Host) -> bool {
         self.copy_at(host).is_some() && !self.is_mute(host)
     }
@@ -283,7 +283,7 @@ impl World {
         if let Some(reply) = self.command_domain(command, by) {
             return reply;
         }
-        // Those that it is asked something first never send the command itself.
+        // Callers who first ask QEMU something never send the command itself.
         let asks_first =
             matches!(command, Command::Migrate { .. } | Command::LetRun) && self.random.chance(50);
         let Some(qemu) = &mut self.source.qemu else { return Reply::Gone };
@@ -308,7 +308,7 @@ impl World {
             }
             (Command::BeginPostCopy, Sending::Active) => {
                 qemu.is_post_copy = true;
-                // Stopped before QEMU stops it.
+                // The agent stops the VM before QEMU does.
                 let is_left_to_qemu = self.planted == Planted::StoppedByHypervisor;
                 (qemu.copy.runs, qemu.runs_on) = (is_left_to_qemu, is_left_to_qemu);
             }
@@ -335,7 +335,7 @@ impl World {
         Reply::Done
     }
 
-    /// What a source's QEMU does once its migration has failed, or was cancelled.
+    /// Lets the VM run, as a source's QEMU does once its migration has failed or was cancelled.
     fn run_on(&mut self) {
         if self.source.qemu.as_ref().is_some_and(|qemu| qemu.runs_on) {
             self.let_run(Host::Source);
@@ -357,7 +357,7 @@ impl World {
         }
     }
 
-    /// Lets the target's copy run, if all of it is there.
+    /// Lets the target's copy run, if it has all that it needs.
     pub(crate) fn command_target(&mut self) -> Reply {
         let refuses = self.faults.meets(Fault::RunRefused, &mut self.random);
         let sends_first = self.random.chance(50);
@@ -374,7 +374,7 @@ impl World {
             self.is_lost |= self.source.is_copy_lost;
             return Reply::Refused;
         }
-        // Its main thread may come upon a missing page before it has let the VM run, or a vCPU after it.
+        // QEMU's main thread may run into a missing page before it has let the VM run, or a vCPU may afterwards.
         let is_first = !qemu.copy.runs && qemu.arrival == Arrival::Enough;
         if is_first && waits {
             (qemu.parts, qemu.has_unread_run) = (Parts::WaitsForPage, sends_first);
@@ -388,7 +388,7 @@ impl World {
         Reply::Done
     }
 
-    /// Pages arrive.
+    /// The page that QEMU waits for arrives.
     fn page_arrives(&mut self) {
         let Some(qemu) = self.target.qemu.as_mut().filter(|qemu| qemu.parts == Parts::WaitsForPage) else {
             return;
@@ -399,7 +399,7 @@ impl World {
         }
     }
 
-    /// Whoever waits for libvirt goes on waiting.
+    /// QEMU answers again; whoever waits for libvirt goes on waiting.
     pub(crate) fn is_mute_no_more(&mut self, host: Host) {
         if !self.is_libvirt_mute(host) {
             return self.answers_again(host);
@@ -410,7 +410,7 @@ impl World {
         }
     }
 
-    /// What was sent to it meanwhile takes effect now, in its order.
+    /// What was sent to it meanwhile takes effect now, in order.
     pub(crate) fn answers_again(&mut self, host: Host) {
         match host {
             Host::Source => {
@@ -431,7 +431,7 @@ impl World {
         }
     }
 
-    /// Whether a QEMU does something by itself now.
+    /// Whether a QEMU now does something by itself.
     pub(crate) fn stream_flows(&self) -> bool {
         let sends = |sending| {
             matches!(
@@ -448,7 +448,7 @@ impl World {
         self.source.qemu.as_ref().is_some_and(|qemu| sends(qemu.sending)) && !parted
     }
 
-    /// The next thing that happens to the stream.
+    /// Takes the next step of the stream.
     pub(crate) fn stream(&mut self) {
         let (is_in_parts, vm_is_busy) = (self.is_in_parts(), self.is_busy());
         let has_enough = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
@@ -464,7 +464,7 @@ impl World {
                 let is_busy = vm_is_busy && !qemu.is_post_copy;
                 qemu.migration_goes_on(self.random.below(1_000) < if is_busy { 3 } else { 200 });
             }
-            // Before its last byte: else the other end could not have them.
+            // The source gives the disks up before its last byte, or else the target could not have them.
             Sending::Device { has_disks: true } => {
                 qemu.copy.has_disks = false;
                 qemu.sending = Sending::Device { has_disks: false };
@@ -472,7 +472,7 @@ impl World {
             Sending::Device { has_disks: false } if qemu.is_post_copy => self.enough_arrives(),
             Sending::Device { has_disks: false } => self.all_arrives(),
             Sending::LastLook if !has_enough => self.break_stream(),
-            // Its thread waits for a core meanwhile.
+            // Meanwhile its thread waits for a core.
             Sending::LastLook if self.random.chance(80) => {}
             Sending::LastLook => qemu.sending = Sending::Rest,
             Sending::Rest | Sending::LastWord if !is_in_parts => self.break_stream(),
@@ -521,7 +521,7 @@ impl World {
         self.page_arrives();
     }
 
-    /// What a source has sent before it failed arrives.
+    /// The bytes arrive that a source sent before it failed.
     pub(crate) fn last_bytes_arrive(&mut self) {
         let now_ms = self.now_ms;
         if let Some(target) = &mut self.target.qemu
@@ -535,7 +535,7 @@ impl World {
         }
     }
 
-    /// By a new connection.
+    /// Lets the source send the rest over a new connection; returns whether it could.
     pub(crate) fn reconnect(&mut self) -> bool {
         let is_parted = self.now_ms < self.network.parted_until_ms;
         let listens = |qemu: &TargetQemu| qemu.rest_comes_by == Stream::Awaited && qemu.takes_out_of_band();
@@ -553,7 +553,7 @@ impl World {
         may
     }
 
-    /// By who asks the target's QEMU for it, out of band, while a part is to come.
+    /// Cuts the connection as the target's QEMU does when asked out of band, while a part is still to come.
     pub(crate) fn cut_connection(&mut self) {
         let is_in_part = |qemu: &&mut TargetQemu| qemu.takes_out_of_band() && qemu.arrival == Arrival::Enough;
         let Some(qemu) = self.target.qemu.as_mut().filter(is_in_part) else { return };
@@ -566,12 +566,12 @@ impl World {
         }
     }
 
-    /// A source's QEMU that cannot send lets the VM run by itself, but for one that waits before the last part: it
-    /// does not look.
+    /// A source's QEMU that cannot send lets the VM run again by itself. One that waits before the last part does not
+    /// look at its connection.
     pub(crate) fn break_stream(&mut self) {
         let Some(qemu) = &self.source.qemu else { return };
         match qemu.sending {
-            // It may have sent all of what the target has got a part of.
+            // It may already have sent everything that the target has a part of.
             Sending::Device { .. } if qemu.is_post_copy && self.random.chance(50) => {
                 self.stop_sending(Sending::Interrupted);
                 self.is_lost = true;
@@ -595,7 +595,7 @@ impl World {
         }
     }
 
-    /// What is on its way arrives, or does not.
+    /// The bytes on their way arrive, or do not.
     fn break_last_word(&mut self) {
         self.saw(Sight::LastWordLost);
         let arrives_ms = self.now_ms + self.random.below(LAST_BYTES_MS_MAX) as f64;
@@ -609,7 +609,7 @@ impl World {
         self.run_on();
     }
 
-    /// A target's QEMU that waits for state, and for its source to say where.
+    /// Builds the target's QEMU, which waits for state, and for its source to say where.
     pub(crate) fn build_incoming_vm(&mut self, migration: usize) {
         self.target.qemu = Some(TargetQemu {
             copy: Copy { runs: false, has_disks: false, memory: 0 },
@@ -626,14 +626,14 @@ impl World {
         });
     }
 
-    /// A QEMU ends, or is ended with its host.
+    /// A QEMU ends by itself, or with its host.
     pub(crate) fn lose(&mut self, host: Host) {
         let Some(copy) = self.copy_at(host) else { return };
         let is_in_parts = self.is_in_parts();
-        // Before the hand-over the VM is the source's, and after it the target's, from when it may run there on. What
-        // the target has, and cannot let run, is given up for what the source has.
+        // Before the hand-over the VM is the source's; after it, the target's, once it may run there. What the target
+        // has but cannot run is given up for what the source has.
         let held_it = match host {
-            // The rest of what the target has.
+            // The source holds the rest of what the target has.
             Host::Source
                 if self.source.qemu.as_ref().is_some_and(|qemu| {
                     qemu.is_post_copy && matches!(qemu.sending, Sending::LastLook | Sending::Failed)

@@ -1,4 +1,4 @@
-//! The rules: what holds after every step, what is told of a migration, and what must be so in the end.
+//! The rules: what holds after every step, what reports of a migration may say, and what must hold in the end.
 
 use drainpipe_engine::migration::result::{Outcome, SourceVm};
 use drainpipe_engine::migration::target::IncomingState as State;
@@ -7,11 +7,11 @@ use crate::operator::ATTEMPTS;
 use crate::qemu::Writes;
 use crate::world::{Host, World};
 
-/// How often letting the VM run on the source is tried. Who is mute for that long keeps it from running.
+/// How often the source tries to let the VM run. A QEMU that is mute for that long prevents it.
 const RESUMES: u32 = 5;
 
 impl World {
-    /// What holds at any time.
+    /// Checks what holds at any time.
     pub(crate) fn check(&mut self) {
         self.check_still_guest();
         self.check_disks();
@@ -44,14 +44,14 @@ impl World {
         }
     }
 
-    /// Time that was passed over while somebody had something to do counts for nobody.
+    /// Time that was skipped although somebody had something to do does not count.
     fn check_still_guest(&mut self) {
         let since_ms = self.now_ms - self.checked_ms - self.passed_over_ms;
         self.checked_ms = self.now_ms;
         self.check_stands_still(since_ms);
     }
 
-    /// What is told of a migration is so.
+    /// What is reported of a migration is true.
     pub(crate) fn check_outcome(
         &mut self,
         number: usize,
@@ -69,7 +69,7 @@ impl World {
             }
             Outcome::Failed => has_error && !self.source.journal[number].handed_over,
             Outcome::Cancelled => was_cancelled && !went,
-            // Where it went, it may have ended with its host, on the operator's word.
+            // At its target it may have ended with the host, by the operator's word.
             Outcome::Lost => has_error && (!went || self.is_lost) && self.source.qemu.is_none(),
             Outcome::InDoubt => false,
         };
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// What is told of a VM is what was seen of it.
+    /// What is reported of a VM is what somebody saw.
     pub(crate) fn check_seen(
         &mut self,
         number: usize,
@@ -107,7 +107,7 @@ impl World {
         }
     }
 
-    /// The faults have stopped, and all is settled.
+    /// Checks what must hold once the faults have stopped and everything is settled.
     pub(crate) fn check_end(&self) -> Result<(), String> {
         let runs = |host| self.copy_at(host).is_some_and(|copy| copy.runs);
         let is_stuck = self.source.qemu.is_some() && self.resumes_failed >= RESUMES;

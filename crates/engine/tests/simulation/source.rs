@@ -19,14 +19,14 @@ pub(crate) const LIMITS: Limits = Limits {
     throttle_percent: 80,
 };
 
-/// What the source's journal says of a migration.
+/// What the source's journal says about a migration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Record {
     pub handed_over: bool,
     /// The hand-over is forbidden, or was taken back.
     pub is_revoked: bool,
     pub outcome: Option<Outcome>,
-    /// The operator said that its target was lost.
+    /// The operator has declared its target lost.
     pub is_reclaimed: bool,
 }
 
@@ -35,26 +35,26 @@ pub(crate) struct Source {
     pub life: Life,
     /// Which life of the agent it is.
     pub lives: u32,
-    /// When it wakes up, or is started anew.
+    /// When it wakes up, or is restarted.
     pub wakes_ms: f64,
     pub disk_full_until_ms: f64,
-    /// By the number of the migration. The right one, also where another lies in its place.
+    /// The right journal, by the number of the migration, even while another one lies in its place.
     pub journal: Vec<Record>,
-    /// What lies in its place.
+    /// The journal that lies in the right one's place.
     pub older: Option<Older>,
-    /// The generation of the journal that the runtime directory has heard of since the host booted.
+    /// The last generation of the journal that the runtime directory has heard of since the host booted.
     pub witnessed: Option<u64>,
     /// When the agent asks next what others know of its journal.
     pub tells_ms: f64,
-    /// A hand-over that could not be recorded, but the next life of the agent will find the record: it is in the
-    /// journal's log, behind its end. What is written later is written over it.
+    /// A hand-over that failed to be recorded, though the next life of the agent will find the record: it lies in the
+    /// journal's log, past its end, until a later record overwrites it.
     pub found_later: Option<usize>,
-    /// The last one that was found so.
+    /// The last hand-over that was found that way.
     found: Option<usize>,
     pub qemu: Option<SourceQemu>,
-    /// By a fault, and not because somebody ended it.
+    /// Whether a fault destroyed the copy, rather than somebody's order.
     pub is_copy_lost: bool,
-    /// It has told the target to discard a copy that does not answer, since its own is there.
+    /// Whether the source has told the target to discard a copy that does not answer, because its own is there.
     pub has_given_up_target: bool,
     pub executor: Option<Executor>,
     pub is_network_changed: bool,
@@ -81,7 +81,7 @@ impl Source {
         }
     }
 
-    /// As whoever finds that its vCPUs are held back, and not by whom.
+    /// Frees the vCPUs, as whoever finds them held back does without knowing by whom.
     pub(crate) fn lift_throttle(&mut self) {
         if let Some(qemu) = &mut self.qemu {
             qemu.is_throttled = false;
@@ -92,13 +92,14 @@ impl Source {
         self.journal.iter().any(|record| record.handed_over)
     }
 
-    /// Those that were found later left the VM where it was, or not.
+    /// Whether a hand-over was recorded when it was made. One that was found later may have left the VM where it was.
     pub(crate) fn has_handed_over_in_time(&self) -> bool {
         let mut records = self.journal.iter().enumerate();
         records.any(|(number, record)| record.handed_over && self.found != Some(number))
     }
 
-    /// Nothing tells that the VM ran on here, after a record that was taken for failed: its QEMU has ended.
+    /// Whether nothing tells that the VM ran on here after a record that seemed to have failed, because its QEMU has
+    /// ended.
     pub(crate) fn has_left_no_trace(&self) -> bool {
         self.qemu.is_none() && self.found.is_some_and(|number| self.journal[number].handed_over)
     }
@@ -140,7 +141,7 @@ impl World {
         self.source.hand_over(migration, self.source_state() == Some(SourceState::LetGo))
     }
 
-    /// What the source's QEMU says of a VM that is recorded to be handed over; `None` if it does not answer.
+    /// What the source's QEMU says about a VM whose hand-over is recorded; `None` if it does not answer.
     pub(crate) fn source_state(&self) -> Option<SourceState> {
         let is_believed = self.planted == Planted::VainHandOverBelieved;
         let Some(qemu) = &self.source.qemu else { return Some(SourceState::LetGo) };
@@ -149,11 +150,11 @@ impl World {
             _ if !self.answers(Host::Source) => None,
             _ if qemu.copy.runs => Some(SourceState::Kept),
             _ if self.is_domain() => self.domain_state(),
-            // With post-copy. Nothing of what the target needs has been sent.
+            // With post-copy, nothing that the target needs has been sent.
             Sending::PreSwitchover => Some(SourceState::Kept),
-            // How much of it the target has, nobody here knows any more.
+            // Nobody here knows any more how much of it the target has.
             Sending::Failed | Sending::Cancelled if qemu.is_post_copy => Some(SourceState::Astray),
-            // It may fail.
+            // It may still fail.
             Sending::Device { .. } | Sending::LastLook => None,
             _ => Some(SourceState::LetGo),
         }
@@ -172,7 +173,7 @@ impl World {
         self.cut_tasks(None);
     }
 
-    /// The guards are processes of their host too.
+    /// The guards end too: they are processes of this host.
     pub(crate) fn reboot_source(&mut self, for_ms: f64) {
         self.lose(Host::Source);
         self.reboot_libvirt(Host::Source);
@@ -198,12 +199,12 @@ impl World {
             self.source.journal[number].handed_over = true;
             self.source.found = Some(number);
         }
-        // Room was made, if that is what was missing.
+        // If the disk was full, somebody has made room.
         if self.source.disk_full_until_ms.is_infinite() {
             self.source.disk_full_until_ms = self.now_ms;
         }
         let Some(number) = self.source.open_migration() else { return };
-        // Until its QEMU answers, a VM is out of reach: the agent has to be started once more.
+        // The agent cannot reach a VM whose QEMU does not answer, and has to be restarted once more.
         if self.source.qemu.is_some() && !self.answers(Host::Source) {
             return;
         }
@@ -220,7 +221,7 @@ impl World {
         self.source.executor = Some(Executor::new(number, migration, first, self.now_ms));
     }
 
-    /// As far as that knows of a migration.
+    /// Recovers as far as the older journal knows about a migration.
     fn recover_by_older_journal(&mut self, older: Older) {
         if let Some(last) = self.source.journal.len().checked_sub(1)
             && older.has_begun

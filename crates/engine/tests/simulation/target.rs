@@ -1,5 +1,5 @@
-//! The target's host: its journal, its agent's life, and what the agent does by itself: it looks after the VMs on
-//! their way, and after a start lets run what was told to run before.
+//! The target's host: its journal, its agent's life, and what the agent does by itself: it looks after the VMs on their
+//! way, and after a start it lets run what it was ordered to run.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,34 +27,34 @@ use crate::world::{Host, Life, Sight, World};
 
 const ANSWER_DEADLINE_MS: f64 = ms(timing::QMP_DEADLINE);
 
-/// How often an agent tries to take hold of a QEMU that did not answer when it started.
+/// How often an agent tries to reach a QEMU that did not answer when the agent started.
 const REACHED_EVERY_MS: f64 = 5_000.0;
 
-/// A VM on its way, as the agent has it in mind: no crash outlasts it.
+/// A VM on its way, as the agent remembers it; the entry does not survive a crash.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry {
     pub memory: Memory,
     watch: Watch,
     next: WatchAction,
-    /// Its watch does nothing before.
+    /// When its watch goes on, at the earliest.
     at_ms: f64,
     asked: Asked,
-    /// What its watch has given itself to do, and what came of it.
+    /// The task that its watch has started, and what came of it.
     carries: Option<u64>,
     pub carried: Option<WatchEvent>,
-    /// What it was promised of the host's memory.
+    /// The memory of the host that it was promised.
     pub reserved: MemoryNeeds,
-    /// Its QEMU stands, or did.
+    /// Whether its QEMU has been built.
     pub is_built: bool,
-    /// It stood before this agent did.
+    /// Whether that was built before this life of the agent.
     pub is_from_before: bool,
-    /// And has not answered it yet.
+    /// Whether the QEMU has not answered this life of the agent yet.
     pub is_unresponsive: bool,
-    /// The task that is at it.
+    /// The task that works on it.
     pub locked_by: Option<u64>,
 }
 
-/// A question to the source, and what it has said.
+/// A question to the source, and its answer.
 #[derive(Debug, Clone, Copy, Default)]
 struct Asked {
     question: Option<Question>,
@@ -62,7 +62,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// What the source says, or that it was silent for too long.
+    /// What the source says, if it was not silent for too long.
     fn take(&mut self) -> HandOver {
         self.question = None;
         match self.answer.take() {
@@ -92,7 +92,7 @@ impl Entry {
         }
     }
 
-    /// Nothing is to be done for most of them until their sources have fallen silent.
+    /// Most entries need no care until their sources have fallen silent.
     fn rests_until_ms(&self, now_ms: f64) -> f64 {
         let next_ms = now_ms + WATCH_EVERY_MS as f64;
         let is_awaited = self.memory.awaits_run() || self.is_unresponsive;
@@ -104,7 +104,7 @@ impl Entry {
     }
 }
 
-/// What was told to run in an earlier life of the agent.
+/// A VM that an earlier life of the agent was ordered to run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrived {
     machine: Resumption,
@@ -128,31 +128,31 @@ impl Arrived {
 pub(crate) struct Target {
     pub life: Life,
     pub wakes_ms: f64,
-    /// With all that ran there; it may come back without.
+    /// Whether the host is lost, with all that ran there. It may come back without that.
     pub is_lost: bool,
     pub disk_full_until_ms: f64,
     pub journal: BTreeMap<usize, State>,
-    /// What is not in the journal any more: it was lost, and an empty one was begun.
+    /// The records of a journal that was lost; an empty one was begun in its place.
     pub lost_journal: BTreeMap<usize, State>,
-    /// What was forgotten, since it was settled.
+    /// Records that were forgotten, since they were settled.
     pub forgotten: BTreeMap<usize, State>,
-    /// Their sources have nothing more to ask.
+    /// The migrations of which the source knows the end, and has nothing more to ask.
     pub known_to_source: BTreeSet<usize>,
     /// The last generation of the source's journal that it has heard of.
     pub heard: u64,
-    /// Of those that were discarded, the ones whose QEMU may still be there.
+    /// The discarded migrations whose QEMU may still be there.
     pub remains: BTreeSet<usize>,
     pub qemu: Option<TargetQemu>,
     pub entries: BTreeMap<usize, Entry>,
     pub arrived: BTreeMap<usize, Arrived>,
-    /// It is among the VMs of this host.
+    /// Whether the VM is one of this host's VMs.
     pub has_vm: bool,
-    /// And its QEMU has not answered this life of the agent, which tries then again.
+    /// When the agent next tries to reach a QEMU that has not answered it since it started.
     pub reached_at_ms: Option<f64>,
-    /// It runs on a third host.
+    /// Whether the VM runs on a third host.
     pub has_moved_on: bool,
     pub tasks: Vec<Task>,
-    /// The migrations for which its network is changed.
+    /// The migrations for which the target's network is changed.
     pub network_changed_for: BTreeSet<usize>,
     pub places_awaited: u64,
 }
@@ -186,7 +186,7 @@ impl Target {
         self.journal.get(&migration).copied()
     }
 
-    /// Whether the VM may have run here, by the journal, or by what it was.
+    /// Whether the VM may have run here, by the journal or by the lost one.
     pub(crate) fn may_have_run(&self) -> bool {
         self.journal
             .values()
@@ -194,7 +194,7 @@ impl Target {
             .any(|state| matches!(state, State::Running | State::Finished))
     }
 
-    /// Whether its agent has nothing more to do.
+    /// Whether the target's agent has nothing more to do.
     pub(crate) fn is_settled(&self) -> bool {
         self.entries.is_empty()
             && self.arrived.is_empty()
@@ -232,7 +232,7 @@ impl World {
         self.target.entries.insert(migration, Entry { at_ms, ..entry });
     }
 
-    /// Somebody has said something. Only of its source that is a sign of life.
+    /// Somebody has spoken about a migration. Only the source's word is a sign of life.
     pub(crate) fn hears(&mut self, migration: usize, speaker: Speaker) {
         if speaker == Speaker::ThirdHost && self.planted != Planted::ThirdHostIsSign {
             return;
@@ -243,8 +243,8 @@ impl World {
         }
     }
 
-    /// Nobody carries on who knows more than the journal: as far as that says, what has ended before it was let run did
-    /// run here.
+    /// Nobody who knows more than the journal is left. Going by that, a VM that ended before it was let run did run
+    /// here.
     pub(crate) fn count_ended_as_run(&mut self) {
         let is_recorded = self.target.journal.values().any(|state| *state == State::Running);
         self.is_lost |= is_recorded && self.target.qemu.is_none();
@@ -264,14 +264,14 @@ impl World {
         target.reached_at_ms = None;
     }
 
-    /// Its agent is started anew on an empty journal.
+    /// The target's agent is restarted on an empty journal.
     pub(crate) fn lose_target_journal(&mut self, for_ms: f64) {
         self.crash_target(for_ms);
         let lost = std::mem::take(&mut self.target.journal);
         self.target.lost_journal.extend(lost);
     }
 
-    /// The VM goes to a third host, if it can: then it is none of this host's any more, and its arrival is closed.
+    /// The VM moves to a third host, if it can. It then no longer belongs to this host, and its arrival is closed.
     pub(crate) fn move_on(&mut self) {
         let is_whole = |qemu: &TargetQemu| qemu.copy.runs && qemu.arrival == Arrival::Complete;
         let is_there = self.target.qemu.as_ref().is_some_and(is_whole) && self.answers(Host::Target);
@@ -295,7 +295,7 @@ impl World {
         }
     }
 
-    /// Somebody has put the journal back, and starts the agent anew on it.
+    /// Somebody puts the journal back, and restarts the agent on it.
     pub(crate) fn find_target_journal(&mut self) {
         let found = std::mem::take(&mut self.target.lost_journal);
         if !found.is_empty() {
@@ -313,12 +313,13 @@ impl World {
         self.target.wakes_ms = self.target.wakes_ms.max(self.now_ms + for_ms);
     }
 
-    /// By its journal: what was discarded is cleared away, what waits is taken up, what was told to run is let run.
+    /// Starts the agent, which goes by its journal: it clears away what was discarded, takes up what waits, and lets
+    /// run what it was ordered to run.
     pub(crate) fn start_target(&mut self) {
         if self.target.disk_full_until_ms.is_infinite() {
             self.target.disk_full_until_ms = self.now_ms;
         }
-        // What it finds has to be recorded.
+        // The agent has to record what it finds.
         if self.is_target_disk_full() {
             self.target.wakes_ms = self.target.disk_full_until_ms;
             return;
@@ -336,7 +337,7 @@ impl World {
         self.target.network_changed_for.retain(|migration| still_needed.contains_key(migration));
     }
 
-    /// Its agent takes hold of a QEMU that did not answer when it started, or finds that it has ended.
+    /// The agent reaches a QEMU that did not answer when it started, or finds that it has ended.
     pub(crate) fn reach(&mut self) {
         if !self.target.reached_at_ms.is_some_and(|at_ms| self.now_ms >= at_ms)
             || self.target.life != Life::Up
@@ -374,7 +375,7 @@ impl World {
         }
     }
 
-    /// A QEMU that waits for a page takes what is out of band from those alone who have spoken to it before.
+    /// A QEMU that waits for a page takes commands out of band only over connections that it has used before.
     fn end_by_hand_what_nobody_reaches(&mut self) {
         let waits = self.target.qemu.as_ref().is_some_and(|qemu| qemu.parts == Parts::WaitsForPage);
         if waits && !self.stream_flows() {
@@ -407,7 +408,7 @@ impl World {
             self.target.journal.insert(migration, State::Discarded);
             return;
         }
-        // Its source is asked at once.
+        // The agent asks the source at once.
         self.enter(migration, self.now_ms - SILENCE_MS, true);
         self.saw(Sight::TakenUp);
     }
@@ -420,7 +421,7 @@ impl World {
         }
     }
 
-    /// From now on it is looked after as one of which a part is to come.
+    /// From now on, the agent looks after the VM as one of which a part is still to come.
     pub(crate) fn enter_part(&mut self, migration: usize) {
         self.enter(migration, self.now_ms, true);
         let now_ms = self.now_ms;
@@ -435,14 +436,14 @@ impl World {
         question
     }
 
-    /// The watch of a VM on its way goes on.
+    /// Takes a step of the watch of a VM on its way.
     pub(crate) fn step_watch(&mut self, migration: usize) {
         let Some(mut entry) = self.target.entries.get(&migration).copied() else { return };
         let Some(event) = self.watch_performs(migration, &mut entry) else {
             self.target.entries.insert(migration, entry);
             return;
         };
-        // It may have been closed.
+        // The entry may have been closed meanwhile.
         let Some(now) = self.target.entries.get(&migration) else { return };
         (entry.memory, entry.locked_by) = (now.memory, now.locked_by);
         entry.next = entry.watch.handle(self.now_ms, &entry.memory, event);
@@ -459,7 +460,7 @@ impl World {
         }
     }
 
-    /// What comes of its action, once that is known.
+    /// What came of its action; `None` until that is known.
     fn watch_performs(&mut self, migration: usize, entry: &mut Entry) -> Option<WatchEvent> {
         Some(match entry.next {
             WatchAction::Rest => WatchEvent::Done,
@@ -494,7 +495,7 @@ impl World {
         })
     }
 
-    /// A task of its own is over.
+    /// A task that the watch started has ended.
     pub(crate) fn watch_hears(&mut self, migration: usize, task: u64, event: WatchEvent) {
         if let Some(entry) =
             self.target.entries.get_mut(&migration).filter(|entry| entry.carries == Some(task))
@@ -503,7 +504,7 @@ impl World {
         }
     }
 
-    /// It runs, and is this host's from now on.
+    /// The VM runs, and belongs to this host from now on; returns whether that could be recorded.
     pub(crate) fn finish_arrival(&mut self, migration: usize) -> bool {
         let is_running = self.target.state(migration) == Some(State::Running);
         if is_running && self.is_target_disk_full() {
@@ -516,13 +517,13 @@ impl World {
         true
     }
 
-    /// There is nothing more to do for it.
+    /// Forgets a VM for which nothing more is to be done.
     fn leave(&mut self, migration: usize) {
         self.target.network_changed_for.remove(&migration);
         self.target.entries.remove(&migration);
     }
 
-    /// What its agent stopped at between the record and the deed goes on.
+    /// Continues what the agent was ordered to do and had recorded, but had not done when it ended.
     pub(crate) fn step_arrived(&mut self, migration: usize) {
         let Some(mut arrived) = self.target.arrived.get(&migration).copied() else { return };
         let Some(event) = self.arrived_performs(migration, &mut arrived) else {
@@ -559,7 +560,7 @@ impl World {
             ResumptionAction::AskSource => ResumptionEvent::SourceSays(arrived.asked.take()),
             ResumptionAction::LetRun => ResumptionEvent::Failed,
             ResumptionAction::Finish | ResumptionAction::Forget if is_full => ResumptionEvent::Failed,
-            // The watch of one that lacks a part goes on.
+            // The watch of a VM that lacks a part goes on.
             ResumptionAction::Finish => {
                 self.target.journal.insert(migration, State::Finished);
                 ResumptionEvent::Done
@@ -574,7 +575,7 @@ impl World {
         })
     }
 
-    /// What its source says, if that is still wanted.
+    /// The source has answered a question, if somebody still awaits it.
     pub(crate) fn target_is_told(&mut self, question: Question, hand_over: Statement) {
         let entries = self.target.entries.values_mut().map(|entry| &mut entry.asked);
         let arrived = self.target.arrived.values_mut().map(|arrived| &mut arrived.asked);

@@ -1,5 +1,5 @@
-//! A third host, which has nothing to do with the VM: by what it sends to the target itself old records go there, and it
-//! asks and gives orders about a migration that is none of its own.
+//! A third host, which has nothing to do with the VM. By the VMs that it sends to the target, it makes the target
+//! forget old records; and it asks and gives orders about a migration that is not its own.
 
 use crate::network::Letter;
 use crate::planted::Planted;
@@ -7,10 +7,10 @@ use crate::world::{Life, Sight, World};
 use drainpipe_engine::migration::target::IncomingState as State;
 use drainpipe_engine::migration::target::order::Order;
 
-/// How often it asks, once it has begun: more often than a target takes its source for silent.
+/// How often it asks once it has begun: more often than a target needs to consider its source silent.
 const ASK_EVERY_MS: f64 = 4_000.0;
 
-/// Who says something about a migration.
+/// Who speaks about a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Speaker {
     Source,
@@ -18,7 +18,8 @@ pub(crate) enum Speaker {
 }
 
 impl World {
-    /// So many VMs come and go that records of settled migrations are forgotten. Whatever was said of these is long past.
+    /// So many VMs come and go that records of settled migrations are forgotten. No message about these is under way
+    /// any more.
     pub(crate) fn forget_settled(&mut self) {
         if self.target.life != Life::Up || self.is_target_disk_full() || !self.target.lost_journal.is_empty()
         {
@@ -35,7 +36,7 @@ impl World {
         }
     }
 
-    /// Its source knows, and has recorded the end long since; and nothing of it is here.
+    /// Whether the source has recorded the end long ago, and nothing of the migration is left here.
     fn is_settled(&self, migration: usize, state: State) -> bool {
         let is_over = self.source.journal[migration].outcome.is_some();
         let is_gone = match state {
@@ -46,13 +47,13 @@ impl World {
         is_gone && is_over && self.target.known_to_source.contains(&migration)
     }
 
-    /// The third host begins to ask about all migrations, and has the last one given up.
+    /// The third host begins to ask about all migrations, and orders the last one to be given up.
     pub(crate) fn meddle(&mut self) {
         self.third_host_asks_ms = self.now_ms;
         if self.target.life != Life::Up {
             return;
         }
-        // It is refused: a migration is its source's.
+        // The order is refused: only its source may give a migration up.
         if let Some(last) = self.source.journal.len().checked_sub(1)
             && self.planted == Planted::ThirdHostCloses
         {
@@ -60,7 +61,7 @@ impl World {
         }
     }
 
-    /// What was decided of each VM on its way, it may know.
+    /// The third host may know what was decided about each VM on its way.
     pub(crate) fn third_host_asks(&mut self) {
         if self.now_ms < self.third_host_asks_ms {
             return;

@@ -1,4 +1,4 @@
-//! The wait for a migration's turn to send, with hosts that do as they are told.
+//! The wait for a migration's turn to send, with hosts that do what they are told.
 
 use drainpipe_engine::migration::result::Outcome;
 use drainpipe_engine::migration::{Limits, Migration, SourceAction, SourceEvent, Stage, VmCondition};
@@ -37,7 +37,7 @@ pub(crate) fn done(action: SourceAction) -> SourceEvent {
     }
 }
 
-/// One that waits for its turn.
+/// A migration that waits for its turn.
 pub(crate) fn waiting(limits: Limits, now_ms: f64) -> Migration {
     let (mut migration, mut action) = Migration::begin(limits);
     while action != SourceAction::AwaitTurn {

@@ -1,4 +1,4 @@
-//! The world of one run: what is next, and what strikes.
+//! The world of one run: who acts next, and which faults strike.
 
 use std::collections::BTreeSet;
 
@@ -18,20 +18,20 @@ use crate::random::Random;
 use crate::source::Source;
 use crate::target::Target;
 
-/// A run with faults takes some hundred steps, and one without some fifty. This is for what is left when the faults
+/// A run takes some hundred steps with faults, and some fifty without. The rest is for what remains when the faults
 /// stop: guards, questions and waits of a minute.
 const STEPS_MAX: u32 = 20_000;
 
-/// As much of it as somebody may want to read.
+/// The longest story that somebody may want to read.
 const STORY_STEPS_MAX: u32 = 4_000;
 
-/// How much later than others a message, or its double, may come.
+/// How much later than others a message or its duplicate may arrive.
 const LATE_MS_MAX: u64 = 20_000;
 
-/// How often a migration looks for its turn that never comes.
+/// How often a migration asks for a turn that never comes.
 const TURNS_IN_VAIN: u64 = 1_000;
 
-/// How long guards may stand still that are slow.
+/// How long slow guards may stand still.
 const GUARDS_PAUSE_MS: u64 = 30_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,16 +49,16 @@ impl Host {
     }
 }
 
-/// An agent.
+/// Whether an agent lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Life {
     Up,
-    /// Stopped where it was; it goes on there.
+    /// Stopped where it was; it will go on from there.
     Frozen,
     Down,
 }
 
-/// What a run has come upon. Together the runs must have come upon all of it, else they would prove little.
+/// Something remarkable that a run has met. The runs together must have met all of these, or they would prove little.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Sight {
     Adopted,
@@ -96,7 +96,7 @@ pub(crate) enum Sight {
     TakenUp,
     Throttled,
     InDoubt,
-    // Of domains.
+    // Only domains show these.
     LeftOneEnded,
     LibvirtHung,
     LibvirtResumed,
@@ -107,7 +107,7 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    /// With domains.
+    /// All that runs with domains must meet.
     pub(crate) const OF_DOMAINS: [Self; 7] = [
         Self::LeftOneEnded,
         Self::LibvirtHung,
@@ -118,7 +118,7 @@ impl Sight {
         Self::SentForNobody,
     ];
 
-    /// Without.
+    /// All that runs without domains must meet.
     pub(crate) const ALL: [Self; 35] = [
         Self::Adopted,
         Self::DisksCopied,
@@ -163,7 +163,7 @@ impl Sight {
 pub(crate) struct Run {
     pub outcomes: Vec<Outcome>,
     pub sights: BTreeSet<Sight>,
-    /// Its turn never came, for as long as there were faults.
+    /// Whether a migration's turn never came while there were faults.
     pub waits_in_vain: bool,
 }
 
@@ -174,7 +174,7 @@ pub(crate) struct World {
     pub faults: Faults,
     pub planted: Planted,
     pub hosts: Hosts,
-    /// Where the VM is a domain.
+    /// `None` unless the VM is a domain.
     pub libvirts: Option<Libvirts>,
     /// What a VM of another host was promised at the target.
     pub neighbour: Option<Promise>,
@@ -183,19 +183,19 @@ pub(crate) struct World {
     pub source: Source,
     pub target: Target,
     pub guards: Vec<Guard>,
-    /// How long they stand still after each of their acts, at most.
+    /// How long guards stand still after each of their actions, at most.
     pub guards_pause_ms: u64,
-    /// For how long the guest has stood still, and its guard could have let it run.
+    /// For how long the guest has stood still while its guard could have let it run.
     pub stood_still_ms: f64,
     pub checked_ms: f64,
-    /// So much time was passed over in this step, though somebody had something to do.
+    /// How much time was skipped in this step, though somebody had something to do.
     pub passed_over_ms: f64,
     /// When the third host asks next.
     pub third_host_asks_ms: f64,
     pub operator: Operator,
-    /// The VM as it is.
+    /// The VM's newest state.
     pub newest: u64,
-    /// The host that held it has ended, with its memory: then it need not run on.
+    /// Whether the host that held the VM has ended, with its memory: then the VM need not run on.
     pub is_lost: bool,
     pub turns_awaited: u64,
     waits_in_vain: bool,
@@ -204,7 +204,7 @@ pub(crate) struct World {
     sights: BTreeSet<Sight>,
     broken: Option<String>,
     is_healed: bool,
-    /// Only where somebody wants to read it.
+    /// `None` unless somebody wants to read it.
     story: Option<Vec<String>>,
 }
 
@@ -220,12 +220,12 @@ enum Actor {
     Arrived(usize),
 }
 
-/// Runs one seed to its end; the rule that was broken, if one was.
+/// Runs one seed to its end; the error is the rule that was broken.
 pub(crate) fn simulate(seed: u64, draw: fn(&mut Random) -> Faults, planted: Planted) -> Result<Run, String> {
     World::new(seed, draw, planted).go_on()
 }
 
-/// What happens in a run, line by line.
+/// The story of a run, line by line.
 pub(crate) fn tell(seed: u64, draw: fn(&mut Random) -> Faults) -> String {
     let mut world = World::new(seed, draw, Planted::Nothing);
     let mut story = world.faults.to_string();
@@ -285,7 +285,7 @@ impl World {
         }
     }
 
-    /// Whether its memory gets dirty so fast that it hardly comes to an end while it runs.
+    /// Whether the VM dirties its memory so fast that the transfer hardly finishes while it runs.
     pub(crate) fn is_busy(&self) -> bool {
         self.hosts.allow_post_copy() || self.seed.is_multiple_of(4)
     }
@@ -381,7 +381,7 @@ impl World {
         format!("{acts}  [{source:?} {target:?} {:?}]", self.target.journal)
     }
 
-    /// Who can do something now.
+    /// All who can do something now.
     fn actors(&self) -> Vec<Actor> {
         let now_ms = self.now_ms;
         let mut actors = Vec::with_capacity(8);
@@ -414,12 +414,12 @@ impl World {
         actors
     }
 
-    /// Whether it reaches somebody: what stands still hears it later.
+    /// Whether the letter reaches somebody now: a frozen agent receives it later.
     fn is_let_through(&self, letter: Letter) -> bool {
         self.now_ms >= self.network.parted_until_ms && self.life_of_addressee(letter) != Life::Frozen
     }
 
-    /// Of an agent; guards live on without theirs.
+    /// The life of the agent to which the letter goes; guards live on without theirs.
     fn life_of_addressee(&self, letter: Letter) -> Life {
         match letter {
             Letter::Answer { question, .. } if self.guards.iter().any(|guard| guard.has_asked(question)) => {
@@ -454,7 +454,7 @@ impl World {
         if !self.target.entries.is_empty() {
             wakes(self.third_host_asks_ms);
         }
-        // Nothing is left but to look again.
+        // Nothing is left to do but to look again.
         if next_ms.is_finite() { next_ms } else { self.now_ms + 1_000.0 }
     }
 
@@ -484,7 +484,7 @@ impl World {
                     executor.take_answer(question, answer);
                 }
             }
-            // What it says does not bind it, and the target takes it for silence.
+            // What such a journal says binds nobody, and the target takes it for silence.
             Letter::Ask { .. } if self.source.older.is_some() => {}
             Letter::Ask { migration, question } => {
                 let hand_over = self.tell_hand_over(migration);
@@ -526,7 +526,7 @@ impl World {
         let whole_ms = [100, 2_000, 8_000, 30_000, 150_000][self.random.index(5)];
         let for_ms = whole_ms as f64;
         let until_ms = self.now_ms + for_ms;
-        // For good: somebody has to make room, and to start the agent anew.
+        // Infinite until somebody makes room and restarts the agent.
         let full_until_ms = if self.random.chance(30) { f64::INFINITY } else { until_ms };
         match fault {
             Fault::Partition => self.network.parted_until_ms = until_ms,
@@ -557,7 +557,7 @@ impl World {
                 }
             }
             Fault::TargetQemuEnds => self.lose(Host::Target),
-            // By then the operator looks where the VM is.
+            // The VM has left the target: the operator would look where it is.
             Fault::TargetLost if self.target.has_moved_on => {}
             Fault::TargetLost => {
                 let comes_back = self.random.chance(75);
@@ -585,7 +585,7 @@ impl World {
         }
     }
 
-    /// Hours forth, or back.
+    /// Moves the clock by hours, forwards or back.
     fn jump_clock(&mut self) {
         let by_ms = self.random.below(10 * 3_600_000) as f64 - 5.0 * 3_600_000.0;
         if let Some(executor) = &mut self.source.executor {
@@ -593,7 +593,7 @@ impl World {
         }
     }
 
-    /// From here on nothing goes wrong, and what has gone wrong is mended; but for a lost host.
+    /// From here on nothing goes wrong, and everything that went wrong is repaired, except a lost host.
     fn heal(&mut self) {
         self.is_healed = true;
         let now_ms = self.now_ms;
@@ -611,7 +611,7 @@ impl World {
         self.find_source_journal();
     }
 
-    /// Nobody is at anything.
+    /// Whether nobody has anything under way.
     pub(crate) fn is_quiet(&self) -> bool {
         let guards = self.guards.iter().all(Guard::has_left);
         let agents = self.source.life == Life::Up && (self.target.life == Life::Up || self.target.is_lost);
@@ -633,7 +633,7 @@ impl World {
     }
 }
 
-/// Mostly its turn comes at once, often soon, and at times not before the deadline of a minute.
+/// Mostly its turn comes at once; often, soon; and sometimes not before the deadline of a minute.
 fn turns_awaited(random: &mut Random) -> u64 {
     match random.below(20) {
         0..14 => 0,
