@@ -2,8 +2,8 @@
 
 use crate::random::Random;
 
-/// Chances in percent: of each step of a migration, of each message, or of each turn of the simulation; per thousand
-/// turns where that is said.
+/// Chances in percent of the steps of a migration, of the messages, or of the turns of the simulation; where a comment
+/// says so, per thousand turns.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Faults {
     /// A migration fails.
@@ -12,41 +12,41 @@ pub(crate) struct Faults {
     pub vanish: u64,
     /// Somebody else takes or gives back memory of a target.
     pub taken: u64,
-    /// A message that may be lost is.
+    /// A message that may be lost is lost.
     pub lost: u64,
-    /// A message comes once more, at any time later; a target is named twice.
+    /// A message arrives a second time, at any later moment; or the operator names a target twice.
     pub doubled: u64,
     /// A plan cannot be made.
     pub no_plan: u64,
     /// Somebody cancels the drain, per thousand turns.
     pub cancel: u64,
-    /// The agent is started anew, sometimes with its host, per thousand turns.
+    /// The agent is restarted, sometimes with its host, per thousand turns.
     pub restart: u64,
-    /// Its target takes no more VMs at a time when a migration asks for its place.
+    /// A target takes no more VMs when a migration asks it for a place.
     pub busy: u64,
-    /// Somebody else moves a VM by hand, per thousand turns; others leave this host beside those of the drain.
+    /// Somebody else moves a VM by hand, per thousand turns. Such VMs may also be others than the drain's.
     pub moved: u64,
-    /// A VM's memory gets dirty nearly as fast as it is sent, or faster: percent of the VMs.
+    /// A VM dirties its memory nearly as fast as it is sent, or faster: percent of the VMs.
     pub endless: u64,
     /// The journal cannot be written for a while, per thousand turns.
     pub disk_full: u64,
-    /// The agent stands still for a while, per thousand turns.
+    /// The agent hangs for a while, per thousand turns.
     pub frozen: u64,
     /// The host is suspended, the agent is woken late, or no time passes for a while, per thousand turns.
     pub clock: u64,
-    /// A target's agent stands still for a while, per thousand turns.
+    /// A target's agent hangs for a while, per thousand turns.
     pub target_frozen: u64,
-    /// A target is drained itself, for a while, per thousand turns.
+    /// A target is itself drained for a while, per thousand turns.
     pub target_drained: u64,
     /// A target's host reboots, per thousand turns.
     pub target_reboots: u64,
-    /// A VM becomes one that cannot be moved, or can be moved again: it is paused, or arrives. Per thousand turns.
+    /// A VM can no longer be moved, or can be moved again, because it is paused or arriving; per thousand turns.
     pub immovable: u64,
     /// Somebody cancels the migration of one VM, per thousand turns.
     pub cancel_one: u64,
-    /// A VM is stopped here, or its QEMU ends, per thousand turns.
+    /// A VM is stopped on this host, or its QEMU ends, per thousand turns.
     pub ends: u64,
-    /// What has ended is begun again.
+    /// A drain that has ended is begun again.
     pub again: u64,
 }
 
@@ -75,7 +75,7 @@ impl Faults {
         again: 0,
     };
 
-    /// Of migrations, targets and messages.
+    /// Faults of migrations, targets and messages only.
     pub(crate) fn up_to(percent: u64) -> Self {
         Self {
             fail: percent,
@@ -93,8 +93,8 @@ impl Faults {
         }
     }
 
-    /// A few kinds, of hosts, clocks and disks above all: with all of them at once hardly a drain would come far
-    /// enough to meet the later ones.
+    /// A few kinds, mainly of hosts, clocks and disks. With all kinds at once, hardly any drain would come far enough
+    /// to meet the later ones.
     pub(crate) fn draw(random: &mut Random) -> Self {
         let few = [0, 1, 5][random.index(3)];
         let mut some = |most: u64| if random.chance(35) { 1 + random.below(most) } else { 0 };
@@ -122,57 +122,57 @@ impl Faults {
     }
 }
 
-/// That this seldom thing has happened in a run.
+/// Something rare that has happened in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Sight {
-    /// A message came twice that changes what is under way.
+    /// A message that changes what is under way arrived twice.
     EndHeardTwice,
     PlanHeardTwice,
     /// A VM ran on its target before all its memory was there.
     InParts,
-    /// Something that was to be done waited for the disk.
+    /// An action waited for the disk.
     HeldByDisk,
-    /// It was cancelled meanwhile.
+    /// A migration was cancelled while its start waited for the disk.
     CancelledAhead,
-    /// A migration could not be begun, since the disk was full.
+    /// A migration could not begin because the disk was full.
     BegunWithoutDisk,
-    /// How a migration ended could not be written down at once.
+    /// The end of a migration could not be recorded at once.
     EndUnrecorded,
-    /// What was not written down, and then the agent was started anew.
+    /// The agent was restarted before it could record what had happened.
     CrashUnwritten,
-    /// The guard has acted while the agent stood still.
+    /// The guard acted while the agent hung.
     GuardActed,
-    /// Several things were heard at once when the agent woke up.
+    /// The agent heard several things at once when it woke up.
     HeardAtOnce,
     Suspended,
     WokenLate,
-    /// A migration waited for a target that stood still.
+    /// A migration waited for a target that hung.
     AwaitedFrozen,
-    /// A target that is drained itself refused a VM.
+    /// A target that was itself drained refused a VM.
     RefusedByDrained,
-    /// A VM that had moved went on from its target.
+    /// A VM that had moved left its target again.
     MovedOn,
     TargetRebooted,
     HostRebooted,
-    /// A VM that was planned to move was gone.
+    /// A VM that the plan was to move was gone.
     BegunWhenGone,
-    /// A VM that was to move was moved by somebody else.
+    /// Somebody else moved a VM that the drain was to move.
     MovedByHand,
-    /// It was to be begun just then.
+    /// Somebody else moved a VM that the drain was just about to move.
     BegunWhenMovedByHand,
-    /// An agent that started anew found that somebody else had moved a VM.
+    /// A restarted agent found that somebody else had moved a VM.
     FoundMovedByHand,
-    /// As many left as may, by migrations of somebody else too.
+    /// As many VMs left the host as may at a time, some of them moved by others.
     OutboundByOthers,
-    /// A drain was carried on with what an earlier life had moved.
+    /// A drain was continued after an earlier life of the agent had moved VMs.
     CarriedOn,
-    /// Somebody has cancelled a migration of the drain.
+    /// Somebody cancelled a migration of the drain.
     CancelledByOther,
-    /// An outcome that was not known is.
+    /// An outcome that was in doubt became known.
     Settled,
-    /// The target had not let it run.
+    /// The target had not let the VM run.
     Revoked,
-    /// A VM went with its disk.
+    /// A VM moved together with its disk.
     DiskCopied,
 }
 

@@ -1,5 +1,5 @@
-//! What the agent writes down of a drain, and what it knows of it when it starts anew. As `agent/src/drain/executor.rs`
-//! and `record.rs` do it.
+//! What the agent records of a drain, and what it knows of the drain after a restart. `agent/src/drain/executor.rs` and
+//! `record.rs` do the same.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::milliseconds::ms;
 use crate::planted::Planted;
 use crate::world::{At, World, departure, name_of};
 
-/// Between two attempts to write.
+/// The time between two attempts to write.
 const AGAIN_AFTER_MS: f64 = ms(RECORD_AGAIN_AFTER);
 
 /// The drain's record.
@@ -19,9 +19,9 @@ const AGAIN_AFTER_MS: f64 = ms(RECORD_AGAIN_AFTER);
 pub(crate) struct Journal {
     /// What a later life of the agent will read.
     written: Vec<MoveStatus>,
-    /// VMs that stay, by it.
+    /// The VMs that stay, by what is written.
     written_stays: Vec<String>,
-    /// What this one believes to be written.
+    /// What this life of the agent believes to be written.
     recorded: DrainStatus,
     again_at_ms: Option<f64>,
 }
@@ -31,13 +31,13 @@ impl Journal {
         Self { written: vec![], written_stays: vec![], recorded: DrainStatus::begun(), again_at_ms: None }
     }
 
-    /// The agent has read it.
+    /// The agent has read the journal.
     pub(crate) fn opened(&mut self) {
         self.recorded = DrainStatus { moves: self.written.clone(), ..DrainStatus::begun() };
         self.again_at_ms = None;
     }
 
-    /// Whether all is written that this status says.
+    /// Writes this status; returns whether all of it is written.
     pub(crate) fn write(
         &mut self,
         now_ms: f64,
@@ -77,7 +77,7 @@ impl Journal {
         self.written.retain(|written| moves.iter().any(|one| one.vm == written.vm));
     }
 
-    /// What somebody else has moved since.
+    /// Adds the VMs that somebody else has moved since.
     fn settle_departures(&self, moves: &mut Vec<MoveStatus>, world: &World) {
         let has_left = |name: &str| world.vms.iter().any(|vm| vm.name == name && vm.at == At::Elsewhere);
         for one in moves.iter_mut().filter(|one| has_left(&one.vm)) {
@@ -93,7 +93,7 @@ impl Journal {
         self.again_at_ms.is_some()
     }
 
-    /// What it says, with what has become of the migrations that it left open.
+    /// What the journal says, with what has become of the migrations that it left open.
     pub(crate) fn settled(&self, world: &World, planted: Planted) -> Vec<MoveStatus> {
         let is_open = |state| {
             !matches!(state, MoveState::Waiting | MoveState::Moved | MoveState::Failed | MoveState::Left)
@@ -128,7 +128,7 @@ fn settle(one: &mut MoveStatus, world: &World) {
     }
 }
 
-/// But for what changes all the time.
+/// Whether two rows differ only in what changes all the time.
 fn is_same_move(one: &MoveStatus, other: &MoveStatus) -> bool {
     (&one.vm, &one.target, one.state, &one.migration)
         == (&other.vm, &other.target, other.state, &other.migration)
@@ -141,7 +141,7 @@ fn is_same(one: &DrainStatus, other: &DrainStatus) -> bool {
         && one.moves.iter().zip(&other.moves).all(|(one, other)| is_same_move(one, other))
 }
 
-/// What is told of a drain that was carried on: also what its earlier lives have moved.
+/// The status of a drain that was continued, with what its earlier lives have moved.
 pub(crate) fn with_earlier(mut status: DrainStatus, earlier: &[MoveStatus]) -> DrainStatus {
     if earlier.is_empty() {
         return status;

@@ -1,10 +1,10 @@
-//! The real planner, its linter and the real drain against modelled targets, migrations and messages, by the
-//! thousand. Migrations are refused, fail at any point, are left in doubt; targets vanish and return, stand still,
-//! reboot, are drained themselves; others take their memory, or their places; memory gets dirty faster than it is sent;
-//! messages are late, lost or doubled, as far as `drain::run` allows; the journal's disk is full; VMs end; somebody
-//! cancels, begins again, or moves VMs by hand; the agent stands still, or is started anew, also with its host; clocks
-//! stand still, or are late; two hosts are drained into each other. A failing seed replays exactly:
-//! `DRAINPIPE_SEED=17 cargo test -p drainpipe-engine --test drain_simulation`. `make soak` runs many more seeds.
+//! The real planner, its linter and the real drain against modelled targets, migrations and messages, by the thousand.
+//! Migrations are refused, fail at any point, or are left in doubt. Targets vanish and return, hang, reboot, or are
+//! themselves drained; others take their memory, or their places. Memory gets dirty faster than it is sent. Messages
+//! are late, lost or doubled, as far as `drain::run` allows. The journal's disk is full. VMs end. Somebody cancels,
+//! begins again, or moves VMs by hand. The agent hangs or is restarted, also with its host. Clocks stand still, or are
+//! late. Two hosts are drained into each other. A failing seed replays exactly: `DRAINPIPE_SEED=17 cargo test -p
+//! drainpipe-engine --test drain_simulation`. `make soak` runs many more seeds.
 
 mod faults;
 mod journal;
@@ -29,7 +29,7 @@ fn seeds() -> std::ops::Range<u64> {
     seeds_or(4_000)
 }
 
-/// So many where the environment says nothing.
+/// The seeds to run, `usual` of them if the environment does not say.
 fn seeds_or(usual: u64) -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     match (number("DRAINPIPE_SEED"), number("DRAINPIPE_SEEDS")) {

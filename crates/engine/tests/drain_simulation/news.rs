@@ -1,4 +1,4 @@
-//! What migrations tell of themselves: late, in the order of each, and sometimes once more.
+//! What migrations report: late, in order for each migration, and sometimes twice.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,16 +12,16 @@ struct Message {
     event: DrainEvent,
 }
 
-/// What the drain has not heard yet.
+/// The messages that the drain has yet to hear.
 #[derive(Debug, Default)]
 pub(crate) struct News {
-    /// Of each VM.
+    /// The messages about each VM that were not heard yet.
     unheard: BTreeMap<usize, VecDeque<Message>>,
-    /// What was heard, and comes once more.
+    /// Messages that were heard, and will arrive once more.
     doubled: Vec<(usize, Message)>,
 }
 
-/// A message that has come.
+/// A message that the drain hears.
 pub(crate) struct Heard {
     pub vm: usize,
     pub migration: u64,
@@ -35,7 +35,7 @@ impl News {
         self.unheard.entry(vm).or_default().push_back(Message { migration, event });
     }
 
-    /// Some message that was not heard yet, or one that was, at any time later.
+    /// A message that was not heard yet, or, at any later moment, one that was.
     pub(crate) fn hear(&mut self, doubled: u64, random: &mut Random) -> Option<Heard> {
         if !self.doubled.is_empty() && random.chance(30) {
             let (vm, message) = self.doubled.swap_remove(random.index(self.doubled.len()));
@@ -54,17 +54,18 @@ impl News {
         Some(Heard { vm, migration: message.migration, event: message.event, again: false })
     }
 
-    /// Whatever was not heard yet never is.
+    /// Drops all messages that were not heard yet.
     pub(crate) fn forget(&mut self) {
         self.unheard.clear();
     }
 
-    /// How much waits to be heard.
+    /// How many messages wait to be heard.
     pub(crate) fn len(&self) -> usize {
         self.unheard.values().map(VecDeque::len).sum()
     }
 
-    /// Who stands still misses what is overtaken: how much had arrived, and that an end was near.
+    /// Drops passing messages that newer ones have overtaken: a hanging agent misses how much had arrived, and that an
+    /// end was near.
     pub(crate) fn overtake(&mut self) {
         for messages in self.unheard.values_mut() {
             let last = messages.len().saturating_sub(1);

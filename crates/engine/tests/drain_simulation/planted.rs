@@ -1,4 +1,4 @@
-//! Bugs between the drain and the world. Each is one that somebody could write, and the simulation must find.
+//! Bugs between the drain and the world. Each is one that somebody could write, and that the simulation must find.
 
 use std::collections::VecDeque;
 
@@ -7,51 +7,51 @@ use drainpipe_engine::drain::run::{DrainAction, DrainEvent, MoveEnd};
 
 use crate::faults::Faults;
 
-/// A bug of the agent that carries the drain out.
+/// A bug of the agent that carries out the drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Planted {
     Nothing,
     /// Each migration is begun twice.
     TwoStarts,
-    /// What is prepared is released at once, whatever is on the links.
+    /// A prepared VM is released at once, whatever is on the links.
     NoTurns,
     /// A release is lost.
     LostRelease,
     /// The end of a migration is lost.
     LostEnd,
-    /// The plan believes in memory that is not there.
+    /// The plan counts on memory that is not there.
     Overcommit,
-    /// The planner places all on one target, and only the linter sees it.
+    /// The planner places all VMs on one target, and only the linter notices.
     BadPlan,
-    /// It is over while migrations are under way.
+    /// The drain ends while migrations are under way.
     EarlyFinish,
     /// A VM is left out of the plan.
     LostVm,
-    /// What an earlier migration of a VM has told is taken for news of the one under way.
+    /// A report from an earlier migration of a VM is taken for one from the migration under way.
     StaleNews,
-    /// The answer to an earlier request for a plan is taken for that to the last one.
+    /// The answer to an earlier request for a plan is taken for the answer to the last one.
     StalePlan,
-    /// What could not be written down is taken for written down.
+    /// A status that could not be recorded is taken for recorded.
     BelievedRecord,
-    /// What follows is done though how the drain stands could not be written down.
+    /// Actions are carried out though the drain's status could not be recorded.
     DoneUnwritten,
-    /// What could not be done while the disk was full is not done later.
+    /// Actions that could not be carried out while the disk was full are forgotten.
     HeldForgotten,
-    /// What happens while the agent stands still is not heard.
+    /// The agent does not hear what happens while it hangs.
     DeafWhenFrozen,
-    /// Time is taken from a clock that people set.
+    /// The agent takes the time from a clock that people set.
     WallClock,
-    /// A drain that is carried on forgets what it has moved.
+    /// A drain that is continued forgets what it has moved.
     EarlierForgotten,
-    /// A VM that may run elsewhere is looked at as one that runs here.
+    /// A VM that may run elsewhere is treated as one that runs here.
     InDoubtForgotten,
-    /// A migration that somebody has cancelled is taken for one that failed.
+    /// A migration that somebody cancelled is taken for one that failed.
     CancelledIsFailed,
-    /// A VM that is on its way is taken for one that waits, when the agent starts anew.
+    /// A restarted agent takes a VM on its way for one that waits.
     Unsettled,
-    /// The drain is not told of what somebody else moves from this host.
+    /// The drain does not hear which VMs somebody else moves from this host.
     OthersUncounted,
-    /// Room for disks is counted for each VM alone.
+    /// The planner checks the room for disks for each VM alone.
     DiskRoomTwice,
 }
 
@@ -80,7 +80,7 @@ impl Planted {
         Self::DiskRoomTwice,
     ];
 
-    /// The faults without which it does no harm.
+    /// The faults without which the bug does no harm.
     pub(crate) fn needs(self) -> Faults {
         let none = Faults::NONE;
         match self {
@@ -89,7 +89,7 @@ impl Planted {
             Self::DoneUnwritten => Faults { disk_full: 200, restart: 40, ..none },
             Self::HeldForgotten => Faults { disk_full: 40, ..none },
             Self::DeafWhenFrozen => Faults { frozen: 20, ..none },
-            // That there is a deadline at all, and that it is not met in truth.
+            // Both bounds need testing: that there is a deadline, and that the drain does not end before it.
             Self::WallClock => Faults { clock: 20, cancel: 1, ..none },
             Self::EarlierForgotten | Self::Unsettled => Faults { restart: 20, ..none },
             Self::InDoubtForgotten => Faults { restart: 20, fail: 20, ..none },
@@ -99,7 +99,7 @@ impl Planted {
         }
     }
 
-    /// Words of the rule that it breaks.
+    /// Words of the rule that the bug breaks.
     pub(crate) fn shows_as(self) -> &'static [&'static str] {
         match self {
             Self::Nothing => &[],
@@ -150,21 +150,21 @@ impl Planted {
         }
     }
 
-    /// What is held until the disk has room again.
+    /// Spoils the actions that wait until the disk has room again.
     pub(crate) fn spoil_held<T>(self, held: &mut VecDeque<T>) {
         if self == Self::HeldForgotten {
             held.clear();
         }
     }
 
-    /// Before it is looked through.
+    /// Spoils a plan before the linter sees it.
     pub(crate) fn spoil_plan(self, plan: &mut DrainPlan) {
         if self == Self::BadPlan {
             all_to_the_first(plan);
         }
     }
 
-    /// Once it was looked through.
+    /// Spoils a plan after the linter has seen it.
     pub(crate) fn spoil_sound(self, plan: &mut DrainPlan) {
         match self {
             Self::Overcommit => all_to_the_first(plan),

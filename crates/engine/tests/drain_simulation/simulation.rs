@@ -1,5 +1,5 @@
-//! One run: the drain's actions are carried out in the world, as `agent/src/drain/executor.rs` does it, and each is
-//! held to the rules.
+//! One run: the drain's actions are carried out in the world, as `agent/src/drain/executor.rs` does, and each is
+//! checked against the rules.
 
 mod deeds;
 mod rules;
@@ -18,13 +18,14 @@ use crate::planted::Planted;
 use crate::random::Random;
 use crate::world::{At, Step, World, departure};
 
-/// No drain takes more turns: each has at most 8 VMs, 4 attempts each and 8 that were refused, of a dozen steps each, or some forty.
+/// No drain takes more turns. Each has at most 8 VMs with 4 attempts and 8 refusals each, and each of these takes a
+/// dozen steps, or some forty.
 const TURNS_MAX: usize = 20_000;
 
-/// How often what has ended is begun again at most.
+/// How often a drain that has ended is begun again at most.
 const ROUNDS_MAX: u8 = 3;
 
-/// For so many turns no time passes.
+/// The number of turns during which no time passes.
 const RUSH: usize = 20;
 
 /// How a run ended.
@@ -41,7 +42,7 @@ pub(crate) struct Run {
     pub sights: BTreeSet<Sight>,
 }
 
-/// What [`DrainAction::Plan`] will be answered with.
+/// How [`DrainAction::Plan`] will be answered.
 enum Answer {
     /// The action waits for the disk.
     Awaited,
@@ -51,7 +52,7 @@ enum Answer {
     NotSeen(Standing),
 }
 
-/// An action that was given, and how many VMs might be on the links then.
+/// An action of the drain, and how many VMs might be on the links when it was given.
 struct PendingAction {
     action: DrainAction,
     transfers: u8,
@@ -63,11 +64,11 @@ impl PendingAction {
     }
 }
 
-/// How far the drain is.
+/// The state of the drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Course {
     UnderWay,
-    /// It says that it is over, which is to be written down.
+    /// The drain is over, but the journal does not say so yet.
     Over,
     Finished,
 }
@@ -82,36 +83,36 @@ struct Simulation {
     journal: Journal,
     /// What earlier lives of the agent have moved.
     earlier: Vec<MoveStatus>,
-    /// What was given, and is done once the journal says so.
+    /// Actions that are carried out once the journal is written.
     pending: VecDeque<PendingAction>,
-    /// What the agent has to tell itself.
+    /// Events that the agent itself gives to the drain.
     own_news: VecDeque<DrainEvent>,
     begun_ms: f64,
     now_ms: f64,
-    /// What people do to the clock that they see.
+    /// By how much people have moved the clock that they see.
     wall_ms: f64,
-    /// Turns in which no time passes.
+    /// For how many more turns no time passes.
     rush: usize,
     rounds: u8,
     planned: usize,
     begun: usize,
     migrations: u64,
     answer: Option<Answer>,
-    /// An answer that was heard, and comes once more.
+    /// An answer that was heard, and will arrive once more.
     answer_again: Option<DrainEvent>,
     cancelled: bool,
     course: Course,
-    /// VMs that somebody else moves from this host, by the last look.
+    /// How many VMs somebody else moves from this host, by the last look.
     others: u8,
-    /// VMs of which the agent has told the drain that somebody else has moved them.
+    /// VMs that somebody else has moved, as the agent has told the drain.
     absent: BTreeSet<String>,
-    /// Those of them that were not under way then, so that it has nothing to do with them any more.
+    /// Those of them that were not under way then, so that the drain is done with them.
     left: BTreeSet<String>,
-    /// VMs that leave the links to others.
+    /// VMs that leave their place on the links to others.
     giving_way: BTreeSet<String>,
 }
 
-/// Runs one seed to its end; the rule that was broken, if one was.
+/// Runs one seed to its end; the error is the rule that was broken.
 pub(crate) fn simulate(
     seed: u64,
     draw: impl FnOnce(&mut Random) -> Faults,
@@ -198,7 +199,7 @@ impl Simulation {
         Ok(simulation)
     }
 
-    /// A drain begins, or is carried on.
+    /// Begins or continues a drain.
     fn start(&mut self) -> Result<(), String> {
         let is_kept =
             |one: &MoveStatus| matches!(one.state, MoveState::Moved | MoveState::InDoubt | MoveState::Left);
@@ -229,7 +230,7 @@ impl Simulation {
         self.take(None, actions)
     }
 
-    /// Once in a while somebody wants what has ended to be carried on.
+    /// Once in a while, somebody wants a drain that has ended to continue.
     fn begins_again(&mut self) -> Result<bool, String> {
         self.check_end()?;
         self.rounds += 1;
@@ -244,7 +245,7 @@ impl Simulation {
         Ok(true)
     }
 
-    /// What the agent takes for the time.
+    /// The time, as the agent sees it.
     fn clock_ms(&self) -> f64 {
         if self.planted == Planted::WallClock { self.now_ms + self.wall_ms } else { self.now_ms }
     }
@@ -275,7 +276,7 @@ impl Simulation {
         self.check()
     }
 
-    /// What the drain knows from now on.
+    /// Notes what the drain knows from now on.
     fn note_told(&mut self, event: &DrainEvent) {
         match event {
             DrainEvent::CancelRequested => self.cancelled = true,
@@ -289,7 +290,7 @@ impl Simulation {
         }
     }
 
-    /// Whether a migration was wanted of it, and the drain has not heard yet what became of that.
+    /// Whether the drain wants to begin a migration of the VM, and has not heard yet what became of that.
     fn is_about_to_begin(&self, vm: &str) -> bool {
         let is_held = self.pending.iter().any(|pending| pending.begins(vm));
         is_held
@@ -307,7 +308,7 @@ impl Simulation {
         chance > 0 && self.random.below(1_000) < chance
     }
 
-    /// The agent, its host, or its clock.
+    /// The agent, its host or its clock stands still for a while.
     fn stand_still(&mut self) {
         if self.per_mille(self.world.faults.frozen) {
             self.freeze();
@@ -325,7 +326,7 @@ impl Simulation {
         }
     }
 
-    /// All else goes on, and the agent hears of it at once when it wakes up.
+    /// Everything else goes on, and the agent hears of it all at once when it wakes up.
     fn freeze(&mut self) {
         for _ in 0..=self.random.below(40) {
             self.now_ms += self.random.below(1_000) as f64;
@@ -342,7 +343,7 @@ impl Simulation {
         }
     }
 
-    /// The host stands still as a whole, and so does its clock. What is on its way to others is given up by them.
+    /// The whole host stands still, with its clock. Other hosts give up what is on its way to them.
     fn suspend(&mut self) {
         self.world.saw(Sight::Suspended);
         for _ in 0..=self.random.below(40) {
@@ -360,7 +361,8 @@ impl Simulation {
         if let Some(event) = self.own_news.pop_front() {
             return Ok(event);
         }
-        // Told first: a new plan says nothing of a VM that has left, and the drain may be over with the next event.
+        // These events come first: a new plan does not mention a VM that has left, and the drain may end with the next
+        // event.
         self.note_departures();
         self.note_others();
         match self.own_news.pop_front() {
@@ -377,7 +379,7 @@ impl Simulation {
         self.others = count;
     }
 
-    /// VMs that somebody else has moved meanwhile.
+    /// Reports the VMs that somebody else has moved meanwhile.
     fn note_departures(&mut self) {
         let is_elsewhere =
             |name: &str| self.world.vms.iter().any(|vm| vm.name == name && vm.at == At::Elsewhere);
@@ -420,7 +422,7 @@ impl Simulation {
         Ok(Some(event))
     }
 
-    /// What a migration tells that is not its VM's any more is of no interest.
+    /// The next message to the drain. One from a migration that its VM has left behind is ignored.
     fn hear(&mut self) -> Option<DrainEvent> {
         let heard = self.world.news.hear(self.world.faults.doubled, &mut self.random)?;
         let vm = &self.world.vms[heard.vm];
@@ -454,12 +456,12 @@ impl Simulation {
         self.cancelled || self.now_ms - self.begun_ms >= total_ms
     }
 
-    /// How the drain stands, as it is told and written down.
+    /// The drain's status, as it is reported and recorded.
     fn status(&self) -> DrainStatus {
         with_earlier(self.drain.status(self.clock_ms()), &self.earlier)
     }
 
-    /// Nothing is done before it is written down how the drain stands.
+    /// Hands actions over; none is carried out before the drain's status is recorded.
     fn take(&mut self, event: Option<&DrainEvent>, mut actions: Vec<DrainAction>) -> Result<(), String> {
         self.planted.spoil_actions(event, &mut actions);
         let status = self.status();
@@ -484,7 +486,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// What is to be cancelled does not wait for the disk.
+    /// A cancelled VM does not wait for the disk.
     fn note_cancelled_ahead(&mut self) {
         let is_cancel = |pending: &PendingAction| matches!(pending.action, DrainAction::Cancel { .. });
         if self.pending.iter().any(is_cancel) {

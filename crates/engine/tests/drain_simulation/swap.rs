@@ -16,12 +16,12 @@ use crate::random::Random;
 const GIB: u64 = 1 << 30;
 const HOSTS: [&str; 2] = ["a", "b"];
 
-/// Each side has at most 6 VMs of a few steps each, or of [`LONG`]; it looks for room every five seconds, 60 times at
-/// most while no VM of the other side is on its way.
+/// Each side has at most 6 VMs of a few steps each, or of [`LONG`]. It looks for room every five seconds, at most 60
+/// times while no VM of the other side is on its way.
 const TURNS_MAX: usize = 50_000;
 
-/// For so many turns of its side, each of a second or so, a VM is on the links that takes long, and longer beside
-/// others: some take more than the five minutes for which the other side looks for room by itself.
+/// How many turns of its side, each of about a second, a slow VM is on the links, and more beside others. Some take
+/// more than the five minutes for which the other side looks for room by itself.
 const LONG: u64 = 200;
 
 const LIMITS: DrainLimits = DrainLimits {
@@ -52,23 +52,23 @@ struct Vm {
 
 struct Side {
     drain: Option<Drain>,
-    /// What a new plan is to be made for.
+    /// The standing for which a new plan is to be made.
     planning: Option<Standing>,
     unheard: Vec<DrainEvent>,
-    /// What was heard, and comes once more before anything else.
+    /// An event that was heard, and arrives once more before any other.
     again: Option<DrainEvent>,
     finished: bool,
-    /// Turns in which its agent stands still.
+    /// For how many turns its agent hangs.
     still: u64,
-    /// How often its agent may be started anew.
+    /// How often its agent may still be restarted.
     restarts_left: u8,
-    /// What it had moved when its agent was last started anew.
+    /// What it had moved when its agent was last restarted.
     earlier: BTreeSet<String>,
 }
 
-/// How it ended.
+/// How the swap ended.
 pub(crate) struct Swapped {
-    /// VMs that are where they were.
+    /// The number of VMs that are still where they were.
     pub left: usize,
     /// Whether each host had room for all of the other's, and for the largest VM before any had left.
     pub has_room: bool,
@@ -85,7 +85,7 @@ struct World {
     now_ms: f64,
 }
 
-/// Runs one seed to its end; the rule that was broken, if one was.
+/// Runs one seed to its end; the error is the rule that was broken.
 pub(crate) fn simulate(seed: u64, fail: u64) -> Result<Swapped, String> {
     let sends = if fail == 0 && seed.is_multiple_of(8) { LONG } else { 1 };
     let mut world = World::new(Random(seed), fail, sends);
@@ -146,7 +146,7 @@ impl World {
         self.gib[host].saturating_sub(self.used_gib(host))
     }
 
-    /// What came by the swap is none of what the other side has to move.
+    /// A VM that came by the swap does not belong to those that the other side has to move.
     fn view(&self, side: usize) -> DrainView {
         let other = 1 - side;
         let here = self.of_home(side).filter(|vm| vm.at == side);
@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    /// The agent of this side stands still, or starts anew.
+    /// Whether this side's agent hangs, or is restarted.
     fn stands_still(&mut self, side: usize) -> bool {
         if self.random.below(1_000) < self.fail {
             self.sides[side].still = self.random.below(200);
@@ -232,7 +232,7 @@ impl World {
         is_still
     }
 
-    /// What was not sent is undone, and what was is taken over. Then the drain is carried on.
+    /// What was not sent is undone, and what was sent is adopted. Then the drain continues.
     fn restart(&mut self, side: usize) {
         for vm in self.vms.values_mut().filter(|vm| vm.home == side) {
             if vm.flight.take() == Some(Step::Sent) {
@@ -308,7 +308,7 @@ impl World {
         }
     }
 
-    /// Some migration of this side goes on by one step.
+    /// Some migration of this side takes one step.
     fn proceed(&mut self, side: usize) {
         let flying: Vec<String> =
             self.of_home(side).filter(|vm| vm.flight.is_some()).map(|vm| vm.name.clone()).collect();

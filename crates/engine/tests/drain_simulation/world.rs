@@ -18,20 +18,20 @@ const GIB: u64 = 1 << 30;
 /// Each target has one file system for disks.
 const DEVICE: u64 = 7;
 
-/// In percent of the turns, how likely it is that what stands still for a while goes on.
+/// The chance per turn, in percent, that what stands still for a while goes on.
 const GOES_ON: u64 = 5;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum At {
     Here,
     Target(usize),
-    /// Handed over to this target, which has not said that it runs there.
+    /// Handed over to this target, which has not said that the VM runs there.
     InDoubt(usize),
-    /// It had moved, and then ended with its target.
+    /// The VM had moved, and then ended with its target.
     EndedThere,
-    /// On a host that the drain has nothing to do with: somebody else has moved it there.
+    /// Somebody else has moved it to a host that the drain has nothing to do with.
     Elsewhere,
-    /// It was stopped here, or its QEMU has ended.
+    /// The VM was stopped on this host, or its QEMU has ended.
     EndedHere,
 }
 
@@ -39,28 +39,28 @@ pub(crate) enum At {
 pub(crate) struct Vm {
     pub name: String,
     pub gib: u64,
-    /// How many times its memory it has to send.
+    /// How many times it has to send its memory.
     pub times: u64,
-    /// Of its disk; 0 if it has none.
+    /// The size of its disk; 0 if it has none.
     pub disk_gib: u64,
-    /// Targets that see it.
+    /// The targets that can see its disk.
     seen_by: BTreeSet<usize>,
-    /// The device on which it is here.
+    /// The device that holds its disk on this host.
     from_device: u64,
     pub placement: Placement,
     pub immovable: bool,
-    /// Targets that would not take it.
+    /// The targets that would not take it.
     pub refused_by: BTreeSet<usize>,
-    /// Somebody but the drain has cancelled its migration.
+    /// Whether somebody else has cancelled its migration.
     pub is_to_stay: bool,
     pub at: At,
-    /// Attempts, since the agent was last started.
+    /// How often its migration was begun since the agent was last started.
     pub begun: u64,
-    /// How often of these its target had no room for it, or took none.
+    /// How many of these attempts its target refused, since it had no room for the VM or takes none.
     pub refused: u64,
-    /// It may run on its target before all its memory is there.
+    /// Whether it may run on its target before all its memory is there.
     pub by_post_copy: bool,
-    /// It was taken from the links since it did not converge.
+    /// Whether it was taken off the links because it did not converge.
     pub gave_way: bool,
     pub flight: Option<Flight>,
     /// The migration that is under way, or was last; 0 if there was none.
@@ -72,13 +72,13 @@ pub(crate) enum Step {
     Begun,
     Reserved,
     Prepared,
-    /// Its disk is copied.
+    /// Its disk is being copied.
     Copying(u64),
     Sending(u64),
     /// Its last bytes are on the links.
     Paused,
     Sent,
-    /// It is over, and the journal does not say so yet.
+    /// It is over, but the journal does not say so yet.
     Over(End),
 }
 
@@ -87,7 +87,7 @@ pub(crate) enum Step {
 pub(crate) enum End {
     Completed,
     Failed,
-    /// Its target has no room for it any more, or takes none.
+    /// Its target has no room for it any more, or takes no VMs.
     Refused,
     Cancelled,
 }
@@ -103,11 +103,11 @@ impl End {
     }
 }
 
-/// Who has cancelled a migration.
+/// Who cancelled a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
     Other,
-    /// Then it does not matter who else has.
+    /// It does not matter then who else has.
     Drain,
 }
 
@@ -118,7 +118,7 @@ pub(crate) struct Flight {
     pub step: Step,
     pub released: bool,
     pub cancelled: Option<By>,
-    /// It will fail, as soon as its agent sees it.
+    /// It will fail as soon as its agent looks.
     pub doomed: bool,
 }
 
@@ -135,13 +135,13 @@ impl Flight {
 pub(crate) struct Host {
     pub name: String,
     pub answers: bool,
-    /// Its agent stands still.
+    /// Whether its agent hangs.
     pub frozen: bool,
-    /// It is being drained itself.
+    /// Whether it is itself being drained.
     pub drained: bool,
-    /// Without what is on it and on its way to it.
+    /// Memory, without what VMs on it or on their way to it take.
     pub gib: u64,
-    /// For disks; the same.
+    /// Room for disks, counted the same way.
     disk_gib: u64,
     pub vms: Vec<PlacedVm>,
 }
@@ -150,15 +150,15 @@ pub(crate) struct World {
     pub vms: Vec<Vm>,
     pub hosts: Vec<Host>,
     pub faults: Faults,
-    /// The journal of this host cannot be written.
+    /// Whether the journal of this host cannot be written.
     pub disk_full: bool,
-    /// What the journal says of migrations that are over: whether the VM has moved.
+    /// What the journal says of migrations that are over: whether the VM moved.
     pub results: BTreeMap<String, bool>,
     pub news: News,
     pub sights: BTreeSet<Sight>,
-    /// VMs that somebody else moves from this host, which are none of these.
+    /// How many other VMs somebody else moves from this host.
     pub others: u8,
-    /// The operator has named the first target twice.
+    /// Whether the operator has named the first target twice.
     named_twice: bool,
 }
 
@@ -166,7 +166,7 @@ pub(crate) fn name_of(migration: u64) -> String {
     format!("m{migration}")
 }
 
-/// Of each VM that somebody else has moved.
+/// The departure of any VM that somebody else has moved.
 pub(crate) fn departure() -> Departure {
     Departure { target: "elsewhere".into(), migration: "by hand".into(), memory_bytes: GIB }
 }
@@ -184,10 +184,10 @@ fn some_placement(random: &mut Random) -> Placement {
     Placement { stays, apart: some_groups(random), together: some_groups(random) }
 }
 
-/// No VM is borne with for longer.
+/// No VM is tolerated for this many rounds.
 const ENDLESS: u64 = 1_000;
 
-/// Some that give way and then converge, some that need patience, some that never end.
+/// Some VMs give way and then converge, some need patience, and some never converge.
 fn some_times(random: &mut Random) -> u64 {
     [2, 4, 12, ENDLESS][random.index(4)]
 }
@@ -205,17 +205,17 @@ impl Vm {
         matches!(self.at, At::Target(_) | At::EndedThere)
     }
 
-    /// GiB of its disk that go with it to this target.
+    /// GiB of its disk that are copied if it moves to this target.
     pub(crate) fn copied_gib(&self, target: usize) -> u64 {
         if self.seen_by.contains(&target) { 0 } else { self.disk_gib }
     }
 
-    /// Whether its disk is copied in the migration that is under way.
+    /// Whether the migration under way copies its disk.
     pub(crate) fn is_copied(&self) -> bool {
         self.flight.is_some_and(|flight| self.copied_gib(flight.target) > 0)
     }
 
-    /// The devices between which its disk goes, until its memory follows.
+    /// The devices between which its disk is copied, until its memory follows.
     pub(crate) fn device_pair(&self) -> Option<(usize, u64)> {
         let flight = self.flight.filter(|_| self.is_copied())?;
         let holds_devices =
@@ -243,7 +243,7 @@ impl Vm {
         if bytes > 0 { vec![disk] } else { vec![] }
     }
 
-    /// Whether little of it may be left, at links that carry GiB in no time.
+    /// Whether little of it may be left, with links that carry GiB in no time.
     pub(crate) fn is_ending(&self) -> bool {
         matches!(self.flight, Some(Flight { step: Step::Sending(1..), .. }))
     }
@@ -257,7 +257,7 @@ impl Vm {
         }
     }
 
-    /// In the first round GiB by GiB.
+    /// How much it has sent after the next step: GiB by GiB in the first round, and then a round at a time.
     fn sends_next(&self, sent_gib: u64) -> u64 {
         sent_gib + if sent_gib < self.gib { 1 } else { self.gib }
     }
@@ -355,13 +355,13 @@ impl World {
         self.sights.insert(sight);
     }
 
-    /// GiB of a target that are promised to nobody.
+    /// GiB of a target's memory that are promised to nobody.
     fn free_gib(&self, host: usize) -> u64 {
         let taken: u64 = self.known(host).map(|vm| vm.gib).sum();
         self.hosts[host].gib.saturating_sub(taken)
     }
 
-    /// The same of its file system.
+    /// GiB of a target's file system that are promised to nobody.
     fn free_disk_gib(&self, host: usize) -> u64 {
         let taken: u64 = self.known(host).map(|vm| vm.copied_gib(host)).sum();
         self.hosts[host].disk_gib.saturating_sub(taken)
@@ -371,13 +371,13 @@ impl World {
         self.known(host).map(|vm| vm.gib).sum::<u64>() > self.hosts[host].gib
     }
 
-    /// VMs that the target knows of: those there, and those that it has promised memory.
+    /// The VMs that the target knows of: those on it, and those that it has promised memory.
     fn known(&self, host: usize) -> impl Iterator<Item = &Vm> {
         let is_promised = |vm: &&Vm| vm.flight.is_none_or(|flight| flight.step != Step::Begun);
         self.inhabitants(host).filter(is_promised)
     }
 
-    /// VMs there or on their way there.
+    /// The VMs on this target or on their way to it.
     pub(crate) fn inhabitants(&self, host: usize) -> impl Iterator<Item = &Vm> {
         self.vms.iter().filter(move |vm| match vm.at {
             At::Target(target) | At::InDoubt(target) => target == host,
@@ -422,7 +422,7 @@ impl World {
         }
     }
 
-    /// What nobody asked for.
+    /// Changes that nobody in the drain asked for.
     pub(crate) fn change(&mut self, random: &mut Random) {
         let faults = self.faults;
         let at = random.index(self.hosts.len());
@@ -487,7 +487,7 @@ impl World {
         }
     }
 
-    /// Some VM leaves a target that is drained: it is nobody's here to know where it goes.
+    /// Some VM leaves a target that is being drained. Nobody here needs to know where it goes.
     fn one_leaves(&mut self, from: usize, random: &mut Random) {
         let to = random.index(self.hosts.len());
         if self.hosts[from].vms.pop().is_some() || self.hosts[to].drained {
@@ -507,7 +507,7 @@ impl World {
         }
     }
 
-    /// Nothing that ran there runs any more, and what was on its way there is lost there.
+    /// What ran on the target ends, and what was on its way there is lost.
     fn target_reboots(&mut self, host: usize, random: &mut Random) {
         self.saw(Sight::TargetRebooted);
         self.hosts[host].vms.clear();
@@ -521,7 +521,7 @@ impl World {
         }
     }
 
-    /// Somebody stops a VM here, or its QEMU ends.
+    /// Somebody stops a VM on this host, or its QEMU ends.
     fn one_ends(&mut self, random: &mut Random) {
         if self.vms.is_empty() {
             return;
@@ -574,7 +574,7 @@ impl World {
         }
     }
 
-    /// Some migration goes on by one step.
+    /// Some migration takes one step.
     pub(crate) fn proceed(&mut self, random: &mut Random) -> Result<(), String> {
         let flying: Vec<usize> = (0..self.vms.len()).filter(|vm| self.vms[*vm].flight.is_some()).collect();
         if flying.is_empty() {
@@ -588,7 +588,7 @@ impl World {
         }
         let host = &self.hosts[flight.target];
         let is_lost = !host.answers || host.frozen || flight.doomed;
-        // Changes to the network and the hand-over are written to the journal first.
+        // The agent records changes to the network and the hand-over before it makes them.
         let is_unwritable =
             self.disk_full && matches!(flight.step, Step::Begun | Step::Reserved | Step::Sent);
         let fails = random.chance(self.faults.fail) || is_lost || flight.cancelled.is_some();
@@ -622,7 +622,7 @@ impl World {
         Ok(())
     }
 
-    /// Memory goes without the target's agent; all else waits for it, within a bound.
+    /// Memory is sent without the target's agent; everything else waits for it, within a bound.
     fn awaits_frozen(&self, flight: Flight, random: &mut Random) -> bool {
         let needs_it =
             !matches!(flight.step, Step::Copying(_) | Step::Sending(_) | Step::Paused | Step::Over(_))
@@ -630,7 +630,7 @@ impl World {
         self.hosts[flight.target].frozen && needs_it && !flight.doomed && random.chance(90)
     }
 
-    /// While the agent stands still its QEMUs send on.
+    /// While the agent hangs, its QEMUs go on sending.
     pub(crate) fn send_alone(&mut self, random: &mut Random) {
         for vm in 0..self.vms.len() {
             match self.vms[vm].flight {
@@ -642,7 +642,7 @@ impl World {
                     self.saw(Sight::GuardActed);
                     self.step(vm, Step::Over(End::Failed));
                 }
-                // The target hears nothing.
+                // The target does not hear from the source's agent.
                 Some(_) if random.chance(5) => self.doom(vm),
                 _ => {}
             }
@@ -672,7 +672,7 @@ impl World {
         let gib = self.vms[vm].sends_next(sent_gib);
         self.step(vm, Step::Sending(gib));
         if gib >= self.vms[vm].gib {
-            // Also when more rounds follow, and in each of them.
+            // This is also reported when more rounds follow, and in each of them.
             self.tell_maybe(vm, DrainEvent::Ending { vm: name.clone() }, random);
         }
         self.tell_maybe(vm, DrainEvent::Arrived { vm: name, bytes: gib * GIB }, random);
@@ -734,7 +734,7 @@ impl World {
         self.tell_end(vm, MoveEnd::InDoubt(Problem::failed("the target is silent")));
     }
 
-    /// Nobody hears of it before it is written down.
+    /// Nobody hears of the end before it is recorded.
     fn end(&mut self, vm: usize, end: End) {
         if self.disk_full {
             self.saw(Sight::EndUnrecorded);
@@ -774,7 +774,7 @@ impl World {
         }
     }
 
-    /// The agent starts anew: what was not handed over is undone, the target is asked of the rest.
+    /// The agent is restarted: it undoes what was not handed over, and asks the target about the rest.
     pub(crate) fn restart(&mut self) {
         self.disk_full = false;
         self.others = 0;
@@ -796,7 +796,7 @@ impl World {
         self.news = News::default();
     }
 
-    /// What runs here goes down with the host. What was sent runs on its target if that was told to in time.
+    /// What runs here ends with the host. What was sent runs on its target if the order to run came in time.
     pub(crate) fn reboot(&mut self, random: &mut Random) {
         self.saw(Sight::HostRebooted);
         for vm in &mut self.vms {
@@ -811,7 +811,7 @@ impl World {
         self.restart();
     }
 
-    /// A drain begins: its attempts are counted from here.
+    /// A drain begins, and counts its attempts from here.
     pub(crate) fn count_anew(&mut self) {
         for vm in &mut self.vms {
             (vm.begun, vm.refused) = (0, 0);
@@ -821,7 +821,7 @@ impl World {
     }
 }
 
-/// Whether something lasts that begins so often, per thousand turns.
+/// Whether something that begins this often, per thousand turns, lasts another turn.
 fn for_a_while(lasts: bool, per_mille: u64, random: &mut Random) -> bool {
     if lasts { !random.chance(GOES_ON) } else { per_mille > 0 && random.below(1_000) < per_mille }
 }

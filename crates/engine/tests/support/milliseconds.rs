@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The same, in ms.
+/// This duration in ms.
 pub(crate) const fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }

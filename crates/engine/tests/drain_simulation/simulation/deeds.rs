@@ -10,7 +10,7 @@ use crate::faults::Sight;
 use crate::planted::Planted;
 use crate::world::{At, By, Flight, Step, departure, name_of};
 
-/// A VM may be refused so often without that being an attempt.
+/// How often a VM may be refused without that counting as an attempt.
 const REFUSALS_MAX: u64 = 8;
 
 impl Simulation {
@@ -46,7 +46,7 @@ impl Simulation {
         vm.by_post_copy = post_copy;
         vm.begun += 1;
         vm.migration = self.migrations;
-        // It may have given way once, and others may have taken its room.
+        // The VM may have given way once, and others may have taken its room.
         let no_attempts = u64::from(vm.times > 2) + vm.refused.min(REFUSALS_MAX);
         if vm.begun > u64::from(self.limits.attempts) + no_attempts {
             return Err(format!("{} is tried too often", vm.name));
@@ -69,7 +69,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Whether it is full, now that a migration is to be written down.
+    /// Whether the disk is full now that a migration is to be recorded.
     fn disk_fills(&mut self) -> bool {
         self.world.disk_full |= self.world.faults.disk_full > 0 && self.random.chance(3);
         self.world.disk_full
@@ -78,7 +78,7 @@ impl Simulation {
     pub(super) fn give_way(&mut self, vm: &str) -> Result<(), String> {
         let index = self.index(vm)?;
         let others = self.world.vms.iter().enumerate().filter(|(other, _)| *other != index);
-        // One that has ended, which was not heard yet, counts.
+        // A VM that has ended counts, since the drain may not have heard of it yet.
         if !others.into_iter().any(|(_, other)| other.begun > 0) {
             return Err(format!("{vm} gives way to nobody"));
         }
@@ -93,7 +93,7 @@ impl Simulation {
 
     fn release(&mut self, vm: &str, transfers: u8) -> Result<(), String> {
         let index = self.index(vm)?;
-        // One that has failed, which was not heard yet.
+        // The migration has failed, and the drain has not heard of it yet.
         let Some(flight) = &mut self.world.vms[index].flight else { return Ok(()) };
         if matches!(flight.step, Step::Over(_)) {
             return Ok(());
@@ -102,7 +102,7 @@ impl Simulation {
             return Err(format!("{vm} is released at {:?}", flight.step));
         }
         flight.released = true;
-        // Copies of disks take no turn: there may be more on the links than are allowed by now.
+        // Copies of disks take no turn, so there may be more of them on the links than is allowed by now.
         if self.world.vms[index].is_copied() { Ok(()) } else { self.check_links(transfers) }
     }
 
@@ -111,7 +111,8 @@ impl Simulation {
         let vm = &mut self.world.vms[index];
         let (overstays, gave_way) = (vm.overstays(), vm.gave_way);
         let Some(flight) = &mut vm.flight else {
-            // It has ended, which was not heard yet: it had sent more than it should, or everything is given up.
+            // It has ended, and the drain has not heard of it yet. It had sent more than it should, or the drain gives
+            // everything up.
             vm.gave_way |= !is_closing;
             vm.is_to_stay = false;
             return Ok(());
@@ -129,7 +130,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// One that was begun since.
+    /// Cancels a migration that was begun meanwhile.
     fn cancel(&mut self, vm: &str) -> Result<(), String> {
         let index = self.index(vm)?;
         if let Some(flight) = &mut self.world.vms[index].flight {
@@ -153,7 +154,7 @@ impl Simulation {
         self.sound_plan(standing).map(DrainEvent::Planned)
     }
 
-    /// Only a plan in which nothing is found is carried out. Here each must be.
+    /// The agent carries out a plan only if the linter finds nothing in it. Here each plan must be sound.
     pub(super) fn sound_plan(&self, standing: &Standing) -> Result<DrainPlan, String> {
         let mut view = self.world.view();
         if self.planted == Planted::InDoubtForgotten {

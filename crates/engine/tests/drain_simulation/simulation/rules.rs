@@ -1,4 +1,4 @@
-//! What every run is held to, after each of its steps and at its end.
+//! The rules that every run must keep, after each of its steps and at its end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,14 +10,14 @@ use crate::faults::Sight;
 use crate::planted::Planted;
 use crate::world::{At, Flight, Vm};
 
-/// Copies of disks between the same two devices.
+/// The most copies of disks between the same two devices.
 const COPIES_MAX: usize = 4;
 
-/// Until something has been measured.
+/// How long the drain copies one disk at a time, until it has measured something.
 const ONE_COPY_MS: f64 = 5_000.0;
 
 impl Simulation {
-    /// What the drain may want at this moment.
+    /// Checks that the drain may want this now.
     pub(super) fn check_given(&mut self, action: &DrainAction) -> Result<(), String> {
         if self.course != Course::UnderWay {
             return Err(format!("{action:?} after it was over"));
@@ -65,7 +65,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Who has sent more than it should keeps nobody waiting who has not.
+    /// A VM that has sent more than it should must not keep one waiting that has not.
     pub(super) fn check_turn(&self, vm: &str) -> Result<(), String> {
         let vm = &self.world.vms[self.index(vm)?];
         let status = self.drain.status(self.clock_ms());
@@ -77,7 +77,7 @@ impl Simulation {
         }
     }
 
-    /// One more may be there while another is about to be paused.
+    /// One VM more may be on the links while another is about to be paused.
     pub(super) fn check_links(&self, most: u8) -> Result<(), String> {
         // Memory that follows a disk has no turn of its own.
         let on_links = self.world.vms.iter().filter(|vm| !vm.is_copied());
@@ -91,7 +91,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Between each pair of devices one is copied at first, and never more than a disk bears.
+    /// Between each pair of devices, one disk is copied at first, and never more than the devices bear.
     fn check_copies(&self) -> Result<(), String> {
         let mut pairs = BTreeMap::<_, usize>::new();
         for pair in self.world.vms.iter().filter_map(Vm::device_pair) {
@@ -115,7 +115,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// What holds at any time.
+    /// Checks what holds at any time.
     pub(super) fn check(&self) -> Result<(), String> {
         let flights: Vec<Flight> = self.world.vms.iter().filter_map(|vm| vm.flight).collect();
         if flights.len() > usize::from(self.limits.outbound) {
@@ -137,7 +137,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// What is told meanwhile is so, too: of those that are under way what was heard last.
+    /// The reports meanwhile are true, too: what they say of a VM under way is what was heard last.
     pub(super) fn check_rows(&self, status: &DrainStatus) -> Result<(), String> {
         for row in &status.moves {
             let vm = &self.world.vms[self.index(&row.vm)?];
@@ -168,7 +168,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// An agent that starts anew knows what its earlier lives have moved, or may have.
+    /// A restarted agent knows what its earlier lives have moved, or may have moved.
     pub(super) fn check_known(&self) -> Result<(), String> {
         let known = self.journal.settled(&self.world, self.planted);
         for vm in self.world.vms.iter().filter(|vm| vm.was_begun()) {
@@ -186,7 +186,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// What is told in the end is so.
+    /// The report at the end is true.
     pub(super) fn check_end(&self) -> Result<(), String> {
         let outcome = self.drain.outcome().ok_or("it is over, and has no outcome")?;
         let is_here = |vm: &Vm| matches!(vm.at, At::Here | At::InDoubt(_));
@@ -194,7 +194,7 @@ impl Simulation {
         let gone = self.world.vms.iter().any(|vm| vm.at == At::EndedHere);
         let is_drained =
             outcome == DrainState::Drained || outcome == DrainState::Incomplete && self.all_moved();
-        // Whose last VMs were in doubt when somebody cancelled it is cancelled, also when they have moved.
+        // A drain that was cancelled while its last VMs were in doubt counts as cancelled, even if they have moved.
         let may_be_empty = is_drained || gone || outcome == DrainState::Cancelled;
         if is_drained && here || !here && !may_be_empty {
             return Err(format!("{outcome:?}, and VMs are here: {here}"));
@@ -204,7 +204,7 @@ impl Simulation {
         self.check_told()
     }
 
-    /// By what has become known since it ended, too.
+    /// Whether all VMs have moved, by what has become known since the end, too.
     fn all_moved(&self) -> bool {
         let moves = self.journal.settled(&self.world, self.planted);
         let mut status = self.status();
@@ -222,7 +222,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Each VM is told of once, and what is told is so.
+    /// The report names each VM once, and what it says is true.
     fn check_told(&self) -> Result<(), String> {
         let status = self.status();
         let names = status.moves.iter().map(|row| &row.vm).chain(status.stays.iter().map(|stay| &stay.vm));
@@ -258,7 +258,7 @@ impl Simulation {
     }
 }
 
-/// Whatever the clock does, what is told makes sense.
+/// Whatever the clock does, the figures make sense.
 pub(super) fn check_numbers(status: &DrainStatus) -> Result<(), String> {
     let most_ms = status.predicted_most_ms.unwrap_or(status.predicted_ms);
     let eta_ms = status.eta_ms.unwrap_or(0.0);
