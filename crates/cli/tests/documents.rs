@@ -1,8 +1,7 @@
-//! What the documents promise of themselves: links that lead somewhere, pages that people finish, and the
-//! findings that there are. What is made from the program is held against it in `src/reference.rs`; fields in JSON
-//! and keys of a specification in `tests/reference_fields.rs`; the keys of agent.toml in
-//! `crates/agent/src/store/config/documents.rs`; what an agent keeps and changes in `crates/agent/src/app/tests.rs` and
-//! `crates/net/src/change.rs`.
+//! What documents promise about themselves: links that lead somewhere, pages that people finish, and findings that
+//! exist. `src/reference.rs` compares generated parts with the program; `tests/reference_fields.rs`, fields in JSON and
+//! keys of a specification; `crates/agent/src/store/config/documents.rs`, the keys of agent.toml;
+//! `crates/agent/src/app/tests.rs` and `crates/net/src/change.rs`, what an agent keeps and changes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,16 +9,16 @@ use std::path::{Path, PathBuf};
 
 use drainpipe_engine::finding::code::FindingCode;
 
-/// Words of a page that is read for a task or has measurements, of `architecture.md`, and of a decision. What is looked up
-/// (`reference/`, what programs left in `bench/results/`, lists that are made) may be longer.
+/// The most words of a page that is read for a task or has measurements, of `architecture.md`, and of a decision. Pages
+/// to look things up (`reference/`, what programs left in `bench/results/`, generated lists) may be longer.
 const PAGE_WORDS_MAX: usize = 900;
 const ARCHITECTURE_WORDS_MAX: usize = 1_800;
 const DECISION_WORDS_MAX: usize = 200;
 
-/// Between them stands what a test makes.
+/// Marks the beginning of what a test generates.
 const BEGIN: &str = "<!-- generated";
 const END: &str = "<!-- end of what is generated -->";
-/// Set to have it made again.
+/// The variable that has it generated again.
 const UPDATE: &str = "DRAINPIPE_UPDATE";
 const HOW: &str = "DRAINPIPE_UPDATE=1 cargo test -p drainpipe-cli --test documents decisions";
 
@@ -48,20 +47,20 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// A page without what is between fences.
+/// A page without the text between fences.
 fn prose(page: &Path) -> String {
     let text = fs::read_to_string(page).expect("it can be read");
     text.split("```").step_by(2).collect()
 }
 
-/// As `wc -w` counts them: tables, and what is between fences, too. What is made is looked up, and not read.
+/// Counts like `wc -w`, with tables and the text between fences. Generated parts do not count: people look them up.
 fn words(page: &Path) -> usize {
     let text = fs::read_to_string(page).expect("it can be read");
     let written = text.split(BEGIN).map(|part| part.split_once(END).map_or(part, |(_, written)| written));
     written.map(|part| part.split_whitespace().count()).sum()
 }
 
-/// As GitHub makes them of headings.
+/// The anchors that GitHub makes of headings.
 fn anchors(page: &Path) -> BTreeSet<String> {
     let kept = |letter: &char| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_');
     let anchor =
@@ -94,7 +93,7 @@ fn every_link_leads_somewhere() {
     }
 }
 
-/// Files and folders of crates that a page names: with `crates/` before them or without.
+/// The files and folders of crates that a page names, with or without `crates/` before them.
 fn named_sources(page: &Path) -> Vec<String> {
     let crates = root().join("crates");
     let is_in_a_crate = |name: &str| {
@@ -134,7 +133,7 @@ fn pages_are_short() {
     }
 }
 
-/// A line of the list: number, and title as a link.
+/// A line of the list: the number, and the title as a link.
 fn listed(decision: &Path) -> String {
     let name = decision.file_name().and_then(|name| name.to_str()).expect("names are plain");
     let text = fs::read_to_string(decision).expect("it can be read");
@@ -162,7 +161,7 @@ fn the_list_of_decisions_is_made_of_their_titles() {
     }
 }
 
-/// The code of each finding in a page, and how bad it is.
+/// The code of each finding in a page, and its severity.
 fn documented_findings(page: &str) -> Vec<(&str, &str)> {
     let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
     let rows = rows.filter_map(|(codes, rest)| Some((codes, rest.split_once(" |")?.0)));

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// Agent and engine with layers, and other crates.
+/// An agent and an engine with layers, and other crates.
 const FILES: [(&str, &str); 14] = [
     ("agent/layers", "top\nbottom\n"),
     ("agent/src/top.rs", "use crate::bottom;\n"),
@@ -24,7 +24,7 @@ const FILES: [(&str, &str); 14] = [
     ("hypervisor-libvirt/src/libvirt.rs", "fn f() { g(name == \"libvirt\") }\n"),
 ];
 
-/// What the script says of the small repository in which `file` has this; nothing where all is well.
+/// What the script says about the small repository if `file` has this text; nothing if all is well.
 fn said_of(file: &str, text: &str) -> String {
     let root = TempDir::new().expect("a small repository");
     for (path, content) in FILES.into_iter().chain([(file, text)]) {
@@ -71,7 +71,7 @@ fn files_of_one_folder_that_use_each_other_are_refused() {
 #[test]
 fn a_circle_is_refused_in_every_crate_and_program() {
     for text in ["use crate::one::One;", "use super::one::One;"] {
-        // Which uses it by the root's name for it.
+        // The module uses it by the root's name for it.
         refused("lab/src/other.rs", text, "crates/lab/src: modules of one folder use each other in a circle");
     }
     refused("guest/src/bin/init/disks.rs", "use crate::boot::Boot;", "crates/guest/src/bin/init: modules");

@@ -1,5 +1,5 @@
-//! What docs/reference says of fields in JSON and of keys, held against docs/openapi.json: a test in the agent holds that
-//! against the program.
+//! Compares what docs/reference says about fields in JSON and about keys with docs/openapi.json, which a test in the
+//! agent compares with the program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,7 +24,7 @@ fn schemas() -> Map<String, Value> {
     }
 }
 
-/// The schema that a field's value, or each of its elements, has by name.
+/// The name of the schema that a field's value has, or each of its elements.
 fn named_by(value: &Value) -> Option<&str> {
     let of_either = || value["oneOf"].as_array()?.iter().find_map(named_by);
     let name = value["$ref"].as_str().and_then(|path| path.rsplit('/').next());
@@ -51,12 +51,12 @@ fn values<'a>(schemas: &'a Map<String, Value>, name: &str) -> Vec<&'a str> {
     schemas[name]["enum"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
-/// What stands between backquotes.
+/// The words between backquotes.
 fn quoted(text: &str) -> BTreeSet<&str> {
     text.split('`').skip(1).step_by(2).collect()
 }
 
-/// The tables of a page in their order: of each row the first cell, and the rest.
+/// The tables of a page in their order: for each row, the first cell, and the rest.
 fn tables(page: &str) -> Vec<Vec<(&str, &str)>> {
     let blocks = page.split("\n\n").filter(|block| block.starts_with('|'));
     let row = |line: &'static str| line.trim_matches('|').split_once(" | ").expect("two cells");
@@ -64,8 +64,8 @@ fn tables(page: &str) -> Vec<Vec<(&str, &str)>> {
     blocks.map(rows).collect()
 }
 
-/// Panics unless the table has every field of the schema once, and no other; and beside it every field and value that what
-/// it holds has, unless another page has these.
+/// Panics unless the table has every field of the schema once, and no other, and the text beside it has every field and
+/// value of what the field holds, unless another page has these.
 #[track_caller]
 fn assert_holds(table: &[(&str, &str)], schema: &str, elsewhere: &[&str]) {
     let schemas = schemas();
@@ -143,7 +143,7 @@ fn the_page_of_specifications_has_every_key_and_no_other() {
     let [vm, disk, nic, placement, guest] = &tables[..] else {
         panic!("the page has {} tables", tables.len())
     };
-    // Tables of their own, and what no owner writes.
+    // These have tables of their own, or no owner writes them.
     let own = ["disk", "nic", "placement", "guest", "manager"];
     let schemas = schemas();
     for (table, schema) in

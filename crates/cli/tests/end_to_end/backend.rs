@@ -1,4 +1,4 @@
-//! Which hypervisor has the guests of a test: most tests mean the same with Drainpipe's own VMs and with libvirt's domains, and
+//! The hypervisor of a test's guests. Most tests mean the same for Drainpipe's own VMs and for libvirt's domains, and
 //! run with both.
 
 use std::cell::Cell;
@@ -6,7 +6,7 @@ use std::thread::LocalKey;
 
 use crate::{options, with_libvirt};
 
-/// What has the guests of the test on this thread.
+/// The hypervisor of the guests in the test on this thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backend {
     /// QEMU, driven by the agents.
@@ -14,15 +14,15 @@ pub(crate) enum Backend {
     Libvirt,
 }
 
-// A test is a function without arguments, by which the harness knows it, and runs on one thread: what it runs with is that
-// thread's.
+// The harness takes a test as a function without arguments, and runs it on one thread. So the thread holds what the
+// test runs with.
 thread_local! {
     static OF_TEST: Cell<Backend> = const { Cell::new(Backend::Qemu) };
     static HAS_NEWER_QEMU: Cell<bool> = const { Cell::new(false) };
     static HAS_NEWER_LIBVIRT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a test with the newer libvirt in its labs, which must be there.
+/// Runs a test with the newer libvirt in its labs. It must be installed.
 pub(crate) fn with_newer_libvirt(test: fn()) {
     with(&HAS_NEWER_LIBVIRT, test);
 }
@@ -33,7 +33,7 @@ pub(crate) fn with_newer_qemu(test: fn()) {
 }
 
 fn with(flag: &'static LocalKey<Cell<bool>>, test: fn()) {
-    /// Also when this one fails.
+    /// Restores the value, also if the test fails.
     struct Before(&'static LocalKey<Cell<bool>>, bool);
     impl Drop for Before {
         fn drop(&mut self) {
@@ -44,7 +44,7 @@ fn with(flag: &'static LocalKey<Cell<bool>>, test: fn()) {
     test();
 }
 
-/// An argument of `lab up`: one that asks for libvirts names the daemon of those that the test has.
+/// An argument of `lab up`. If it asks for libvirt, the result names the daemon that the test uses.
 pub(crate) fn naming_daemon(argument: &str) -> String {
     let newer = HAS_NEWER_LIBVIRT.get().then(options::newer_libvirt).flatten();
     match with_libvirt::daemon().or(newer) {
@@ -59,23 +59,23 @@ impl Backend {
         OF_TEST.get()
     }
 
-    /// What a lab with these arguments needs beside them.
+    /// The further arguments that a lab with these needs.
     pub(crate) fn lab_arguments(self, given: &[&str]) -> Vec<String> {
         let newer = || {
             let qemu = options::other_qemu().filter(|_| !given.contains(&"--qemu"));
             qemu.into_iter().flat_map(|qemu| ["--qemu".into(), qemu])
         };
         match self {
-            // QEMU 7.2 loses writes of domains without KVM, which are refused (docs/decisions/0019).
+            // QEMU 7.2 loses writes of domains without KVM, so these are refused (docs/decisions/0019).
             Self::Qemu if HAS_NEWER_QEMU.get() || given.contains(&"--libvirt") => newer().collect(),
             Self::Qemu => vec![],
             Self::Libvirt => ["--libvirt".into()].into_iter().chain(newer()).collect(),
         }
     }
 
-    /// Runs a test, and what it starts, with this.
+    /// Runs a test, and what it starts, with this backend.
     pub(crate) fn run(self, test: fn()) {
-        /// Also for the next test on this thread, when this one fails.
+        /// Restores the backend for the next test on this thread, also if this one fails.
         struct Before(Backend);
         impl Drop for Before {
             fn drop(&mut self) {

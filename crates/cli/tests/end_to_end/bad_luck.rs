@@ -1,5 +1,5 @@
-//! What goes wrong in mid-flight: whatever is killed, frozen, full or cut off, one copy of the VM runs,
-//! its memory is whole, and both hosts are as they were.
+//! Failures in mid-flight: whatever is killed, frozen, full or cut off, one copy of the VM runs, its memory is intact,
+//! and both hosts are as they were.
 
 use std::time::Duration;
 use std::{fs, thread};
@@ -83,7 +83,7 @@ pub(crate) fn runs_on_without_its_agent(scene: &Scene, migrating: Running) {
     let heartbeat = scene.guest.heartbeat();
     scene.lab.stop_agent("a", Signal::KILL);
     scene.guest.assert_answers();
-    // The guard lets it run on although nobody starts the agent.
+    // The guard lets the VM run on, although nobody starts the agent.
     thread::sleep(Duration::from_secs(5));
     scene.guest.assert_intact();
     assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
@@ -101,7 +101,7 @@ fn the_source_agent_is_killed_in_flight(scene: &Scene) {
     scene.assert_settled("a");
 }
 
-/// And started again.
+/// The source's agent is killed and restarted.
 #[track_caller]
 pub(crate) fn the_source_agent_is_killed_after_the_hand_over(scene: &Scene) {
     let migrating = scene.migrate(&[]);
@@ -115,7 +115,7 @@ pub(crate) fn the_source_agent_is_killed_after_the_hand_over(scene: &Scene) {
     scene.assert_settled("b");
 }
 
-/// Its order to run is lost, and nobody but the guard is there to repeat it.
+/// The order to run is lost, and only the guard is there to repeat it.
 fn the_source_agent_is_killed_before_the_order_to_run(scene: &Scene) {
     let (migrating, held) = hold_until_all_is_there(scene);
     cut_off(&scene.lab, "b");
@@ -152,7 +152,7 @@ fn a_hand_over_is_found_to_be_recorded_and_the_vm_ran_on(scene: &Scene) {
 
 fn the_source_host_is_lost_after_the_hand_over(scene: &Scene) {
     let _migrating = scene.migrate(&[]);
-    // The target is told and does not act on it, so that the source's next start finds it open.
+    // The target receives the order and does not act on it, so that the source's next start finds it open.
     let held = hold_journal(&scene.lab, "b");
     wait_until_handed_over(&scene.lab);
     let agent = scene.lab.agent_pid("b").unwrap();
@@ -191,7 +191,7 @@ fn the_target_host_is_lost_after_the_hand_over() {
     scene.lab.start_agent("b");
     scene.assert_settled("a");
     reclaim("b").refused(3, &["is not in doubt"]);
-    // Nor if it had begun to run there. What libvirt says of a domain is not in the journal.
+    // Nor is anything left if the VM had begun to run there. What libvirt says of a domain is not in the journal.
     if Backend::of_test() == Backend::Libvirt {
         return scene.assert_moves("b");
     }
@@ -212,13 +212,13 @@ fn the_target_agent_is_killed_in_flight(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     scene.lab.stop_agent("b", Signal::KILL);
     let output = migrating.wait();
-    // libvirt ends a domain that is on its way with the connection of its agent. So nothing comes any more.
+    // libvirt ends an incoming domain with the connection of its agent, so nothing arrives any more.
     let why = match Backend::of_test() {
         Backend::Qemu => "the agent of b",
         Backend::Libvirt => "nothing has arrived",
     };
     assert_failed(&output, why);
-    // Nor did it fly on as if somebody had watched.
+    // Nor does the result claim that somebody watched the paths meanwhile.
     for path in result_of(&output).paths {
         assert_eq!(path.turns[0].state, PathState::Unwatched, "{path:#?}");
     }
@@ -239,7 +239,7 @@ fn the_target_agent_is_killed_after_the_hand_over(scene: &Scene) {
 }
 
 fn the_source_agent_freezes() {
-    // So slow that the agent wakes up before the VM is paused.
+    // Slow links let the agent wake up before the VM is paused.
     let scene = Scene::in_lab(TestLab::up(&["--link", "40", "--link", "40"]));
     the_source_agent_freezes_while_the_vm_is_paused(&scene);
     the_source_agent_freezes_in_flight(&scene);
@@ -250,7 +250,7 @@ fn the_source_agent_freezes_while_the_vm_is_paused(scene: &Scene) {
     let id = scene.id();
     let heartbeat = scene.guest.heartbeat();
     let agents = ["b", "a"].map(|host| scene.lab.agent_pid(host).unwrap());
-    // Without its target's agent the source gets no further than to the pause.
+    // Without its target's agent, the source gets only as far as the pause.
     kill_process(agents[0], Signal::STOP).unwrap();
     scene.wait_until_paused(&id);
     kill_process(agents[1], Signal::STOP).unwrap();
@@ -290,7 +290,7 @@ fn the_source_agent_is_stopped_in_flight(scene: &Scene) {
     scene.guest.assert_intact();
     assert_eq!(scene.lab.qemu_pid("b", "web"), None, "the target has discarded it");
     assert_eq!(scene.lab.network(), scene.network, "put back before the agent ended");
-    // Told by the agent that was stopped, not by its next run.
+    // The agent that was stopped says this, not its next life.
     let output = migrating.wait();
     assert_eq!(output.code, 5, "{output:#?}");
     assert_eq!(result_of(&output).outcome, Outcome::Cancelled);
@@ -301,7 +301,7 @@ fn the_source_agent_is_stopped_in_flight(scene: &Scene) {
 /// While an agent winds its migrations up, it says what becomes of them and begins nothing.
 fn an_agent_that_winds_up_begins_nothing(scene: &Scene) {
     let migrating = scene.migrate(&[]);
-    // So the target cannot discard the VM at once.
+    // Then the target cannot discard the VM at once.
     let held = hold_journal(&scene.lab, "b");
     kill_process(scene.lab.agent_pid("a").unwrap(), Signal::TERM).unwrap();
     eventually("it is being stopped", || {
@@ -343,7 +343,7 @@ fn a_second_ctrl_c_stops_watching(scene: &Scene) {
     migrating.signal(Signal::INT);
     migrating.wait().refused(4, &["no longer watching", "drainpipe history"]);
     kill_process(agent, Signal::CONT).unwrap();
-    // Whether the frozen agent still heard the request does not matter.
+    // It does not matter whether the frozen agent still heard the request.
     let moved = scene.last_result().outcome == Outcome::Completed;
     scene.assert_settled(if moved { "b" } else { "a" });
 }
@@ -369,14 +369,14 @@ fn the_agents_lose_each_other_in_flight(scene: &Scene) {
     let heartbeat = scene.guest.heartbeat();
     let migrating = scene.migrate(&[]);
     cut_off(&scene.lab, "b");
-    // All memory arrives, and nobody can say so.
+    // All memory arrives, but nobody can say so.
     assert_failed(&migrating.wait(), "the agent of b");
     assert!(heartbeat.longest_gap() < UNANSWERED_SILENCE_MAX, "{:?}", heartbeat.statistics());
     scene.guest.assert_intact();
     assert!(!is_handed_over(&scene.lab));
     if Backend::of_test() == Backend::Qemu {
-        // The target cannot know that, and keeps what may be the only whole copy. With libvirt it lacks what the agents carry,
-        // so that there is none.
+        // The target cannot know that, and keeps what may be the only intact copy. A domain there lacks what the agents
+        // carry, so it is no such copy.
         assert_eq!(run_state(&scene.lab, "b", "web"), RunState::Paused);
     }
     assert_eq!(run_state(&scene.lab, "a", "web"), RunState::Running);
@@ -389,14 +389,14 @@ fn the_agents_lose_each_other_after_the_hand_over(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     let held = hold_journal(&scene.lab, "b");
     wait_until_handed_over(&scene.lab);
-    // To be cut off takes much longer than to send the order after that.
+    // It takes much longer for QEMU to be cut off than for the order after that to be sent.
     eventually("b is ordered to run it", || scene.step() == Some(Step::ResumeOnTarget));
     cut_off(&scene.lab, "b");
     held.release();
     let output = migrating.wait();
     assert_eq!(output.code, 4, "{output:#?}");
     assert_eq!(result_of(&output).outcome, Outcome::InDoubt);
-    // It may run on the target: it does not here, nor can it be made to.
+    // The VM may run on the target. It does not run here, nor can anybody make it.
     scene.lab.drainpipe(&["migrate", "web", "b"]).refused(3, &["is already being moved"]);
     scene.guest.assert_answers();
     rejoin(&scene.lab, "b");
@@ -405,7 +405,7 @@ fn the_agents_lose_each_other_after_the_hand_over(scene: &Scene) {
     scene.assert_settled("b");
 }
 
-/// Each agent in turn, at both ends of a migration between.
+/// Kills each agent in turn, at both ends, with a migration in between.
 fn an_agent_is_killed_and_its_program_replaced_while_its_vm_runs() {
     let lab = TestLab::fast();
     let guest = lab.start_guest("web", MEMORY_MIB, "");
@@ -428,7 +428,7 @@ fn an_agent_is_killed_and_its_program_replaced_while_its_vm_runs() {
     guest.assert_intact();
 }
 
-/// Pools and caches are full after the second. What grows by one with each further round is seen.
+/// Pools and caches are full after the second round. What still grows by one in each round shows.
 const ROUNDS: usize = 7;
 
 fn two_vms_pass_each_other_and_nothing_grows() {
@@ -456,7 +456,7 @@ fn two_vms_pass_each_other_and_nothing_grows() {
         now.iter().zip(&at_first).all(|(now, first)| now.0 <= first.0 + 4 && now.1 <= first.1 + 4)
     });
     for host in ["a", "b"] {
-        // Their watch begins and ends with each round, at both ends in any order.
+        // The watch begins and ends with each round, at both ends in any order.
         let log = lab.agent_log(host);
         assert!(!log.contains("is not watched"), "{log}");
     }
@@ -464,7 +464,7 @@ fn two_vms_pass_each_other_and_nothing_grows() {
     assert!(list.vms.iter().all(|vm| vm.state == VmState::Running), "{list:#?}");
 }
 
-/// Descriptors and threads of a process.
+/// The numbers of descriptors and threads of a process.
 fn open_things(pid: Pid) -> (usize, usize) {
     let count = |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
     (count("fd"), count("task"))
@@ -476,12 +476,12 @@ fn an_agent_is_killed_as_it_starts_a_vm() {
     lab.drainpipe(&["vm", "stop", "--force", "web"]).done();
     let starting = lab.start(&["vm", "start", "web"]);
     let qemu = qemu_of(&lab, "a");
-    // It has not answered its agent yet, which is what this is about.
+    // The test is about a QEMU that has not answered its agent yet.
     kill_process(qemu, Signal::STOP).unwrap();
     lab.stop_agent("a", Signal::KILL);
     kill_process(qemu, Signal::CONT).unwrap();
     starting.wait();
-    // Whoever connects to a QEMU that is not ready yet may find it mute.
+    // A QEMU that is not ready yet may stay mute to whoever connects.
     thread::sleep(Duration::from_secs(2));
     assert_eq!(run_state(&lab, "a", "web"), RunState::Prelaunch);
     lab.start_agent("a");
@@ -492,7 +492,7 @@ fn an_agent_is_killed_as_it_starts_a_vm() {
     assert!(log.contains("was being started when the agent ended") && log.contains("vm start web"), "{log}");
     lab.drainpipe(&["vm", "start", "web"]).done();
     guest.wait_until_ready();
-    // One that runs is left alone.
+    // A running VM is left alone.
     lab.stop_agent("a", Signal::KILL);
     lab.start_agent("a");
     lab.migrate("web", "b", &[]);

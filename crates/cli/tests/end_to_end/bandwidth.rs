@@ -1,5 +1,5 @@
-//! What migrations take of the links is limited: by the hosts' configuration and by hand, while they run,
-//! at either end, shared among them.
+//! Limits on what migrations take of the links: from the hosts' configuration and set by hand during a migration, at
+//! either end, and shared by several migrations.
 
 use std::time::Duration;
 
@@ -27,15 +27,15 @@ pub(crate) const TESTS: &[Test] = &[
 
 const MEMORY_MIB: u64 = 160;
 
-/// Links that carry far more than the limits, and have a queue that counts.
+/// Links that carry far more than the limits, with a queue that counts.
 const LINKS: &[&str] = &["--link", "5000", "--link", "5000"];
 
 const LIMIT_MBPS: u64 = 200;
 
-/// A limit of which QEMU would send four times as much by multifd.
+/// A limit at which QEMU's multifd would send four times as much.
 const SMALL_LIMIT_MBPS: u64 = 80;
 
-/// What is not over by then goes on without a limit, and is watched no more.
+/// What is not over by then continues without a limit, and is no longer watched.
 const WATCHED_MAX: Duration = Duration::from_secs(8);
 const WATCHED_IN_FLIGHT: Duration = Duration::from_secs(4);
 
@@ -49,7 +49,7 @@ fn each_option_keeps_a_configured_limit_and_two_vms_share_the_targets() {
 }
 
 fn a_configured_limit_is_kept_by_each_option(lab: &TestLab, guest: &Guest) {
-    // By a window that holds all day, below the general limit.
+    // The limit is that of a window that covers all day, below the general one.
     let bandwidth = format!(
         "[bandwidth]\nmbps = 9000\n\n[[bandwidth.window]]\nmbps = {LIMIT_MBPS}\nfrom = \"00:00\"\nuntil = \"00:00\"\n\n[tls]"
     );
@@ -66,7 +66,7 @@ fn a_configured_limit_is_kept_by_each_option(lab: &TestLab, guest: &Guest) {
 }
 
 fn a_limit_of_the_target_is_shared_and_changed_in_flight(lab: &TestLab, guests: &[Guest; 2]) {
-    // Together in flight for half a minute, if nothing changes.
+    // Together, they stay in flight for half a minute if nothing changes.
     let agent_of_b = lab.agent_socket("b");
     lab.drainpipe(&["limit", "b", "40", "--agent", &agent_of_b]).done();
     let rate = LinkRate::watch(lab, "a");
@@ -117,7 +117,7 @@ fn no_second_has_more_than_the_limit() {
 fn a_limit_in_flight_holds_too(lab: &TestLab) {
     let packet_size = || lab.exec("a", &["sysctl", "-n", "net.ipv4.tcp_tso_rtt_log"]).stdout;
     let packet_size_before = packet_size();
-    // Slow enough to be in flight still.
+    // At this speed they are still in flight.
     lab.drainpipe(&["limit", "a", "40"]).done();
     let mut migrating = lab.start(&["migrate", "web", "b", "--option", "multichannel", "--json"]);
     let limited_to = |mbps| {
@@ -143,7 +143,7 @@ fn a_limit_in_flight_holds_too(lab: &TestLab) {
 }
 
 fn a_limit_of_disks_leaves_memory_alone(lab: &TestLab) {
-    // By it the memory would take 20 minutes.
+    // At this speed, memory would take 20 minutes.
     lab.drainpipe(&["limit", "b", "1", "--storage", "--agent", &lab.agent_socket("b")]).done();
     let view: BandwidthView = lab.json(&["limit", "b", "--agent", &lab.agent_socket("b")]);
     assert_eq!((view.limit_mbps, view.storage.limit_mbps), (None, Some(1)));

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::{Child, Command, Stdio};
 
-/// In a session of its own, as another user's is. It ends when it is dropped.
+/// A program in its own session, as another user's would be. It ends when it is dropped.
 pub(crate) struct Burner(Child);
 
 impl Burner {
@@ -13,7 +13,7 @@ impl Burner {
         Self(command.spawn().unwrap())
     }
 
-    /// For how long it has been on a core, by the kernel's count (`proc_pid_schedstat` in the kernel).
+    /// How long it has run on a core, by the kernel's count (`proc_pid_schedstat` in the kernel).
     pub(crate) fn ran_s(&self) -> f64 {
         let counts = fs::read_to_string(format!("/proc/{}/schedstat", self.0.id())).expect("it runs");
         let ran_ns = counts.split_whitespace().next().and_then(|ns| ns.parse::<f64>().ok());

@@ -1,7 +1,7 @@
-//! All that passes the interfaces of hosts, searched for what the guest's memory holds.
+//! A capture of everything that passes the interfaces of hosts, searched for the contents of the guest's memory.
 //!
-//! `DRAINPIPE_MEASURE_CAPTURE=1 cargo test -p drainpipe-cli --test end_to_end` prints a table of all options, each in the
-//! clear and encrypted.
+//! `DRAINPIPE_MEASURE_CAPTURE=1 cargo test -p drainpipe-cli --test end_to_end` prints a table of all options, each
+//! unencrypted and encrypted.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -24,18 +24,18 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use crate::guest::{MIX, UNFILLED_MIB};
 use crate::support::TestLab;
 
-/// The first byte of each word that is looked for.
+/// The first byte of each word that the search looks for.
 const MARK: u8 = 0xd7;
 
-/// A guest's seed, if its parameters name none.
+/// A guest's seed if its parameters name none.
 const SEED: u64 = 0;
 
 const PAGES_PER_MIB: u64 = 256;
 
-/// As long as offloads let one be.
+/// The longest frame that offloads allow.
 const FRAME_BYTES_MAX: usize = 1 << 17;
 
-/// More than a link brings while the machine does other things.
+/// More than a link delivers while the machine is busy elsewhere.
 const UNREAD_BYTES_MAX: usize = 128 << 20;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -45,11 +45,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub(crate) struct Seen {
     /// The bytes of all frames, headers included, on the host that saw less.
     pub(crate) bytes: u64,
-    /// Random pages of the guest's memory, by their numbers.
+    /// The numbers of the random pages of the guest's memory that were seen.
     pub(crate) pages: BTreeSet<u64>,
 }
 
-/// Random pages of a guest with so much memory that has not rewritten it: a word of each, and whose it is.
+/// The random pages of a guest with this much memory that it has not rewritten: a word of each page, and its number.
 pub(crate) struct KnownPages(HashMap<u64, u64>);
 
 impl KnownPages {
@@ -65,10 +65,10 @@ impl KnownPages {
         self.0.len()
     }
 
-    /// At whatever place it stands.
+    /// Finds known words at any place.
     fn find(&self, frames: &[u8], pages: &mut BTreeSet<u64>) {
         let mut rest = frames;
-        // By the standard library's own search, which is fast in an unoptimised test too.
+        // The standard library's own search is fast even in a test without optimisation.
         while rest.skip_until(MARK).unwrap() > 0 {
             let begin = frames.len() - rest.len() - 1;
             let word = frames[begin..].first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
@@ -77,16 +77,16 @@ impl KnownPages {
     }
 }
 
-/// None of a few pages that have no such word.
+/// A word of the page; `None` for the few pages that have no such word.
 fn known_word(index: u64) -> Option<u64> {
-    // The rank is nothing to a random page.
+    // A random page does not depend on the rank.
     let page = Identity { kind: Kind::Random, index, rank: 0 };
     let mut words = [0; PAGE_WORDS];
     Content::new(SEED, page, 0).write(&mut words);
     words.into_iter().find(|word| word.to_le_bytes()[0] == MARK)
 }
 
-/// Takes all that passes the interfaces of hosts, from when it is begun.
+/// Captures everything that passes the interfaces of hosts from its beginning on.
 pub(crate) struct Capture {
     going: Arc<AtomicBool>,
     takers: Vec<JoinHandle<Vec<u8>>>,
@@ -103,7 +103,7 @@ impl Capture {
         Self { takers: takers.collect(), going }
     }
 
-    /// Ends it, and searches.
+    /// Ends the capture, and searches it.
     #[track_caller]
     pub(crate) fn end(self, known: &KnownPages) -> Seen {
         self.going.store(false, Ordering::Relaxed);
@@ -117,7 +117,7 @@ impl Capture {
     }
 }
 
-/// A socket that gets what passes any interface of a namespace.
+/// A socket that receives everything that passes any interface of a namespace.
 #[track_caller]
 fn packets_in(namespace: PathBuf) -> OwnedFd {
     let opened = thread::spawn(move || {
@@ -133,7 +133,7 @@ fn packets_in(namespace: PathBuf) -> OwnedFd {
     opened.join().unwrap()
 }
 
-/// One behind the other. Searched later: that takes longer than they do to come.
+/// Takes frames, one behind the other. The search comes later, since it takes longer than they take to arrive.
 fn take(packets: OwnedFd, going: &AtomicBool) -> Vec<u8> {
     let (mut packets, mut frames) = (File::from(packets), Vec::new());
     let mut frame = vec![0; FRAME_BYTES_MAX];
@@ -151,8 +151,8 @@ fn take(packets: OwnedFd, going: &AtomicBool) -> Vec<u8> {
     }
 }
 
-/// Fails the test unless most of a migration's bytes were captured, but for what TCP sent twice, and none of its memory is among
-/// them.
+/// Fails the test unless most of a migration's bytes were captured, except those that TCP sent twice, and none of its
+/// memory is among them.
 #[track_caller]
 pub(crate) fn assert_unseen(result: &MigrationResult, seen: &Seen) {
     assert!(
@@ -164,14 +164,14 @@ pub(crate) fn assert_unseen(result: &MigrationResult, seen: &Seen) {
     assert_eq!(seen.pages.len(), 0, "of the guest's pages, these passed in the clear: {:?}", seen.pages);
 }
 
-/// Fails the test unless nearly all memory is among what was captured: a page that is cut by a frame's end may be missed.
+/// Fails the test unless nearly all memory is in the capture. A page that a frame's end splits may be missed.
 #[track_caller]
 pub(crate) fn assert_seen(known: &KnownPages, seen: &Seen) {
     let (found, all) = (seen.pages.len(), known.count());
     assert!(found as f64 >= all as f64 * 0.9, "{found} of {all} pages that passed in the clear were seen");
 }
 
-/// With post-copy it has to be busy, but what it has not rewritten is known.
+/// With post-copy, the guest has to be busy, but the pages that it has not rewritten are known.
 const WAYS: [(&str, &[&str]); 4] = [
     ("`tcp`", &["--option", "tcp"]),
     ("`multichannel`", &["--option", "multichannel"]),
@@ -182,7 +182,7 @@ const WAYS: [(&str, &[&str]); 4] = [
 const MEASURED_MIB: u64 = 256;
 const LINK_MBPS: &str = "300";
 
-/// More than the links carry, of a part of its memory: the rest is sent once.
+/// More than the links carry, within a part of the memory: the rest is sent once.
 const BUSY: Dirtying = Dirtying { mib_per_s: 150, locality_percent: 50 };
 
 pub(crate) fn run() {

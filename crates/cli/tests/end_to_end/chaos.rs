@@ -1,26 +1,26 @@
-//! Random faults while hosts pass VMs around, and a monitor that is no part of the agents: `make chaos`.
+//! Random faults while hosts pass VMs around, and a monitor that does not depend on the agents: `make chaos`.
 //!
 //! ```text
 //! plan        what happens next, from the seed alone: errands of operators, and faults
-//! operations  does the errands, by the program itself; what it says of them must be true
-//! faults      does the faults, and undoes them
-//! journals    that are lost, older or on full disks, and what an operator does then
-//! clocks      of hosts, put forward and back
-//! busy, flood more of what goes wrong: a machine without a free core, and a host that sends thousands of requests
-//! monitor     hears each QEMU by a control connection of its own ─► copies: which guests ran when
+//! operations  runs the errands with the program itself; what it says about them must be true
+//! faults      causes the faults, and repairs them
+//! journals    journals that are lost, older or on full disks, and what an operator then does
+//! clocks      hosts' clocks that are set forward and back
+//! busy, flood further faults: a machine without a free core, and a host that sends thousands of requests
+//! monitor     listens to each QEMU over its own control connection ─► copies: which guests ran when
 //! course      an errand of the round, as far as it has come
 //! silences    a client of every VM
 //! ledger      what was done to whom: how long may a VM be silent?
 //! world       a lab with its VMs, where all of that comes together, round by round
-//! settled     after each round all faults are lifted: is everything over, and told as it is?
+//! settled     after each round all faults are lifted: is everything over, and reported as it is?
 //! ```
 //!
-//! `scenarios` are rounds that are not drawn: the same faults again and again, at moments that are. `measure` makes them in
-//! several labs at once, `tally` counts what came of them. `planted` shows that the monitor sees what it is there for.
+//! `scenarios` are fixed rounds: the same faults again and again, at random moments. `measure` runs them in several
+//! labs at once, and `tally` counts the outcomes. `planted` shows that the monitor sees what it should.
 //!
-//! `DRAINPIPE_CHAOS_SECONDS=3600` runs it for an hour; `DRAINPIPE_CHAOS_SEED` has the same decisions made again. It
-//! stops at the first thing that is wrong, with all that there is to understand it in a directory of its own in
-//! `target/chaos`, or in the directory that `DRAINPIPE_CHAOS_DIRECTORY` names.
+//! `DRAINPIPE_CHAOS_SECONDS=3600` runs it for an hour; `DRAINPIPE_CHAOS_SEED` repeats the decisions of an earlier run.
+//! It stops at the first violation, and leaves everything that helps to understand it in a directory of its own below
+//! `target/chaos`, or below the directory that `DRAINPIPE_CHAOS_DIRECTORY` names.
 
 mod busy;
 mod clocks;
@@ -71,23 +71,22 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Three hosts, so that a VM that comes can leave for another one at once.
+/// Three hosts, so that a VM that arrives can leave for another one at once.
 const HOSTS: [&str; 3] = ["a", "b", "c"];
 
-/// How fast VMs rewrite their memory, in MiB/s: by turns. The last one does so faster than a link carries.
+/// How fast the VMs rewrite their memory, in MiB/s, in turn. The last one does so faster than a link carries.
 const DIRTY_MIB_PER_S: [u32; 5] = [0, 1, 0, 4, 12];
 
-/// All but 112 MiB are filled: in flight for a second over both links.
+/// All but 112 MiB are filled, so a VM is in flight for a second over both links.
 const MEMORY_MIB: u64 = 128;
 
 const LINK_MBPS: &str = "80";
 
-/// A whole minute, or half of it in the short form.
+/// Runs for a minute, or for half of it in the short form.
 fn for_a_while() {
     run(Duration::from_secs(if whole::is_wanted() { 60 } else { 30 }), 3);
 }
 
-/// For so many seconds.
 pub(crate) fn run_for(seconds: usize) {
     let seconds = u64::try_from(seconds).expect("no machine has a wider usize");
     let vms = number("DRAINPIPE_CHAOS_VMS").unwrap_or(10);
@@ -99,19 +98,19 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().expect("a number"))
 }
 
-/// `DRAINPIPE_CHAOS_SEED`, or one that no other run has.
+/// `DRAINPIPE_CHAOS_SEED`, or a seed that no other run has.
 fn seed() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     number("DRAINPIPE_CHAOS_SEED").unwrap_or((now.as_secs() << 16) | u64::from(now.subsec_micros() >> 4))
 }
 
-/// Where runs leave what there is to understand them.
+/// The directory for what helps to understand runs.
 fn directory() -> PathBuf {
     let named = std::env::var_os("DRAINPIPE_CHAOS_DIRECTORY").filter(|path| !path.is_empty());
     named.map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/chaos"), PathBuf::from)
 }
 
-/// Gives a table of what was done; fails the test at the first thing that is wrong.
+/// Returns a table of what was done; fails the test at the first violation.
 fn run(lasts: Duration, vms: usize) -> String {
     let seed = seed();
     eprintln!("chaos: DRAINPIPE_CHAOS_SEED={seed}");
@@ -119,7 +118,7 @@ fn run(lasts: Duration, vms: usize) -> String {
     let monitor = Monitor::start(directory.path()).unwrap();
     let lab = lab(directory.path(), LINK_MBPS);
     let guests = (0..vms).map(|number| DIRTY_MIB_PER_S[number % DIRTY_MIB_PER_S.len()]).collect();
-    // A seed is run again, with another QEMU or program: what the run before it found stays.
+    // If a seed runs again with another QEMU or program, what the earlier run found stays.
     let name = format!("{seed}-{}", std::process::id());
     let setting = Setting { memory_mib: MEMORY_MIB, dirty_mib_per_s: guests, name, machine: Arc::default() };
     let mut world = World::set(&lab, monitor, &setting);
@@ -141,7 +140,7 @@ fn run(lasts: Duration, vms: usize) -> String {
     format!("Seed {seed}, {rounds} rounds, {vms} VMs, nothing found.\n\n{table}")
 }
 
-/// A lab whose QEMUs tell a monitor in this directory what they do.
+/// A lab whose QEMUs report to a monitor in this directory.
 fn lab(directory: &Path, link_mbps: &str) -> TestLab {
     let qemu = options::other_qemu().unwrap_or_else(|| "qemu-system-x86_64".into());
     let wrapper = Monitor::wrapper(directory, &qemu).unwrap().display().to_string();

@@ -1,5 +1,5 @@
-//! `drainpipe check`: each thing that a lab can have wrong is found, named and mended, and nothing is
-//! said without it.
+//! `drainpipe check`: each thing that can be wrong in a lab is found, named and fixed, and nothing is reported without
+//! it.
 
 use drainpipe_api_types::{DrainPlanView, PlanView};
 use drainpipe_engine::check::CheckReport;
@@ -25,7 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
 /// Nothing is wrong, though there may be remarks.
 pub(crate) const WELL: i32 = 0;
 
-/// A check's exit code and what it found, less what is the machine's affair and not the lab's.
+/// A check's exit code and its findings, without those about the machine rather than the lab.
 #[track_caller]
 pub(crate) fn check(lab: &TestLab, source: &str, target: &str) -> (i32, Vec<Finding>) {
     let report = report(lab, source, target, &[]);
@@ -42,7 +42,7 @@ pub(crate) fn check(lab: &TestLab, source: &str, target: &str) -> (i32, Vec<Find
     (exit_code_of(&findings), findings)
 }
 
-/// What a check says, which must end with the code of the worst that it found.
+/// The findings of a check, whose exit code must be that of the worst one.
 #[track_caller]
 pub(crate) fn report(lab: &TestLab, source: &str, target: &str, more: &[&str]) -> CheckReport {
     let output = lab.drainpipe(&[&["check", source, target, "--json"], more].concat());
@@ -62,12 +62,12 @@ fn exit_code_of(findings: &[Finding]) -> i32 {
     }
 }
 
-/// Whether a check found nothing that would keep a VM from moving; the machine may have warnings of its own.
+/// Whether a check found nothing that would keep a VM from moving; there may be warnings about the machine.
 pub(crate) fn is_no_error(output: &Output) -> bool {
     [WELL, WARNED].contains(&output.code)
 }
 
-/// Fails the test unless this is all that is found: its code, where, and a part of what is said of it.
+/// Fails the test unless this is the only finding: its code, its place, and a part of its text.
 #[track_caller]
 pub(crate) fn assert_found(lab: &TestLab, exit_code: i32, code: &str, places: &[&str], part: &str) {
     let (exited, findings) = check(lab, "a", "b");
@@ -89,7 +89,7 @@ pub(crate) fn on(lab: &TestLab, host: &str, command: &str) {
     lab.exec(host, &["bash", "-c", command]).done();
 }
 
-/// As root on `host` would type what a finding says: the commands behind `on HOST: `.
+/// Types what a finding says, as root on `host`: the commands after `on HOST: `.
 #[track_caller]
 pub(crate) fn mend(lab: &TestLab, finding: &Finding, host: &str) {
     let marker = format!("on {host}: ");
@@ -111,7 +111,7 @@ fn healthy_hosts() {
     for (path, mtu_bytes) in report.paths.iter().zip([1500, 9000]) {
         for end in [&path.source, &path.target] {
             assert_eq!((end.speed_mbps, end.mtu_bytes), (Some(1000), Some(mtu_bytes)), "{report:#?}");
-            // Made of software, single and without RDMA, as all links of a lab.
+            // A link in software, without bond and RDMA, like all links of a lab.
             assert_eq!((end.receive_queues, &end.bond, &end.rdma_device), (None, &None, &None));
         }
     }
@@ -129,7 +129,7 @@ fn healthy_hosts() {
     drainpipe(&["check", "a"]).refused(BAD_INPUT, &["<TARGET>"]);
 }
 
-/// One thing after the other; of each nothing is found any more once it is mended.
+/// Breaks one thing after the other; once fixed, nothing about it is found any more.
 fn what_paths_and_kernels_have_wrong() {
     let lab = TestLab::fast();
     for goes_wrong in [an_mtu_that_differs, silent_and_one_way_paths, firewalls, loss, kernel_settings] {
@@ -162,7 +162,7 @@ fn jumbo_frames_that_a_switch_drops() {
     on(&lab, "b", switch);
     let part = "from a to b none larger than 1504 arrives";
     assert_found(&lab, WARNED, "mtu-does-not-pass", &["a e0", "b e0"], part);
-    // A migration does without such a path.
+    // A migration leaves such a path out.
     start_vm(&lab, "web", "pc-q35-7.2", "");
     let result = lab.migrate("web", "b", &["--option", "multichannel"]);
     let used: Vec<&str> = result.paths.iter().map(|path| path.link.as_str()).collect();
@@ -195,7 +195,7 @@ fn silent_and_one_way_paths(lab: &TestLab) {
 }
 
 fn links_that_are_down_or_elsewhere() {
-    // Links in two subnets would find each other by link-local addresses.
+    // Links in two subnets would find each other over link-local addresses.
     let lab = TestLab::up(&["--link-addresses", "ipv4", "--link", "unlimited", "--link", "unlimited"]);
     lab.fault("link-down b e1");
     assert_found(&lab, WARNED, "link-down", &["b e1"], "e1 of b is switched off");
@@ -245,7 +245,7 @@ fn the_management_network() {
     let expected = [("management-link", "a mgmt".to_owned()), ("management-link", "b mgmt".to_owned())];
     assert_eq!((exited, found), (WARNED, expected.to_vec()), "{findings:#?}");
 
-    // Without configuration it stands in where no other link makes a path.
+    // Without configuration, it is used where no other link makes a path.
     for host in ["a", "b"] {
         lab.stop_agent(host, Signal::TERM);
         for link in ["mgmt", "e1"] {
@@ -302,7 +302,7 @@ fn firewalls(lab: &TestLab) {
         on(lab, "b", "nft delete table inet filter");
         assert_silent(lab);
     }
-    // As most firewalls are: what was not asked for from within is dropped.
+    // Most firewalls do the same: they drop what was not asked for from within.
     let closed = "nft 'add table inet filter; \
         add chain inet filter input { type filter hook input priority 0; policy drop; }; \
         add rule inet filter input ct state established,related accept; \
@@ -368,7 +368,7 @@ fn an_agent_that_does_not_answer() {
     lab.start_agent("b");
     assert_found(&lab, REFUSED, "migration-addresses-equal", &["a", "b"], "10.77.255.11");
 
-    // The ports that were opened are closed: as many checks in a row as one likes.
+    // The opened ports are closed again, so any number of checks may follow each other.
     for _ in 0..10 {
         check(&lab, "b", "a");
     }

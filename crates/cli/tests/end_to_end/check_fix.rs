@@ -1,4 +1,4 @@
-//! `drainpipe check --fix` and `--undo`: what is mended stands until it is put back.
+//! `drainpipe check --fix` and `--undo`: a fix lasts until it is undone.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ fn get(lab: &TestLab, host: &str, setting: &str) -> String {
     lab.exec(host, &["sysctl", "-n", setting]).done().trim().to_owned()
 }
 
-/// As an operator, who may change every host, from the client.
+/// Runs a check as an operator, who may change every host, from the client.
 #[track_caller]
 fn as_operator(lab: &TestLab, arguments: &[&str]) -> Output {
     let authority = lab.directory("client").join("pki");
@@ -59,7 +59,7 @@ fn mended_until_it_is_put_back() {
     let buffers = get(&lab, "b", BUFFERS);
     assert!(buffers.starts_with("4096\t8192\t") && buffers != SMALL, "{buffers}");
 
-    // An agent that is killed puts its migrations' changes back at the next start, and not these.
+    // At its next start, a killed agent undoes its migrations' changes, but not these.
     for (host, signal) in [("a", Signal::KILL), ("b", Signal::TERM)] {
         lab.stop_agent(host, signal);
         lab.start_agent(host);
@@ -142,7 +142,7 @@ fn what_another_changed_since_is_left_alone(lab: &TestLab) {
     assert!(undone.stderr.contains("left as it is: 0; before --fix it was 1"), "{undone:#?}");
     assert_eq!(get(lab, "a", FILTER), "0");
 
-    // With nothing to mend, nothing is asked and nothing is written.
+    // With nothing to fix, nothing is asked and nothing is written.
     let idle = lab.drainpipe(&["check", "a", "b", "--fix", "--yes"]);
     assert!(is_no_error(&idle) && idle.stderr.contains("--fix can fix none of this"), "{idle:#?}");
 }

@@ -1,14 +1,13 @@
-//! `drainpipe check` of what the hosts' configurations, settings and links have wrong beside their paths.
+//! `drainpipe check` of what is wrong with hosts' configurations, settings and links, besides their paths.
 //!
-//! What is not provoked here, in `check` or in `check_vms` only the engine's tests have, because labs
-//! cannot have it: hosts of a lab share the clock (`clocks-differ`), the program (`agents-differ`) and the
-//! libraries (`libvirt-old`); the agent starts on no QEMU that is too old (`qemu-old`); their links are of
-//! software and have neither errors nor queues (`link-errors`, `one-receive-queue`,
-//! `one-receive-queue-used`, `interrupts-on-one-core`), and the ports of their switches are in no VLAN: one
-//! in a wrong VLAN is a silent path (`path-silent`, `no-path`), which is provoked by a fault; an authority
-//! that ends soon (`authority-ends`) would need every certificate of a lab again; a VM by KVM
-//! (`vm-kvm-missing`), one of 64 GiB (`vm-small-pages`), storage that hangs (`vm-storage-silent`) and a
-//! machine without memory (`target-memory-low`) are not there to be had.
+//! Findings that no test provokes here, in `check` or in `check_vms` are tested in the engine only, because labs cannot
+//! have them. Hosts of a lab share the clock (`clocks-differ`), the program (`agents-differ`) and the libraries
+//! (`libvirt-old`). The agent does not start with a QEMU that is too old (`qemu-old`). Links in software have neither
+//! errors nor queues (`link-errors`, `one-receive-queue`, `one-receive-queue-used`, `interrupts-on-one-core`), and the
+//! ports of their switches are in no VLAN: one in a wrong VLAN is a silent path (`path-silent`, `no-path`), which a
+//! fault provokes. An authority that ends soon (`authority-ends`) would need all certificates of a lab again. A VM with
+//! KVM (`vm-kvm-missing`), one of 64 GiB (`vm-small-pages`), storage that hangs (`vm-storage-silent`) and a machine
+//! without memory (`target-memory-low`) are not available.
 
 use std::fs;
 use std::process::Command;
@@ -32,7 +31,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("vms_that_do_not_fit", vms_that_do_not_fit),
 ];
 
-/// Starts an agent with another configuration.
+/// Restarts an agent with another configuration.
 #[track_caller]
 fn reconfigure(lab: &TestLab, host: &str, from: &str, to: &str) {
     lab.stop_agent(host, Signal::TERM);
@@ -55,7 +54,7 @@ fn links_as_configured() {
     let all = ["a e0", "b e0", "a e1", "b e1"];
     assert_found(&lab, WELL, "paths-unequal", &all, "e1–e1 5000 Mb/s");
     reconfigure(&lab, "a", "speed_mbps = 5000\n", "");
-    // What a veth's driver says is 10 Gb/s.
+    // A veth's driver says 10 Gb/s.
     reconfigure(&lab, "b", "speed_mbps = 5000\n", "speed_mbps = 25000\n");
     let (_, findings) = check(&lab, "a", "b");
     let below = findings.iter().find(|finding| finding.code == "speed-below-configured");
@@ -100,7 +99,7 @@ fn a_certificate_that_ends_soon() {
 }
 
 fn a_link_without_carrier_and_one_that_drops() {
-    // Three hosts' links meet in a switch.
+    // The links of three hosts meet in a switch.
     let lab = TestLab::up(&["--hosts", "a,b,c", "--link", "unlimited", "--link", "unlimited"]);
     let switch = lab.namespace("switch");
     let set = |state: &str| {
@@ -113,7 +112,7 @@ fn a_link_without_carrier_and_one_that_drops() {
     set("up");
     assert_silent(&lab);
 
-    // Frames of a protocol that nobody has: the kernel counts them as dropped.
+    // Frames of a protocol that nobody speaks: the kernel counts them as dropped.
     let frames = r#"my ($index) = `ip -o link show dev e1` =~ /^(\d+):/;
         socket(my $all, 17, 3, 0) or die;
         my $frame = ("\xff" x 6) . ("\x02" x 6) . "\x88\xb5" . ("\0" x 50);
@@ -123,7 +122,7 @@ fn a_link_without_carrier_and_one_that_drops() {
     assert_found(&lab, WELL, "link-drops", &["b e1"], "ip -s link show e1");
 }
 
-/// What labs do not have, mounted over what the kernel shows to one host's agent.
+/// Things that labs do not have, mounted over what the kernel shows to one host's agent.
 fn what_the_kernel_shows() {
     let lab = TestLab::fast();
     let release = lab.write("osrelease", "5.10.0-28-amd64\n");
@@ -163,7 +162,7 @@ fn what_the_kernel_shows() {
         let said = of(host, code).map(|finding| finding.what.as_str());
         assert!(said.is_some_and(|what| what.contains(part)), "{code}: {report:#?}");
     }
-    // Cores that choose their frequency by themselves call that powersave.
+    // Cores that choose their own frequency call that powersave.
     assert_eq!(of("a", "governor-powersave"), None);
 }
 

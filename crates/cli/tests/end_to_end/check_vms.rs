@@ -22,7 +22,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_qemu_that_is_replaced", a_qemu_that_is_replaced),
 ];
 
-/// A VM on host `a` that runs firmware alone, with a disk of the test's own.
+/// A VM on host `a` that runs only firmware, with a disk of the test's own.
 #[track_caller]
 pub(crate) fn start_vm(lab: &TestLab, name: &str, machine: &str, more: &str) -> String {
     let disk = lab.files().join("disks").join(format!("{name}.raw"));
@@ -38,22 +38,22 @@ pub(crate) fn start_vm(lab: &TestLab, name: &str, machine: &str, more: &str) -> 
     disk.display().to_string()
 }
 
-/// Starts a host's agent again where the shell command has changed what is mounted, for it alone.
+/// Restarts a host's agent after this shell command, which changes mounts for that agent alone.
 #[track_caller]
 pub(crate) fn restart_agent_with_mounts(lab: &TestLab, host: &str, command: &str) {
     lab.stop_agent(host, Signal::TERM);
     start_agent_with_mounts(lab, host, command);
 }
 
-/// The same of one that has ended.
+/// Like the above, for an agent that has ended.
 #[track_caller]
 pub(crate) fn start_agent_with_mounts(lab: &TestLab, host: &str, command: &str) {
-    // In a shell of its own: the command may set what the arguments of this one are.
+    // In a shell of its own, since the command may set positional parameters.
     let program = format!("({command}) && exec \"$0\" \"$@\"");
     lab.start_agent_by(host, &["unshare", "--mount", "bash", "-c", &program, DRAINPIPE]);
 }
 
-/// Fails the test unless the migration is refused for this, in all its forms, and nothing is changed.
+/// Fails the test unless the migration is refused for this reason in all its forms, and nothing is changed.
 #[track_caller]
 fn assert_refused(lab: &TestLab, vm: &str, said: &[&str]) {
     lab.drainpipe(&["migrate", vm, "b"]).refused(REFUSED, said);
@@ -183,7 +183,7 @@ fn warnings_before_a_migration(lab: &TestLab) {
     on(lab, "b", "sysctl -qw net.ipv4.conf.e0.rp_filter=2");
 }
 
-/// What a newer QEMU has and the target's has not.
+/// A newer QEMU has something that the target's lacks.
 pub(crate) fn an_older_qemu() {
     let newer = other_qemu().expect("the test runs only where there is one");
     let lab = TestLab::up(&["--link", "unlimited", "--link", "unlimited", "--qemu", &newer]);
@@ -212,7 +212,7 @@ pub(crate) fn an_older_qemu() {
     let refusing = findings.iter().filter(|finding| finding.refuses_migration);
     assert_eq!(refusing.count(), 4, "one for each VM: {findings:#?}");
 
-    // The package is downgraded on the source too, and its VMs run on in the newer one.
+    // The package is downgraded on the source too, while its VMs go on running in the newer QEMU.
     lab.stop_agent("a", Signal::TERM);
     lab.configure("a", &newer, "qemu-system-x86_64");
     lab.start_agent("a");

@@ -1,4 +1,4 @@
-//! What a shell completes, asked of a real bash.
+//! Completion, as a real bash does it.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! What a VM's QEMU may do by itself: next to nothing.
+//! What a VM's QEMU may do by itself: hardly anything.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn qemu_has_no_rights_but_to_what_it_was_given() {
         lab.drainpipe(&["vm", "start", "web"]).done();
         let user = QemuUser::of_lab(Path::new(&qemu)).uid.to_string();
         assert_confined(&lab, "a", &user);
-        // Another QEMU on the same disk is refused, by the file's name.
+        // Another QEMU with the same disk is refused, and the error names the file.
         lab.drainpipe(&["vm", "start", "thief"]).refused(1, &["write", "lock", &disk]);
         for (from, to) in [("a", "b"), ("b", "a")] {
             lab.migrate("web", to, &["--option", "multichannel"]);

@@ -17,7 +17,7 @@ use crate::program::{REFUSED, Running};
 use crate::scene::result_of;
 use crate::support::{TestLab, eventually};
 
-/// Where there is a newer QEMU.
+/// Tests that need a newer QEMU.
 pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("disks_go_with_their_vm", disks_go_with_their_vm),
     ("disks_go_where_the_target_wants_them", disks_go_where_the_target_wants_them),
@@ -31,24 +31,24 @@ pub(crate) const DISK_MIB: usize = 24;
 /// Slow enough for a test to act in the middle of a copy.
 const SLOW_MBPS: &str = "40";
 
-/// Slow enough that even the cores of a busy machine come to pack some of what waits.
+/// Slow enough that even the cores of a busy machine get to pack some of what waits.
 const SLOWER_MBPS: &str = "10";
 
-/// With a QEMU that copies disks.
+/// Starts a lab with a QEMU that copies disks.
 #[track_caller]
 pub(crate) fn lab() -> TestLab {
     let qemu = other_qemu().expect("these tests run only where there is one");
     TestLab::up(&["--link", "unlimited", "--link", "unlimited", "--qemu", &qemu])
 }
 
-/// Which hosts see a host's directory, and where.
+/// Which hosts see a host's directory, and under which path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seen {
-    /// Under a path of its own, by the other host too.
+    /// Each directory has its own path, under which the other host sees it too.
     All,
-    /// Under one path, which leads each host's agent to another place.
+    /// One path leads each host's agent to another directory.
     Agents,
-    /// The same, and each host's libvirt.
+    /// One path leads each host's agent and libvirt to another directory.
     AgentsAndLibvirts,
 }
 
@@ -60,7 +60,8 @@ pub(crate) struct Apart {
     seen: Seen,
 }
 
-/// The disks of the VM. Of a domain none is an image: QEMU 8.0 to 10.2.1 may lose writes then, and stays.
+/// The disks of the VM. A domain has no image among them, since QEMU 8.0 to 10.2.1 may lose writes then, and such a
+/// domain stays.
 pub(crate) fn disk_names() -> [&'static str; 2] {
     match Backend::of_test() {
         Backend::Qemu => ["web.raw", "web.qcow2"],
@@ -73,18 +74,18 @@ pub(crate) fn is_image(path: &str) -> bool {
 }
 
 impl Apart {
-    /// Under one path.
+    /// Both directories under one path.
     #[track_caller]
     pub(crate) fn mounted(lab: TestLab) -> Self {
         Self::mounted_with(lab, [&content(7), &content(8)], DISK_MIB * 8)
     }
 
-    /// The same, and its VM has a machine that any QEMU has.
+    /// The same, with a VM whose machine type every QEMU has.
     pub(crate) fn on_any_machine(self) -> Self {
         Self { machine: MACHINE, ..self }
     }
 
-    /// The disks alone, under one path, with so much room on `b`.
+    /// The disks alone, under one path, with this much room on `b`.
     #[track_caller]
     pub(crate) fn mounted_with(lab: TestLab, contents: [&[u8]; 2], mib_on_b: usize) -> Self {
         let directory = lab.files().join("disks");
@@ -121,7 +122,7 @@ impl Apart {
         format!("mount --bind {} {}", self.on(host, "").display(), self.path(host, ""))
     }
 
-    /// Starts a host's agent that has ended, with what it sees.
+    /// Starts a host's agent that has ended, with the directories that it sees.
     #[track_caller]
     pub(crate) fn start_agent(&self, host: &str) {
         match self.seen {
@@ -130,13 +131,13 @@ impl Apart {
         }
     }
 
-    /// Under two, and slow.
+    /// Each directory under its own path, over slow links.
     #[track_caller]
     pub(crate) fn slow() -> Self {
         Self::over(SLOW_MBPS)
     }
 
-    /// Under two, with links of this rate.
+    /// Each directory under its own path, over links of this rate.
     #[track_caller]
     pub(crate) fn over(mbps: &str) -> Self {
         let apart = Self::under_two_paths(lab());
@@ -151,13 +152,13 @@ impl Apart {
         }
     }
 
-    /// Under two.
+    /// Each directory under its own path.
     #[track_caller]
     pub(crate) fn under_two_paths(lab: TestLab) -> Self {
         Self::under_two_paths_with(lab, [&content(7), &content(8)]).and_its_vm()
     }
 
-    /// The disks alone, under two; of a domain, which keep their paths, under one.
+    /// The disks alone, each directory under its own path; for a domain, whose disks keep their paths, under one.
     #[track_caller]
     pub(crate) fn under_two_paths_with(lab: TestLab, contents: [&[u8]; 2]) -> Self {
         if Backend::of_test() == Backend::Libvirt {
@@ -197,7 +198,7 @@ impl Apart {
         self
     }
 
-    /// The VM, of this specification and both disks.
+    /// Starts the VM with this specification and both disks.
     #[track_caller]
     pub(crate) fn start(&self, specification: &str) {
         let disk = |name: &str| {
@@ -209,7 +210,7 @@ impl Apart {
         self.lab.drainpipe(&["vm", "start", "web"]).done();
     }
 
-    /// A guest with both disks, which is ready.
+    /// A guest with both disks that is ready.
     #[track_caller]
     pub(crate) fn boot(&self, memory_mib: u64) -> Guest {
         let parameters = "drainpipe.disks=2";
@@ -225,7 +226,7 @@ impl Apart {
         guest
     }
 
-    /// Ends the VM, as by pulling the plug.
+    /// Ends the VM, as if its plug were pulled.
     #[track_caller]
     pub(crate) fn end(&self, host: &str) {
         let lab = &self.lab;
@@ -237,7 +238,7 @@ impl Apart {
         };
     }
 
-    /// A file, as the host sees it.
+    /// A file's path, as the host sees it.
     pub(crate) fn path(&self, host: &str, name: &str) -> String {
         self.directories[usize::from(host == "b")].join(name).display().to_string()
     }
@@ -247,7 +248,7 @@ impl Apart {
         self.copies_to("b")
     }
 
-    /// The same to either host.
+    /// The arguments that copy both disks to this host.
     pub(crate) fn copies_to(&self, host: &str) -> Vec<String> {
         if self.seen != Seen::All {
             return vec!["--copy-storage".into()];
@@ -256,7 +257,7 @@ impl Apart {
         [("vda", "web.raw"), ("vdb", "web.qcow2")].map(place).into()
     }
 
-    /// A file, as it is seen from here.
+    /// A file's path, as this process sees it.
     pub(crate) fn on(&self, host: &str, name: &str) -> PathBuf {
         match self.seen {
             Seen::All => self.path(host, name).into(),
@@ -268,7 +269,7 @@ impl Apart {
         }
     }
 
-    /// With clusters that are not the usual ones.
+    /// Makes an image with an unusual cluster size.
     pub(crate) fn make_qcow2(&self, content: &[u8]) {
         let raw = self.lab.files().join("content");
         fs::write(&raw, content).unwrap();
@@ -288,7 +289,7 @@ impl Apart {
         names
     }
 
-    /// Fails the test unless a host has both disks, whole. Nobody may have them open.
+    /// Fails the test unless a host has both disks with all of their content. Nobody may have them open.
     #[track_caller]
     pub(crate) fn assert_whole(&self, host: &str, names: [&str; 2]) {
         let image = self.on(host, names[1]);
@@ -297,8 +298,8 @@ impl Apart {
         self.assert_has(host, names, [&content(7), &content(8)]);
     }
 
-    /// As [`Self::assert_whole`], of disks that hold this. The image may have clusters that nothing refers to: a QEMU that was
-    /// killed leaves those that it had counted and not linked yet (`qemu-img check` ends with 3).
+    /// Like [`Self::assert_whole`], for disks with this content. The image may have clusters that nothing refers to: a
+    /// killed QEMU leaves those that it had counted but not linked yet (`qemu-img check` ends with 3).
     #[track_caller]
     pub(crate) fn assert_has(&self, host: &str, names: [&str; 2], contents: [&[u8]; 2]) {
         assert!(fs::read(self.on(host, names[0])).unwrap() == contents[0], "the raw disk differs");
@@ -315,7 +316,7 @@ impl Apart {
         assert!(self.read_image(host, names[1]) == contents[1], "the qcow2 disk differs");
     }
 
-    /// What a guest reads of an image.
+    /// What a guest reads from an image.
     #[track_caller]
     pub(crate) fn read_image(&self, host: &str, name: &str) -> Vec<u8> {
         let raw = self.lab.files().join("read");
@@ -335,7 +336,7 @@ impl Apart {
         assert_eq!(self.names("a"), ["web.qcow2", "web.raw"]);
     }
 
-    /// Begins to move it. Back when more than so much of the raw disk is copied.
+    /// Begins to move the VM. Returns when more than this much of the raw disk is copied.
     #[track_caller]
     pub(crate) fn begin(&self, copied_mib: u64) -> Running {
         let copies = self.copies();
@@ -351,7 +352,7 @@ impl Apart {
         migrating
     }
 
-    /// Waits until the disks are all there, and memory is being sent.
+    /// Waits until all of the disks has arrived, and memory is being sent.
     #[track_caller]
     pub(crate) fn wait_for_memory(&self) {
         eventually("memory is sent", || {
@@ -372,7 +373,7 @@ impl Apart {
     }
 }
 
-/// Some of it zeroes, and nothing like the rest.
+/// Content with some zeroes, and no two parts alike.
 pub(crate) fn content(seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut bytes = vec![0; DISK_MIB << 20];
@@ -388,7 +389,7 @@ fn disks_go_with_their_vm() {
     assert_disks_go(&Apart::mounted(lab()).and_its_vm());
 }
 
-/// There and back, of a VM that writes nothing.
+/// A VM that writes nothing moves there and back.
 #[track_caller]
 pub(crate) fn assert_disks_go(apart: &Apart) {
     let lab = &apart.lab;
@@ -416,7 +417,7 @@ pub(crate) fn assert_disks_go(apart: &Apart) {
     assert_eq!(apart.names("a"), [""; 0]);
     assert_eq!(lab.json::<Vec<LeftDisk>>(&["disk", "left", "a"]), []);
 
-    // Back, to other places; encrypted.
+    // It moves back to other places, encrypted.
     lab.drainpipe(&["vm", "start", "web", "--agent", &lab.agent_socket("b")]).done();
     let place = |name: &str| apart.path("a", name);
     let places = [format!("vda={}", place("back.raw")), format!("vdb={}", place("back.qcow2"))];
@@ -447,7 +448,7 @@ fn disks_go_where_the_target_wants_them() {
     lab.assert_runs_on("web", "b");
     assert_eq!(apart.names("b"), ["of-a"]);
 
-    // Back, to where they were.
+    // It moves back to where its disks were.
     let result = lab.migrate("web", "a", &["--copy-storage"]);
     let half = (DISK_MIB as u64) << 19;
     assert!(result.copied.disks.iter().all(|disk| disk.same_bytes >= half), "{result:#?}");
@@ -487,7 +488,7 @@ fn what_shrinks_goes_packed() {
     apart.assert_has("b", ["web.raw", "web.qcow2"], [&text, &content(8)]);
 }
 
-/// A disk of nothing else.
+/// The content of a disk that is all text.
 fn text() -> Vec<u8> {
     let page = |key| {
         let mut page = [0; PAGE_WORDS];

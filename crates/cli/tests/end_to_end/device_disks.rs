@@ -1,5 +1,5 @@
-//! VMs that move with disks on block devices, to block devices. The hosts of a lab see the same ones, which are loop devices
-//! here.
+//! VMs that move with disks on block devices, to block devices. The hosts of a lab share these devices, which are loop
+//! devices here.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -16,7 +16,7 @@ use crate::copied_disks::{DISK_MIB, content, lab};
 use crate::program::REFUSED;
 use crate::support::{TestLab, eventually};
 
-/// Where there is a newer QEMU.
+/// Tests that need a newer QEMU.
 pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("disks_go_to_block_devices_and_back_to_files", disks_go_to_block_devices_and_back_to_files),
     ("a_block_device_that_is_not_free_is_refused", a_block_device_that_is_not_free_is_refused),
@@ -25,19 +25,19 @@ pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
 
 const MIB: usize = 1 << 20;
 
-/// The size of a device with a qcow2 image, which takes more than its disk.
+/// The size of a device with a qcow2 image, which needs more room than its disk.
 const IMAGE_MIB: usize = DISK_MIB + 8;
 
 /// Slow enough for a test to act in the middle of a copy.
 const SLOW_MBPS: &str = "10";
 
-/// Slow enough for it not to go on meanwhile.
+/// Slow enough that the copy does not advance meanwhile.
 const SLOWEST_MBPS: &str = "1";
 
-/// How much of the raw disk is copied when its copy is cancelled. Half of a disk is zeroes, which may be there first.
+/// How much of the raw disk is copied when the copy is cancelled. Half of a disk is zeroes, which may arrive first.
 const COPIED_MIB: u64 = 16;
 
-/// A device over a file, which goes with the value.
+/// A loop device over a file. It ends when it is dropped.
 pub(crate) struct Loop(String);
 
 impl Loop {
@@ -57,13 +57,13 @@ impl Loop {
         &self.0
     }
 
-    /// As somebody else has left it.
+    /// Writes other content to the device, as if somebody else had used it.
     #[track_caller]
     fn used(lab: &TestLab, name: &str, mebibytes: usize) -> Self {
         Self::with(lab, name, &vec![0xff; mebibytes * MIB])
     }
 
-    /// Past the page cache, as QEMU writes.
+    /// Reads past the page cache, just as QEMU writes.
     #[track_caller]
     fn content(&self) -> Vec<u8> {
         run("blockdev", &["--flushbufs", &self.0]);
@@ -87,9 +87,9 @@ fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A VM on `a` with a raw disk and an image, each on a device.
+/// A VM on `a` with a raw disk and an image, each on its own device.
 struct OnDevices {
-    // Before the devices: they are free when the lab is down.
+    // Dropped before the devices, which are free only when the lab is down.
     lab: TestLab,
     raw: Loop,
     image: Loop,
@@ -136,7 +136,7 @@ impl OnDevices {
         self.lab.json(&["disk", "left", host])
     }
 
-    /// What a guest reads of an image.
+    /// What a guest reads from an image.
     #[track_caller]
     fn read_image(&self, path: &str) -> Vec<u8> {
         let read = self.lab.files().join("read");
@@ -178,7 +178,7 @@ fn disks_go_to_block_devices_and_back_to_files() {
     assert_eq!(on.left("a"), []);
     assert!(on.raw.content() == content(7), "a device is forgotten only");
 
-    // Back, one to the device that it had, one to a file.
+    // One disk moves back to the device that it had, the other one to a file.
     lab.drainpipe(&["vm", "start", "web", "--agent", &lab.agent_socket("b")]).done();
     let file = lab.files().join("back.qcow2").display().to_string();
     let [vda, vdb] = places(&on.raw.0, &file);
@@ -242,7 +242,7 @@ fn a_cancelled_copy_to_a_block_device_goes_on() {
         set_links(lab, "unlimited");
     };
     cancelled();
-    // The device is free for others, and something else is on a part of it by the next attempt.
+    // The device is free for others. Before the next attempt, something else is written to a part of it.
     let device = File::options().write(true).open(&raw.0).unwrap();
     device.write_all_at(&vec![0xee; MIB], 20 << 20).unwrap();
     device.sync_all().unwrap();

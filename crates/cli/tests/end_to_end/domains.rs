@@ -1,4 +1,4 @@
-//! libvirt's domains on the hosts of a lab, by `virsh`, as its users have them.
+//! libvirt's domains on the hosts of a lab, managed with `virsh`, as users do.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub(crate) fn missing() -> Option<String> {
     absent.map(|tool| format!("{tool} is not installed: run scripts/setup")).or_else(no_qemu)
 }
 
-/// The QEMU of the distribution.
+/// The distribution's QEMU.
 pub(crate) const DISTRIBUTIONS_QEMU: &str = "qemu-system-x86_64";
 
 fn no_qemu() -> Option<String> {
@@ -26,7 +26,7 @@ fn no_qemu() -> Option<String> {
     loses_writes(&qemu).then(|| format!("{qemu} is no QEMU 9.0 or later: scripts/qemu gets one"))
 }
 
-/// Whether domains without KVM are refused that run by this QEMU.
+/// Whether domains without KVM are refused if they run in this QEMU.
 pub(crate) fn loses_writes(qemu: &str) -> bool {
     let said = Command::new(qemu).arg("--version").output().ok();
     let said = said.map(|said| String::from_utf8_lossy(&said.stdout).into_owned()).unwrap_or_default();
@@ -41,7 +41,7 @@ impl TestLab {
         Self::up(&["--libvirt", "--no-agents", "--link", "unlimited", "--link", "unlimited"])
     }
 
-    /// Where a host's libvirt is reached.
+    /// The URI of a host's libvirt.
     #[track_caller]
     pub(crate) fn libvirt_uri(&self, host: &str) -> String {
         format!("qemu:///system?socket={}", self.lab().libvirt_socket(host).unwrap().display())
@@ -53,7 +53,7 @@ impl TestLab {
         self.start_virsh(host, arguments).wait()
     }
 
-    /// As [`Self::virsh`], without waiting for its end.
+    /// Like [`Self::virsh`], without waiting for its end.
     #[track_caller]
     pub(crate) fn start_virsh(&self, host: &str, arguments: &[&str]) -> Running {
         let mut command = Command::new("virsh");
@@ -61,7 +61,7 @@ impl TestLab {
         Running::start(command)
     }
 
-    /// Defines and boots a domain on a host; back when its guest is ready. 160 MiB will do for most tests.
+    /// Defines and boots a domain on a host, and returns when its guest is ready. 160 MiB suffice for most tests.
     #[track_caller]
     pub(crate) fn start_domain(
         &self,
@@ -94,7 +94,7 @@ impl TestLab {
         guest
     }
 
-    /// The same, with other XML.
+    /// The same, with changed XML.
     #[track_caller]
     pub(crate) fn start_domain_as(
         &self,
@@ -108,8 +108,8 @@ impl TestLab {
         guest
     }
 
-    /// Defines a domain on host `a` that runs firmware alone, and starts it. Where it may be, `placement` says as a
-    /// specification does.
+    /// Defines a domain on host `a` that runs only firmware, and starts it. `placement` says on which hosts it may run,
+    /// as in a specification.
     #[track_caller]
     pub(crate) fn start_small_domain(&self, name: &str, memory_mib: u64, placement: &str) {
         let xml = domain_xml(&self.new_guest(name), memory_mib, "");
@@ -120,7 +120,7 @@ impl TestLab {
         self.wait_for_domain(name);
     }
 
-    /// Waits until the agents know that it runs.
+    /// Waits until the agents know that the domain runs.
     #[track_caller]
     pub(crate) fn wait_for_domain(&self, name: &str) {
         eventually("its agent has seen that it runs", || {
@@ -145,7 +145,7 @@ impl TestLab {
         self.virsh(host, &["start", name]).done();
     }
 
-    /// What a host's libvirt says of a domain, as `running`; none if it does not know it.
+    /// The state that a host's libvirt reports for a domain, such as `running`; `None` if it does not know the domain.
     #[track_caller]
     pub(crate) fn domain_state(&self, host: &str, name: &str) -> Option<String> {
         let domains = self.virsh(host, &["list", "--all", "--name"]).done();
@@ -153,20 +153,20 @@ impl TestLab {
         known.then(|| self.virsh(host, &["domstate", name]).done().trim().to_owned())
     }
 
-    /// What the QEMU of a domain says of its guest, such as `running`; none where there is no QEMU.
+    /// The state that a domain's QEMU reports for its guest, such as `running`; `None` without a QEMU.
     pub(crate) fn qemu_says(&self, host: &str, name: &str) -> Option<String> {
         let asked = self.virsh(host, &["qemu-monitor-command", name, r#"{"execute":"query-status"}"#]);
         let answer: serde_json::Value = serde_json::from_str(&asked.stdout).ok()?;
         Some(answer["return"]["status"].as_str()?.to_owned())
     }
 
-    /// Moves a domain over a link, as `virsh` does by itself.
+    /// Moves a domain over a link with `virsh` alone.
     #[track_caller]
     pub(crate) fn migrate_domain(&self, name: &str, source: &str, target: &str, link: &str) {
         self.migrate_domain_with(name, source, target, link, &[]);
     }
 
-    /// The same, with more of `virsh`'s options.
+    /// The same, with further options of `virsh`.
     #[track_caller]
     pub(crate) fn migrate_domain_with(
         &self,
@@ -196,7 +196,7 @@ impl TestLab {
     }
 }
 
-/// A domain's metadata, of what a specification says of its placement.
+/// A domain's metadata with this placement, as in a specification.
 fn metadata(placement: &str) -> String {
     let document: toml::Table = toml::from_str(placement).unwrap();
     let Some(placement) = document.get("placement").and_then(toml::Value::as_table) else {
@@ -213,7 +213,7 @@ fn metadata(placement: &str) -> String {
     format!("<metadata><p:placement xmlns:p='urn:drainpipe:placement:1'>{all}</p:placement></metadata>")
 }
 
-/// One of virtio.
+/// The XML of a virtio disk.
 pub(crate) fn disk_xml(path: &str, target: &str, format: &str) -> String {
     format!(
         "<disk type='file' device='disk'><driver name='qemu' type='{format}'/><source file='{path}'/>\
@@ -221,18 +221,18 @@ pub(crate) fn disk_xml(path: &str, target: &str, format: &str) -> String {
     )
 }
 
-/// A domain with more of them.
+/// The XML of a domain with these further devices.
 pub(crate) fn with_devices(xml: &str, devices: &str) -> String {
     xml.replacen("</devices>", &format!("{devices}</devices>"), 1)
 }
 
-/// A domain like the VM that [`Guest::specification`] describes.
+/// The XML of a domain like the VM that [`Guest::specification`] describes.
 fn domain_xml(guest: &Guest, memory_mib: u64, kernel_parameters: &str) -> String {
     let line = guest.kernel_command_line(memory_mib, kernel_parameters);
     domain_that_boots(&guest.name, guest.address(), memory_mib, &image(), &line)
 }
 
-/// A domain with a kernel and its initramfs.
+/// The XML of a domain with a kernel and its initramfs.
 pub(crate) fn domain_that_boots(
     name: &str,
     address: Ipv4Addr,

@@ -1,5 +1,5 @@
-//! Emptying a host, and bringing back what left it. Whatever happens meanwhile, each VM runs exactly once,
-//! and what is told of the drain is true.
+//! Emptying a host, and bringing back what left it. Whatever happens meanwhile, each VM runs exactly once, and what the
+//! drain reports is true.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,10 +36,10 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_target_becomes_full", a_target_becomes_full),
 ];
 
-/// For three guests on a machine that runs other tests too.
+/// The longest drain of three guests on a machine that runs other tests too.
 const DRAIN_MAX: Duration = Duration::from_secs(150);
 
-/// For what no guest's memory is needed.
+/// The memory of a VM without a guest.
 const SMALL_MIB: u64 = 64;
 
 /// A guest whose flight over [`slow_lab`] takes several seconds.
@@ -51,7 +51,7 @@ pub(crate) fn fast_lab() -> TestLab {
     TestLab::up(&["--hosts", "a,b,c", "--link", "unlimited", "--link", "unlimited"])
 }
 
-/// Slow enough that a test does in mid-flight what it wants to.
+/// A lab slow enough that a test can do in mid-flight what it wants to.
 pub(crate) fn slow_lab() -> TestLab {
     TestLab::up(&["--hosts", "a,b,c", "--link", "60", "--link", "60"])
 }
@@ -88,7 +88,7 @@ pub(crate) fn view(lab: &TestLab, host: &str) -> DrainView {
     ask(lab, host, "/v1/drain", None).unwrap()
 }
 
-/// Waits until the drain, or the way back, has ended.
+/// Waits until the drain or the way back has ended.
 #[track_caller]
 pub(crate) fn ended(lab: &TestLab, host: &str) -> DrainView {
     wait_until(lab, host, "it has ended", |view| view.ended_at.is_some())
@@ -108,7 +108,7 @@ pub(crate) fn wait_until(
             return view;
         }
         assert!(Instant::now() < end, "{what}: not within {DRAIN_MAX:?}: {view:#?}");
-        // It lasts for a minute, and tells much.
+        // A drain takes a minute, and reports a lot.
         thread::sleep(Duration::from_millis(100));
     }
 }
@@ -126,7 +126,7 @@ pub(crate) fn assert_state(view: &DrainView, state: DrainState, moved: usize) {
     assert_eq!((status(view).state, count(view, MoveState::Moved)), (state, moved), "{view:#?}");
 }
 
-/// A VM that runs firmware alone; its specification ends with `more`.
+/// A VM that runs only firmware; `more` ends its specification.
 #[track_caller]
 pub(crate) fn start_small(lab: &TestLab, name: &str, more: &str) {
     if Backend::of_test() == Backend::Libvirt {
@@ -150,7 +150,7 @@ pub(crate) fn start_guests(lab: &TestLab) -> Vec<Guest> {
     NAMES.iter().map(|name| lab.start_guest(name, GUEST_MIB, "")).collect()
 }
 
-/// The host on which a VM runs; fails the test unless it runs once, and nothing of it is elsewhere.
+/// The host on which a VM runs; fails the test unless the VM runs once, and nothing of it is elsewhere.
 #[track_caller]
 pub(crate) fn host_of(lab: &TestLab, vm: &str) -> String {
     eventually("no copy of it is on its way", || {
@@ -204,7 +204,7 @@ fn a_cordoned_host_takes_no_vm_and_starts_none() {
     drain(&lab, "a", json!({ "to": ["c"] }));
     assert_state(&ended(&lab, "a"), DrainState::Drained, 1);
     lab.assert_runs_on("web", "c");
-    // Also after a crash.
+    // The same after a crash.
     lab.stop_agent("a", Signal::KILL);
     lab.start_agent("a");
     let file =
@@ -259,7 +259,7 @@ fn a_link_that_outruns_each_target_carries_to_both_at_once() {
     }
     drain(&lab, "a", json!({ "option": "multichannel" }));
     wait_until(&lab, "a", "both are on the links", |view| {
-        // One that follows another is on the links for a moment with it in any case.
+        // In any case, a VM that follows another shares the links with it for a moment.
         let two_at_a_time = view.status.as_ref().is_some_and(|status| status.transfers == 2);
         two_at_a_time && count(view, MoveState::Transferring) == 2
     });
@@ -270,7 +270,7 @@ fn a_link_that_outruns_each_target_carries_to_both_at_once() {
     guests.iter().for_each(Guest::assert_intact);
 }
 
-/// Begins to drain `a`, one VM at a time; back when the first is on the links.
+/// Begins to drain `a`, one VM at a time, and returns when the first is on the links.
 #[track_caller]
 pub(crate) fn drain_until_one_is_in_flight(lab: &TestLab, to: &[&str]) -> DrainView {
     drain(lab, "a", json!({ "to": to, "transfers": 1 }));
@@ -321,7 +321,7 @@ fn a_target_that_takes_no_more_is_replaced() {
     guests.iter().for_each(Guest::assert_intact);
 }
 
-/// Has a host's agent read how much memory there is from a file, which the test writes.
+/// Makes a host's agent read how much memory is available from a file that the test writes.
 #[track_caller]
 pub(crate) fn restart_agent_with_memory(lab: &TestLab, host: &str, available_mib: u64) {
     let file = set_memory(lab, host, available_mib);
@@ -346,7 +346,7 @@ fn a_target_becomes_full() {
     assert!(plan.plan.moves.iter().all(|planned| planned.target == "b"), "it has more room: {plan:#?}");
     drain_until_one_is_in_flight(&lab, &["b", "c"]);
     set_memory(&lab, "b", 0);
-    // Those that are made ready already have what b has promised.
+    // VMs that are being prepared already have what b has promised.
     let full = view(&lab, "a");
     let waiting = status(&full).moves.iter().filter(|one| one.state == MoveState::Waiting);
     let waiting: Vec<&str> = waiting.map(|one| one.vm.as_str()).collect();

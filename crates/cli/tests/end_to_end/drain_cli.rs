@@ -1,4 +1,4 @@
-//! The commands that empty a host and fill it again, as a person and as a script use them.
+//! The commands that empty a host and fill it again, as people and scripts use them.
 
 use drainpipe_api_types::{DrainKind, DrainPlanView, DrainView, MigrationView};
 use drainpipe_engine::drain::status::{DrainState, MoveState};
@@ -17,7 +17,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Fails the test unless all VMs that were moved, from this host, were encrypted on their way.
+/// Fails the test unless all VMs that moved from this host were encrypted on their way.
 #[track_caller]
 fn assert_encrypted(lab: &TestLab, view: &DrainView, host: &str) {
     for one in view.status.iter().flat_map(|status| &status.moves) {

@@ -1,4 +1,4 @@
-//! Hosts that are emptied while more than one agent fails: each VM runs once, and what is told is true.
+//! Drains during which more than one agent fails: each VM runs once, and what the drain reports is true.
 
 use std::fs;
 use std::thread;
@@ -90,18 +90,18 @@ fn the_disk_under_the_journal_is_full_on_the_way_back() {
     guest.assert_intact();
 }
 
-/// All that ran on a host is gone, and so is what it kept in memory.
+/// Ends everything that ran on a host, and removes what the host kept in memory.
 #[track_caller]
 pub(crate) fn power_off(lab: &TestLab, host: &str) {
     for pid in lab.pids(host, &[]) {
-        // One may end with another.
+        // A process may have ended with another one.
         let _ = kill_process(pid, Signal::KILL);
     }
     eventually("nothing runs there", || lab.pids(host, &[]).is_empty());
     fs::remove_dir_all(lab.directory(host).join("run")).unwrap();
 }
 
-/// `web` and `least`, which have left a for b and are fetched by it.
+/// Two VMs, `web` and `least`, that left a for b, and that a is bringing back.
 #[track_caller]
 fn two_on_their_way_back() -> (TestLab, Guest) {
     let lab = slow_lab();
@@ -141,13 +141,14 @@ fn the_agent_is_killed_on_the_way_back() {
 
 fn the_agent_from_which_vms_come_back_is_started_anew() {
     let (lab, guest) = two_on_their_way_back();
-    // An agent that ends while connections are being made may leave a QEMU waiting for itself: docs/decisions/0040.
+    // An agent that ends while connections are being made may leave behind a QEMU that waits for itself
+    // (docs/decisions/0040).
     eventually("its memory is on its way", || {
         let mut in_flight = lab.migrations("b").into_iter().filter_map(|view| view.progress);
         in_flight.any(|progress| progress.step == Step::CopyMemory && progress.sent_bytes > 1_000_000)
     });
     lab.stop_agent("b", Signal::TERM);
-    // As long as some take to come up again.
+    // As long as some hosts take to boot.
     thread::sleep(Duration::from_secs(3));
     lab.start_agent("b");
     assert_state(&ended(&lab, "a"), DrainState::Drained, 2);
@@ -172,7 +173,7 @@ fn the_drained_host_is_rebooted() {
         lab.migrations("a").iter().all(|one| one.progress.is_none())
     });
     lab.assert_runs_on("first", "b");
-    // The reboot has ended it, so nothing is left to move.
+    // The reboot has ended the VM, so nothing is left to move.
     lab.drainpipe(&["vm", "start", "web"]).refused(REFUSED, &["drainpipe resume a"]);
     let again = drain(&lab, "a", json!({}));
     assert_eq!(again.id, in_flight.id, "it is carried on");
@@ -191,10 +192,10 @@ fn a_target_is_cut_off_after_a_hand_over() {
     lab.start_agent("a");
     let guest = lab.start_guest("web", GUEST_MIB, "");
     start_small(&lab, "least", "");
-    // Or it would go on looking for a host that takes the other one.
+    // Without the deadline, the drain would go on looking for a host that takes the other VM.
     let drain_it = ["drain", "a", "--transfers", "1", "--deadline", "15", "--yes", "--json"];
     let draining = lab.start(&drain_it);
-    // The other one is ready by then, or has moved already.
+    // By then, the other VM is ready or has moved.
     wait_until(&lab, "a", "it is in flight, and the other one is ready", |view| {
         let state = |vm: &str| {
             let mut moves = view.status.iter().flat_map(|status| &status.moves);
@@ -211,7 +212,7 @@ fn a_target_is_cut_off_after_a_hand_over() {
     assert_eq!(output.code, 4, "{output:#?}");
     let reported: DrainView = serde_json::from_str(&output.stdout).unwrap();
     assert_eq!(status(&reported).state, DrainState::Incomplete, "{reported:#?}");
-    // The smaller one may be handed over while the other one is in flight.
+    // The smaller VM may be handed over while the other one is in flight.
     let in_doubt = status(&reported).moves.iter().filter(|one| one.state == MoveState::InDoubt);
     for one in in_doubt {
         assert_eq!(one.attempts, 1, "never tried again: {reported:#?}");

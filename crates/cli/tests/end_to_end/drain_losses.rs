@@ -1,4 +1,5 @@
-//! Hosts that are emptied while QEMUs are killed or a target is rebooted: who can go goes, and what is told is true.
+//! Drains during which QEMUs are killed or a target reboots: all VMs that can move do, and what the drain reports is
+//! true.
 
 use drainpipe_api_types::{DrainView, MigrationView, VmState};
 use drainpipe_engine::drain::status::{DrainState, MoveState, MoveStatus};
@@ -23,10 +24,10 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_targets_qemu_is_killed", a_targets_qemu_is_killed),
 ];
 
-/// A guest that is in flight for 8 s over [`slow_lab`], and for 5 s over [`faster_lab`].
+/// The memory of a guest that is in flight for 8 s over [`slow_lab`], and for 5 s over [`faster_lab`].
 const GUEST_MIB: u64 = 160;
 
-/// A VM after the other, by connections of QEMU.
+/// A request that moves one VM after the other, over connections of QEMU.
 fn one_by_one() -> Value {
     json!({ "to": ["b"], "transfers": 1, "option": "multichannel" })
 }
@@ -40,14 +41,14 @@ fn is_on_links(view: &DrainView, vm: &str) -> bool {
     moves.any(|one| one.vm == vm && one.state == MoveState::Transferring && one.sent_bytes > 1 << 20)
 }
 
-/// What is told of one VM.
+/// What the drain reports of one VM.
 #[track_caller]
 fn move_of<'a>(view: &'a DrainView, vm: &str) -> &'a MoveStatus {
     let found = status(view).moves.iter().find(|one| one.vm == vm);
     found.unwrap_or_else(|| panic!("nothing is told of {vm}: {view:#?}"))
 }
 
-/// Why a VM has not moved: one that was not begun is told as staying.
+/// Why a VM has not moved. One that did not begin is reported as staying.
 #[track_caller]
 fn why_left(view: &DrainView, vm: &str) -> String {
     let stay = status(view).stays.iter().find(|stay| stay.vm == vm).map(|stay| stay.why.to_string());
@@ -69,7 +70,7 @@ fn assert_has_died(lab: &TestLab, vm: &str, host: &str) {
     assert!(hosts.iter().all(|host| lab.qemu_pid(host, vm).is_none()), "a QEMU of {vm} is left");
 }
 
-/// Boots a VM again where it has died.
+/// Boots a VM again on the host where it died.
 #[track_caller]
 fn boot(lab: &TestLab, guest: &Guest, host: &str) {
     lab.start_again(host, &guest.name);
@@ -77,7 +78,7 @@ fn boot(lab: &TestLab, guest: &Guest, host: &str) {
     guest.assert_intact();
 }
 
-/// Fails the test unless nothing of migrations is left on either host.
+/// Fails the test unless migrations have left nothing on either host.
 #[track_caller]
 fn assert_tidy(lab: &TestLab, network: &[HostNetwork; 2]) {
     for host in ["a", "b"] {
@@ -100,7 +101,7 @@ fn a_target_is_rebooted() {
     let heartbeat = on_way.heartbeat();
     power_off(&lab, "b");
     lab.start_agent("b");
-    // It goes on by itself with what is still here.
+    // The drain goes on by itself with the VMs that are still here.
     let drained = ended(&lab, "a");
     assert_state(&drained, DrainState::Drained, 2);
     let attempts = [arrived, on_way].map(|guest| move_of(&drained, &guest.name).attempts);
@@ -108,11 +109,11 @@ fn a_target_is_rebooted() {
     lab.assert_runs_on(&on_way.name, "b");
     on_way.assert_intact();
     assert!(heartbeat.longest_gap() < DRAINED_SILENCE_MAX, "{:?}", heartbeat.statistics());
-    // What was there has ended with its host, and nobody starts it by himself.
+    // What was on b ended with its host, and nobody starts it automatically.
     assert_has_died(&lab, &arrived.name, "b");
     boot(&lab, arrived, "b");
     assert_tidy(&lab, &network);
-    // One of them is on its way by the time that both are asked for.
+    // By the time that both are asked for, one of them is on its way.
     resume(&lab, "a", false);
     let request = json!({ "vm": on_way.name, "target": "a" });
     let coming: MigrationView = ask(&lab, "b", "/v1/migrations", Some(request)).unwrap();
@@ -161,7 +162,7 @@ fn the_qemus_of_two_vms_are_killed() {
     let network = lab.network();
     let command = "drain a --to b --transfers 1 --option multichannel --yes --json";
     let draining = lab.start(&command.split(' ').collect::<Vec<_>>());
-    // A small one may be ready before the large one, and go first.
+    // A small VM may be ready before the large one, and move first.
     let waits = |view: &DrainView, vm: &str| move_of(view, vm).state == MoveState::Ready;
     let before = wait_until(&lab, "a", "one is on the links, and one waits for them", |view| {
         is_on_links(view, "web") && small.iter().any(|vm| waits(view, vm))

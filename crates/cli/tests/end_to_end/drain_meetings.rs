@@ -1,5 +1,5 @@
-//! Emptying a host: its journal cannot be written, its way back is cancelled, two hosts are emptied into each
-//! other or into a third, VMs belong together, one changes its memory too fast.
+//! Drains that meet other events: the journal cannot be written, the way back is cancelled, two hosts are emptied into
+//! each other or into a third, VMs belong together, a VM changes its memory too fast.
 
 use std::thread;
 
@@ -78,8 +78,8 @@ fn the_way_back_is_cancelled_and_carried_on() {
     guests.iter().for_each(Guest::assert_intact);
 }
 
-/// One that must stay, and one whose turn has not come: three are made ready while one is on the links. Another one
-/// that must stay is moved when the drain is over.
+/// Somebody moves a VM that must stay, and one whose turn has not come: three are prepared while one is on the links.
+/// Another one that must stay is moved after the drain.
 fn who_is_moved_by_hand_meanwhile_has_left() {
     let lab = slow_lab();
     let guest = lab.start_guest("large", 160, "");
@@ -90,7 +90,7 @@ fn who_is_moved_by_hand_meanwhile_has_left() {
         start_small(&lab, vm, "");
     }
     drain(&lab, "a", json!({ "to": ["b"], "transfers": 1 }));
-    // Which of them waits is for the plan to say: on a busy host not all memory can be looked at.
+    // The plan says which of them waits: on a busy host, not all memory can be sampled.
     let alone = |view: &DrainView| {
         let mut waiting = status(view).moves.iter().filter(|one| one.state == MoveState::Waiting);
         waiting.next().filter(|_| waiting.next().is_none()).map(|one| one.vm.clone())
@@ -99,7 +99,7 @@ fn who_is_moved_by_hand_meanwhile_has_left() {
         view.status.is_some() && count(view, MoveState::Transferring) == 1 && alone(view).is_some()
     });
     let waiting = alone(&seen).unwrap();
-    // At once: the drain begins with the one that waits when the one on the links has gone.
+    // Both at once, since the drain begins with the waiting one when the one on the links has moved.
     let moving = [waiting.as_str(), "bound"].map(|vm| lab.start(&["migrate", vm, "c"]));
     for one in moving {
         one.wait().done();
@@ -114,11 +114,11 @@ fn who_is_moved_by_hand_meanwhile_has_left() {
         let one = status(&drained).moves.iter().find(|one| one.vm == vm).unwrap();
         assert_eq!((one.state, one.target.as_str()), (MoveState::Left, "c"), "{drained:#?}");
         assert_eq!(one.error, None, "{drained:#?}");
-        // The drain may have come to the one that waited when it was on its way already.
+        // The drain may have come to the waiting VM when that was already on its way.
         assert!(one.attempts == 0 || one.vm == waiting, "{drained:#?}");
     }
     assert_eq!(status(&drained).stays, []);
-    // What somebody else has moved is not fetched.
+    // What somebody else has moved is not brought back.
     resume(&lab, "a", true);
     assert_state(&ended(&lab, "a"), DrainState::Drained, 4);
     assert_nowhere_but(&lab, &["bound", "late", &waiting], &["c"]);
@@ -143,7 +143,7 @@ fn two_hosts_are_emptied_into_each_other() {
         let reported = format!("{:?}", status(view));
         assert!(reported.contains(&format!("drainpipe resume {other}")), "{view:#?}");
     }
-    // As they were, and then told that they may change places.
+    // First they may not change places; then they may.
     for (host, vms) in [("a", &["web", "shop"][..]), ("b", &["db"])] {
         resume(&lab, host, false);
         for vm in vms.iter().filter(|vm| host_of(&lab, vm) != host) {
@@ -168,7 +168,7 @@ fn two_hosts_are_emptied_into_each_other() {
         assert_state(&ended(&lab, host), DrainState::Drained, moved);
     }
     has_changed();
-    // What came by the swap is not sent back, and nobody else's VMs may come.
+    // A VM that came by the swap is not sent back, and no other host's VMs may come.
     for (host, request) in drains {
         drain(&lab, host, request);
         assert_eq!(status(&ended(&lab, host)).state, DrainState::Drained);
@@ -220,14 +220,14 @@ fn two_hosts_are_emptied_into_a_third() {
     }
 }
 
-/// What the end of a migration takes after its VM runs on its target.
+/// How long a migration's end may take after its VM runs on its target.
 const SLACK: SignedDuration = SignedDuration::from_millis(700);
 
 fn started_at(way: &MigrationResult) -> Timestamp {
     way.started_at.parse().unwrap()
 }
 
-/// When it had its place at the target: its third step begins.
+/// When the VM got its place at the target: its third step begins.
 fn place_from(way: &MigrationResult) -> Timestamp {
     let event = way.events.iter().find(|event| event.step == Step::AllocateMemory).unwrap();
     started_at(way) + SignedDuration::from_secs_f64(event.ms / 1e3)
@@ -237,7 +237,7 @@ fn who_changes_too_fast_goes_last_and_is_throttled() {
     let lab = TestLab::up(&["--link", "200", "--link", "200"]);
     let guest = lab.start_guest("busy", 160, "drainpipe.dirty_mib_per_s=400");
     start_small(&lab, "idle", "");
-    // On a machine at the limit of its CPU a look at the memory may come too late.
+    // On a machine without free CPU, the memory may be sampled too late.
     eventually("it is planned to go last", || {
         let plan: DrainPlanView = ask(&lab, "a", "/v1/drain/plan", Some(json!({}))).unwrap();
         let [first, last] = plan.plan.moves.as_slice() else { panic!("{plan:#?}") };
@@ -269,7 +269,7 @@ fn what_must_be_together_goes_together_or_stays() {
     start_small(&lab, "web", &together("shop", ""));
     start_small(&lab, "bound", &together("house", "stays = \"licence\"\n"));
     start_small(&lab, "mate", &together("house", ""));
-    // Two of them fit on each; the room on b is the larger, so that one by one they would be parted.
+    // Two of them fit on each host. The room on b is larger, so placing them one by one would part them.
     restart_agent_with_memory(&lab, "b", 500);
     restart_agent_with_memory(&lab, "c", 450);
     drain(&lab, "a", json!({}));

@@ -14,20 +14,20 @@ use crate::drain::{ask, assert_nowhere_but, assert_state, drain, ended, resume, 
 use crate::options::other_qemu;
 use crate::support::TestLab;
 
-/// Where there is a newer QEMU.
+/// Tests that need a newer QEMU.
 pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("disks_leave_with_their_vms_and_come_back", disks_leave_with_their_vms_and_come_back),
     ("room_for_disks_is_promised_once", room_for_disks_is_promised_once),
     ("a_drain_with_disks_is_carried_on_after_a_crash", a_drain_with_disks_is_carried_on_after_a_crash),
 ];
 
-/// VMs with disks of their own host.
+/// VMs with disks that only their own host sees.
 const LOCAL: [&str; 3] = ["w1", "w2", "w3"];
 
 /// The size of each disk.
 const DISK_MIB: usize = 6;
 
-/// Hosts that see a directory of their own under one path, and another one together.
+/// Hosts that each see a directory of their own under one path, and another directory together.
 pub(crate) struct Site {
     pub(crate) lab: TestLab,
     directory: PathBuf,
@@ -61,7 +61,7 @@ impl Site {
         site
     }
 
-    /// What a host sees in the directory, from here.
+    /// The path at which this process sees a host's own directory.
     pub(crate) fn own(&self, host: &str) -> PathBuf {
         self.lab.files().join(format!("on-{host}"))
     }
@@ -77,7 +77,7 @@ impl Site {
         self.start_with_own(name);
     }
 
-    /// A VM on `a` with the disk of its name that is there.
+    /// A VM on `a` with its disk, which is already there.
     #[track_caller]
     pub(crate) fn start_with_own(&self, name: &str) {
         self.start(name, &self.directory.join(format!("{name}.raw")));
@@ -99,14 +99,14 @@ impl Site {
         ask(&self.lab, "a", "/v1/drain/plan", Some(request)).unwrap()
     }
 
-    /// Fails the test unless a host has a VM's disk, whole. Firmware alone writes nothing to it.
+    /// Fails the test unless a host has all of a VM's disk. Firmware alone writes nothing to it.
     #[track_caller]
     fn assert_whole(&self, host: &str, name: &str, mib: usize) {
         let disk = self.own(host).join(format!("{name}.raw"));
         assert!(fs::read(disk).unwrap() == content(name, mib), "the disk of {name} on {host} differs");
     }
 
-    /// Disks of VMs that have left a host.
+    /// How many disks of VMs that have left are on a host.
     fn left(&self, host: &str) -> usize {
         let entries = fs::read_dir(self.own(host)).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -114,7 +114,7 @@ impl Site {
     }
 }
 
-/// Another one for each VM, without zeroes.
+/// Content without zeroes, different for each VM.
 fn content(name: &str, mib: usize) -> Vec<u8> {
     let mut state = name.bytes().fold(7_u64, |state, byte| state.wrapping_mul(31).wrapping_add(byte.into()));
     let mut bytes = vec![0; mib << 20];
@@ -186,7 +186,7 @@ fn disks_leave_with_their_vms_and_come_back() {
 fn room_for_disks_is_promised_once() {
     let site = Site::up("a,b,c");
     let lab = &site.lab;
-    // For one of two.
+    // Room for one of two disks.
     let small = format!("mount -t tmpfs -o size={}m none {}", DISK_MIB * 5 / 3, site.directory.display());
     restart_agent_with_mounts(lab, "b", &small);
     for name in ["w1", "w2"] {
@@ -210,7 +210,7 @@ fn room_for_disks_is_promised_once() {
 fn a_drain_with_disks_is_carried_on_after_a_crash() {
     let site = Site::up("a,b");
     let lab = &site.lab;
-    // Long enough to act in the middle of a copy.
+    // The copy takes long enough for the test to act in the middle of it.
     let mib = 4 * DISK_MIB;
     for name in ["w1", "w2"] {
         site.start_local(name, mib);

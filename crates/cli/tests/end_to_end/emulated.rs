@@ -1,4 +1,4 @@
-//! Labs of emulated machines: a kernel of their own, and all that this machine's kernel lacks.
+//! Labs of emulated machines: each has its own kernel, with everything that this machine's kernel lacks.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// RDMA in software, on the first link, with packets of 4 KiB.
+/// Sets up RDMA in software on the first link, with packets of 4 KiB.
 const RDMA: &str = "ip link set e0 mtu 9000 && modprobe rdma_rxe && modprobe rdma_ucm && \
     rdma link add rxe0 type rxe netdev e0";
 
@@ -51,7 +51,7 @@ fn lab() -> TestLab {
     )
 }
 
-/// In a shell of host `host`: what it prints. It must end well.
+/// Runs a shell command on `host`, which must succeed; returns what it prints.
 #[track_caller]
 fn shell(lab: &TestLab, host: &str, script: &str) -> String {
     lab.exec(host, &["sh", "-c", script]).done()
@@ -66,7 +66,7 @@ fn programs_run_in_machines_as_anywhere() {
     let Output { code, stdout, stderr } = lab.exec("b", &["sh", "-c", "hostname; echo wrong >&2; exit 7"]);
     assert_eq!((code, stdout.as_str(), stderr.as_str()), (7, "b\n", "wrong\n"));
     assert_eq!(lab.exec("a", &["sh", "-c", "kill -TERM $$"]).code, 128 + 15);
-    // Whoever it leaves behind and goes on printing is not waited for.
+    // Nobody waits for processes that it leaves behind and that go on printing.
     let chatty = "(while :; do echo on; done) & (while sleep 0.05; do echo on; done) & echo over";
     assert!(shell(&lab, "a", chatty).contains("over"));
     lab.exec("a", &["no-such-program"]).refused(BAD_INPUT, &["on host a", "no-such-program"]);
@@ -131,7 +131,7 @@ fn assert_carriers_follow_cables(lab: &TestLab) {
     eventually("both have it again", || carriers() == ["1\n", "1\n"]);
 }
 
-/// With LACP, whose frames an ordinary bridge would keep.
+/// Links with LACP, whose frames an ordinary bridge would keep.
 #[track_caller]
 fn assert_a_team_survives_a_cable(lab: &TestLab) {
     for (host, address) in [("a", "10.99.0.1/24"), ("b", "10.99.0.2/24")] {
@@ -143,7 +143,7 @@ fn assert_a_team_survives_a_cable(lab: &TestLab) {
         );
         shell(lab, host, &script);
     }
-    // Both members in one aggregator, with a partner who has answered.
+    // Both members are in one aggregator, and the partner has answered.
     let joined = || {
         let team = shell(lab, "a", "cat /proc/net/bonding/team0");
         team.contains("Number of ports: 2") && team.contains("Partner Mac Address: 52:54:00:77:02")
@@ -171,14 +171,14 @@ fn assert_losses_are_seen(lab: &TestLab) {
     assert!(lost.is_some_and(|percent| (10.0..90.0).contains(&percent)), "{stdout}");
 }
 
-/// A guest in an emulated machine, by KVM in the machines, which no other test without KVM has.
+/// A guest in an emulated machine. It uses KVM there, as no other test does on a machine without KVM.
 struct Nested {
     lab: TestLab,
     guest: Guest,
 }
 
 impl Nested {
-    /// It runs on host `a`.
+    /// Starts the guest on host `a`.
     #[track_caller]
     fn start() -> Self {
         let machines = ["--machine-memory-mib", "1536", "--link", "1000:9000", "--link", "1000"];
@@ -195,13 +195,13 @@ impl Nested {
         nested
     }
 
-    /// What `drainpipe` says on a host.
+    /// The output of `drainpipe` on a host.
     #[track_caller]
     fn ask(&self, host: &str, words: &[&str]) -> Output {
         self.lab.exec(host, &[&[DRAINPIPE], words].concat())
     }
 
-    /// Moves it, and says how it went. Its memory must be as it was.
+    /// Moves the guest; returns the result. Its memory must be as it was.
     #[track_caller]
     fn moves(&self, [from, to]: [&str; 2], option: &str) -> MigrationResult {
         let said = self.ask(from, &["migrate", "nested", to, "--option", option, "--json"]).done();

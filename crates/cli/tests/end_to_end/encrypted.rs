@@ -1,4 +1,4 @@
-//! Encrypted migrations: when they are, and that nothing of QEMU's stream is to be seen on the links.
+//! Encrypted migrations: when migrations are encrypted, and that nothing of QEMU's stream shows on the links.
 
 use drainpipe_api_types::PlanView;
 use drainpipe_engine::migration::result::{EncryptionUse, MigrationResult, Outcome};
@@ -30,7 +30,7 @@ const LOOK: &str = "table inet look {
   }
 }";
 
-/// Segments that a counter of the table `look` has counted so far.
+/// How many segments a counter of the table `look` has counted.
 #[track_caller]
 pub(crate) fn seen(lab: &TestLab, host: &str, counter: &str) -> u64 {
     let printed = lab.exec(host, &["nft", "list", "counter", "inet", "look", counter]).done();
@@ -51,7 +51,7 @@ pub(crate) fn assert_encrypted(result: MigrationResult) {
     assert!(used.cipher_suite.as_ref().is_some_and(|suite| suite.starts_with("TLS_")), "{used:?}");
 }
 
-/// With more segments than connections where TCP has sent one again.
+/// There may be more segments than connections, since TCP may send one again.
 #[track_caller]
 fn assert_nothing_clear_came(lab: &TestLab, host: &str) {
     let (clear, tls) = (seen(lab, host, "clear"), seen(lab, host, "tls"));
@@ -116,7 +116,7 @@ fn auto_encrypts_on_several_cores_over_one_link() {
     guest.assert_intact();
 }
 
-/// The agents carry what they watch, and all that they carry ends with them. One guest bears it all, in turn.
+/// The agents carry what they watch, and everything that they carry ends with them. One guest goes through all cases.
 fn whatever_befalls_them_in_flight() {
     let scene = Scene::in_lab(TestLab::up(&["--link", "40", "--link", "40", "--untrusted"]));
     scene.lab.exec("b", &["nft", LOOK]).done();
@@ -124,8 +124,8 @@ fn whatever_befalls_them_in_flight() {
     for befalls in [is_cancelled, runs_on_without_its_agent, the_target_agent_is_killed] {
         let before = tls();
         let migrating = scene.migrate(&[]);
-        // An agent that is killed in the moment in which it accepts one of QEMU's connections takes it along: its guard
-        // does not hold that one yet, and QEMU 7.2 may wait for itself (docs/decisions/0040).
+        // An agent that is killed just as it accepts one of QEMU's connections takes that along: its guard does not
+        // hold it yet, and QEMU 7.2 may wait for itself (docs/decisions/0040).
         eventually("all 17 connections have begun TLS", || tls() - before >= 17);
         befalls(&scene, migrating);
         scene.assert_settled("a");

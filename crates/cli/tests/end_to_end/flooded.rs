@@ -1,4 +1,5 @@
-//! Connections that are there to be in the way: without a certificate, and idle ones of a host that has one.
+//! Connections that are only meant to be in the way: some without a certificate, and idle ones from a host that has
+//! one.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -26,19 +27,19 @@ pub(crate) const TESTS: &[Test] = &[
     ("idle_connections_of_one_host_keep_nobody_out", idle_connections_of_one_host_keep_nobody_out),
 ];
 
-/// More than an agent has places for, whoever they are of.
+/// More than an agent has places for, whoever connects.
 const UNAUTHENTICATED: usize = 1_500;
 const IDLE: usize = 300;
 
-/// As fast as it grows, and as what is closed is made again: what is silent is closed after 3 s, so that all of the agent's
-/// places are taken all the time.
+/// The rate at which the flood grows, and replaces connections that are closed. Silent ones are closed after 3 s, so
+/// all of the agent's places stay taken.
 const UNAUTHENTICATED_EVERY: Duration = Duration::from_millis(1);
 const IDLE_EVERY: Duration = Duration::from_millis(10);
 
-/// In which a flood is waited for.
+/// How many times the growth of a flood is waited for.
 const PARTS: usize = 10;
 
-/// More than a request takes on a busy machine, less than a silent connection may wait: 3 s.
+/// Longer than a request takes on a busy machine, but shorter than the 3 s that a silent connection may wait.
 const PROMPT: Duration = Duration::from_millis(2_500);
 
 fn silent_connections_keep_nobody_out() {
@@ -66,12 +67,12 @@ fn idle_connections_of_one_host_keep_nobody_out() {
     assert_unharmed(&scene, flood);
 }
 
-/// The flood comes from `c`, and the VM goes from `a` to `b`.
+/// A scene in which the flood comes from `c`, and the VM moves from `a` to `b`.
 pub(crate) fn scene() -> Scene {
     Scene::in_lab(TestLab::up(&["--hosts", "a,b,c", "--link", "60", "--link", "60"]))
 }
 
-/// An operator is answered as without the flood, and a VM moves on.
+/// An operator is answered as without the flood, and a VM moves.
 #[track_caller]
 fn assert_unharmed(scene: &Scene, flood: Flood) {
     let ann = operator(&scene.lab);
@@ -99,14 +100,14 @@ fn time_of_a_request(lab: &TestLab, operator: &Path) -> Duration {
     begun.elapsed()
 }
 
-/// Connections from host `c`, each silent. The last ones that came are kept; one that is closed is made again.
+/// Silent connections from host `c`. The newest ones are kept; one that is closed is replaced.
 pub(crate) struct Flood {
     going: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
 impl Flood {
-    /// Silent connections to host `a`, so many. Returns once they grow.
+    /// Begins this many silent connections to host `a`, and returns once they grow.
     #[track_caller]
     pub(crate) fn silent(lab: &TestLab, count: usize, every: Duration) -> Self {
         let address = lab.agent_address("a");
@@ -141,7 +142,7 @@ impl Flood {
                 }
             }
         });
-        // Handshakes take their time on a busy machine; that the flood grows is enough.
+        // Handshakes take time on a busy machine; it is enough that the flood grows.
         for part in 1..=PARTS {
             eventually("the flood grows", || tried.load(Ordering::Relaxed) >= count * part / PARTS);
         }

@@ -11,28 +11,28 @@ use drainpipe_guest::protocol::{CONTROL_PORT, Dirtying, HEARTBEAT_PORT, Status, 
 
 use crate::support::eventually;
 
-/// TCG on a machine that runs other tests too; alone it takes 4 s.
+/// For a boot without KVM on a machine that runs other tests too; alone, it takes 4 s.
 const BOOT_DEADLINE: Duration = Duration::from_mins(2);
 
-/// Covers a packet that is lost, which the kernel sends again after 1 s, on a busy machine.
+/// Long enough on a busy machine for a lost packet, which the kernel sends again after 1 s.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A guest without KVM that answers each millisecond is busy with that alone; of silences, seconds matter.
+/// A guest without KVM that answers each millisecond does nothing else; and only silences of seconds matter.
 const BEAT: Duration = Duration::from_millis(50);
 
-/// Memory that is not filled: of a guest with less, the kernel and its file system leave too little,
-/// and it powers off.
+/// The memory that is not filled. With less, it would not suffice for the kernel and its file system, and the guest
+/// would power off.
 pub(crate) const UNFILLED_MIB: u64 = 112;
 
-/// Every QEMU that the tests run has it.
+/// The machine type that every QEMU in the tests has.
 pub(crate) const MACHINE: &str = "pc-q35-7.2";
 
-/// Since 8.1 multifd's channels do not wait for each other; only newer QEMUs have it.
+/// Since this version multifd's channels do not wait for each other; only newer QEMUs have it.
 pub(crate) const NEWER_MACHINE: &str = "pc-q35-8.2";
 
-/// What the memory holds.
+/// What the memory contains.
 pub(crate) const MIX: &str = "random:60,text:30,zero:10";
 
 /// A guest of a lab.
@@ -43,17 +43,17 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// A guest that answers at `address` those who ask from the client's `namespace`.
+    /// A guest whose services answer at `address` in the client's `namespace`.
     pub(crate) fn new(name: &str, address: Ipv4Addr, namespace: PathBuf) -> Self {
         Self { name: name.into(), address, namespace }
     }
 
-    /// Where it answers.
+    /// The address of its services.
     pub(crate) fn address(&self) -> Ipv4Addr {
         self.address
     }
 
-    /// Its specification, all but 112 MiB of its memory filled.
+    /// Its specification, with all but 112 MiB of its memory filled.
     pub(crate) fn specification(&self, memory_mib: u64, kernel_parameters: &str) -> String {
         let [kernel, initramfs] = image();
         format!(
@@ -70,23 +70,23 @@ impl Guest {
         )
     }
 
-    /// What its kernel is started with, all but 112 MiB of its memory filled.
+    /// The command line of its kernel, with all but 112 MiB of its memory filled.
     pub(crate) fn kernel_command_line(&self, memory_mib: u64, kernel_parameters: &str) -> String {
         format!(
             "{KERNEL_OPTIONS} drainpipe.address={address}/24 drainpipe.memory_mib={filled_mib} \
              drainpipe.mix={MIX} {kernel_parameters}",
             address = self.address,
-            // A domain that runs firmware alone may have less.
+            // A domain that runs only firmware may have less.
             filled_mib = memory_mib.saturating_sub(UNFILLED_MIB),
         )
     }
 
-    /// The same, with a machine type that multifd's channels do not wait for each other with.
+    /// The same specification with a machine type in which multifd's channels do not wait for each other.
     pub(crate) fn on_newer_machine(specification: &str) -> String {
         specification.replace(MACHINE, NEWER_MACHINE)
     }
 
-    /// A connection to its control service; it survives migrations.
+    /// A connection to its control service, which survives migrations.
     pub(crate) fn control(&self) -> Option<Control> {
         let address = SocketAddr::from((self.address, CONTROL_PORT));
         Control::connect(address, Some(&self.namespace), CONNECT_DEADLINE).ok()
@@ -104,21 +104,21 @@ impl Guest {
         }
     }
 
-    /// Has it rewrite its memory like that from now on.
+    /// Makes the guest rewrite its memory like this from now on.
     #[track_caller]
     pub(crate) fn set_dirty(&self, dirtying: Dirtying) -> Status {
         let mut control = self.control().expect("the guest's control service answers");
         control.set_dirty(dirtying, DEADLINE).expect("the guest takes it")
     }
 
-    /// Has every page checked.
+    /// Checks every page of the guest's memory.
     #[track_caller]
     pub(crate) fn verify(&self) -> Verification {
         let mut control = self.control().expect("the guest's control service answers");
         control.verify(DEADLINE).expect("the guest checks its memory")
     }
 
-    /// Fails the test unless it runs, and every page of it is as it was written.
+    /// Fails the test unless the guest runs, and every page is as it was written.
     #[track_caller]
     pub(crate) fn assert_intact(&self) {
         self.assert_answers();

@@ -1,4 +1,4 @@
-//! What concerns a guest's network when it moves: stateful firewalls on both hosts, and the hooks that are told.
+//! What concerns a guest's network when it moves: stateful firewalls on both hosts, and hooks.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -28,18 +28,18 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Bridged packets pass the firewall. It lets in what begins properly, and what it has seen begin.
+/// Bridged packets pass the firewall. It lets in connections that begin properly, and those that it has seen begin.
 const FIREWALL: &str = "add table inet firewall; \
     add chain inet firewall forward { type filter hook forward priority 0; policy drop; }; \
     add rule inet firewall forward ct state established accept; \
     add rule inet firewall forward meta l4proto != tcp accept; \
     add rule inet firewall forward tcp flags & (fin|syn|rst|ack) == syn ct state new accept";
 
-/// Nothing is taken for a connection's middle that did not begin here.
+/// A connection that did not begin here is never taken for an established one.
 const STRICT: &str = "net.netfilter.nf_conntrack_tcp_loose=0";
 const BRIDGED: &str = "net.bridge.bridge-nf-call-iptables=1";
 
-/// Long after a packet that was lost is sent again.
+/// Long enough for a lost packet to be sent again.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 
 /// TCP sends again several times meanwhile.
@@ -62,7 +62,7 @@ fn a_live_connection_passes_the_targets_firewall() {
     eventually("it is gone from the source", || !tracks(&lab, "a", &guest));
     connection.status(ANSWERS_WITHIN).expect("the connection passes the target's firewall");
 
-    // Without it, it does not.
+    // Without conntrack, the connection does not pass.
     get_to_know(&lab, "b", &guest);
     for host in ["a", "b"] {
         lab.stop_agent(host, Signal::TERM);
@@ -80,7 +80,7 @@ fn what_is_loaded_goes_where_the_vm_does_not_come() {
     let Scene { lab, guest, .. } = &scene;
     let mut connection = guest.control().expect("the firewall lets new connections in");
     let migrating = scene.migrate(&[]);
-    // All is there by then, and the agent cannot record that it is the target's.
+    // Everything has arrived by then, and the agent cannot record that the VM is the target's.
     let journal = hold_journal(lab, "a");
     eventually("it is on the target", || tracks(lab, "b", guest));
     let output = migrating.wait();
@@ -107,7 +107,8 @@ fn what_stands_goes_ahead_and_goes_when_that_is_cancelled() {
     assert!(tracks(lab, "a", guest));
 }
 
-/// A guest of 160 MiB is in flight for some seconds: one that is there at once may be paused before its hook begins.
+/// A lab in which a guest of 160 MiB is in flight for some seconds. A VM that arrives at once may be paused before its
+/// hook begins.
 fn lab_in_which_there_is_time() -> TestLab {
     TestLab::up(&["--link", "200", "--link", "200"])
 }
@@ -158,7 +159,8 @@ fn a_vm_that_stays_is_told_though_its_agent_was_killed() {
     scene.assert_settled("a");
 }
 
-/// With a guest that is in flight for some seconds and that its host knows; none where the kernel cannot.
+/// A scene with a guest that is in flight for some seconds, and that its host knows; `None` if the kernel cannot track
+/// connections.
 fn slow_scene_behind_firewalls() -> Option<Scene> {
     let lab = slow_lab();
     put_up_firewalls(&lab).then(|| {
@@ -168,7 +170,7 @@ fn slow_scene_behind_firewalls() -> Option<Scene> {
     })
 }
 
-/// Whether the kernel can; says so loudly if not.
+/// Puts up firewalls on both hosts. Returns whether the kernel can, and prints why not.
 pub(crate) fn put_up_firewalls(lab: &TestLab) -> bool {
     for (host, number) in [("a", 251), ("b", 252)] {
         let address = format!("ip address add 10.77.100.{number}/24 dev guests");
@@ -182,7 +184,7 @@ pub(crate) fn put_up_firewalls(lab: &TestLab) -> bool {
     true
 }
 
-/// The host knows the guest's address from then on, as it does where it routes to it.
+/// Makes the host know the guest's address, as if it routed to it.
 #[track_caller]
 pub(crate) fn get_to_know(lab: &TestLab, host: &str, guest: &Guest) {
     lab.exec(host, &["ping", "-c1", "-W30", &guest.address().to_string()]).done();
@@ -201,7 +203,7 @@ fn tracked(result: &MigrationResult) -> TrackedUse {
     result.tracked_connections.clone().unwrap_or_else(|| panic!("nothing is told: {result:#?}"))
 }
 
-/// Has both hosts tell one program, which writes down what it is told, prints something, and does this.
+/// Makes both hosts' hooks one program, which records its input, prints something, and then does this.
 #[track_caller]
 fn set_hooks(lab: &TestLab, then: &str) -> PathBuf {
     let log = lab.files().join("told");

@@ -1,5 +1,5 @@
-//! VMs that move with their disks in the distribution's own QEMU. QEMU 7.2 cannot have their writes wait for the target: these are
-//! held back instead, and let go whatever becomes of the migration.
+//! VMs that move with their disks in the distribution's QEMU. In QEMU 7.2, writes cannot wait for the target. Instead,
+//! they are held back, and released whatever becomes of the migration.
 
 use drainpipe_api_types::PlanView;
 use drainpipe_engine::migration::result::Outcome;
@@ -21,7 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("it_is_cancelled", it_is_cancelled),
 ];
 
-/// Fails the test unless nothing holds back what the VM writes on `a`.
+/// Fails the test unless nothing holds back the VM's writes on `a`.
 #[track_caller]
 fn assert_let_go(writing: &Writing) {
     eventually("its writes are let go", || {
@@ -53,8 +53,8 @@ fn a_vm_that_writes_much_moves_with_its_disks() {
     writing.assert_nothing_lost();
 }
 
-/// Its writes are held back as something happens. Fails the test unless it stays, is let write as it likes, and nothing of it is
-/// lost.
+/// Something happens while writes are held back. Fails the test unless the VM stays, may write freely, and has lost
+/// nothing.
 #[track_caller]
 fn assert_stays(happens: fn(&Writing), outcome: Outcome) {
     let writing = Writing::begin_in_any_qemu();

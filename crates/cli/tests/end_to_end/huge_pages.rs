@@ -10,37 +10,37 @@ use crate::options;
 use crate::program::REFUSED;
 use crate::support::TestLab;
 
-/// The kernel's, and so that of all hosts of a lab together.
+/// A setting of the kernel, and so of all hosts of a lab together.
 const SETTING: &str = "/proc/sys/vm/nr_hugepages";
 
 const MEMORY_MIB: u64 = 160;
 const PAGE_MIB: u64 = 2;
 const PAGES: u64 = MEMORY_MIB / PAGE_MIB;
 
-/// The memory of a VM that runs firmware alone.
+/// The memory of a VM that runs only firmware.
 const SMALL_MIB: u64 = 16;
 
-/// Huge pages beside those that there were; given back when dropped.
+/// Huge pages in addition to those that were there. They are given back when this is dropped.
 pub(crate) struct SetAside {
     before: u64,
 }
 
 impl SetAside {
-    /// None if the kernel has none to give.
+    /// `None` if the kernel has none to give.
     pub(crate) fn pages(count: u64) -> Option<Self> {
         let before = fs::read_to_string(SETTING).ok()?.trim().parse().ok()?;
         let set_aside = Self { before };
         set_aside.resize(count).then_some(set_aside)
     }
 
-    /// So many bytes of them cleared by the kernel once.
+    /// Makes the kernel clear this many bytes of them once.
     pub(crate) fn touched(self, bytes: u64) -> Self {
         let all = memfd_create("drainpipe-huge-pages", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB).unwrap();
         fallocate(all, FallocateFlags::empty(), 0, bytes).expect("the pages are free");
         self
     }
 
-    /// Whether there are so many.
+    /// Whether the kernel has this many.
     fn resize(&self, count: u64) -> bool {
         let wanted = self.before + count;
         let is_written = fs::write(SETTING, wanted.to_string()).is_ok();
@@ -54,7 +54,7 @@ impl Drop for SetAside {
     }
 }
 
-/// With a QEMU since 9.0: before, a guest without KVM needs memory that is no whole number of huge pages.
+/// Needs QEMU 9.0: before, a guest without KVM needs an amount of memory that is no whole number of huge pages.
 pub(crate) fn a_vm_in_huge_pages_is_checked_refused_and_moved() {
     let qemu = options::other_qemu().expect("the test runs only where there is one");
     let Some(set_aside) = SetAside::pages(PAGES) else {
@@ -68,7 +68,7 @@ pub(crate) fn a_vm_in_huge_pages_is_checked_refused_and_moved() {
     lab.drainpipe(&["vm", "start", "web"]).done();
     guest.wait_until_ready();
 
-    // The pages that there are hold it already.
+    // The pages that are already there suffice for it.
     let other = Guest::new("db", lab.guest_address(), lab.namespace("client"));
     lab.create(&(huge.clone() + &other.specification(MEMORY_MIB, "")), "db");
     let short = ["short of huge pages for VM", "80 of 2 MiB needed, 0 free"];
@@ -81,7 +81,7 @@ pub(crate) fn a_vm_in_huge_pages_is_checked_refused_and_moved() {
     assert!(set_aside.resize(2 * PAGES), "as many again, for the target");
     let (_, findings) = check(&lab, "a", "b");
     assert!(!findings.iter().any(|finding| finding.code.contains("huge")), "{findings:#?}");
-    // One more on a, which leaves free what each of the two would take on b, but not both.
+    // One more VM on a leaves enough for each of the two on b, but not for both.
     let small =
         format!("name = \"small\"\nmemory_mib = {SMALL_MIB}\nvcpus = 1\nmachine = \"pc-q35-8.2\"\n{huge}");
     lab.create(&small, "small");

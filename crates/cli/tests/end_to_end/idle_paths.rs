@@ -1,4 +1,4 @@
-//! Paths that are tried now and then while no migration is under way: a dead one is known before it is
+//! Paths that are tested from time to time while no migration is under way, so that a dead one is known before it is
 //! needed.
 
 use drainpipe_api_types::{HostStatus, PathsView};
@@ -36,7 +36,7 @@ fn known(lab: &TestLab) -> Option<PathsView> {
     view.expect("a answers").paths.into_iter().find(|known| known.peer == "b")
 }
 
-/// Waits until the path over `e1` is as `is` says, and the one over `e0` works.
+/// Waits until the path over `e1` is in the state that `is` names, and the one over `e0` works.
 #[track_caller]
 fn eventually_e1(lab: &TestLab, what: &str, is: impl Fn(&PathRecord) -> bool) {
     eventually(what, || {

@@ -1,4 +1,4 @@
-//! Copies of disks that are interrupted, go on, or are given up.
+//! Copies of disks that are interrupted, and then continue or are given up.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -17,7 +17,7 @@ use crate::mute_qemu::Still;
 use crate::program::Running;
 use crate::support::{TestLab, eventually};
 
-/// Where there is a newer QEMU.
+/// Tests that need a newer QEMU.
 pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("a_copy_that_is_cancelled_goes_on_or_is_given_up", a_copy_that_is_cancelled_goes_on_or_is_given_up),
     ("a_copy_whose_agent_dies_goes_on", a_copy_whose_agent_dies_goes_on),
@@ -31,18 +31,18 @@ pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
 /// Slow enough for a test to see how far a copy is.
 const SLOW_MBPS: &str = "10";
 
-/// Slow enough for a test to act before it goes on.
+/// Slow enough for a test to act before the copy advances.
 const SLOWEST_MBPS: &str = "1";
 
-/// How much of the raw disk is copied when its copy is interrupted. Half of a disk is zeroes, which are there first,
-/// as they are nothing to send.
+/// How much of the raw disk is copied when its copy is interrupted. Half of a disk is zeroes, which arrive first, since
+/// there is nothing to send.
 const COPIED_MIB: u64 = 16;
 
-/// What tests write to a disk since, at most.
+/// The most that tests write to a disk meanwhile.
 const WRITTEN_MIB: u64 = 2;
 
 impl Apart {
-    /// Begins to move it, and all but stops when a part of each disk is there.
+    /// Begins to move the VM, and all but stops when a part of each disk has arrived.
     #[track_caller]
     fn begin_slowly(&self) -> Running {
         self.set_links(SLOW_MBPS);
@@ -51,13 +51,14 @@ impl Apart {
         migrating
     }
 
-    /// QEMU's other monitor, while no guard has it.
+    /// QEMU's other monitor, while no guard uses it.
     #[track_caller]
     pub(crate) fn monitor(&self) -> Monitor {
         Monitor::of(&self.lab, "a")
     }
 
-    /// Fails the test unless the VM runs on `a` with its disks, and parts of them are kept on `b`. Back with what these hold.
+    /// Fails the test unless the VM runs on `a` with its disks, and parts of them are kept on `b`. Returns how much
+    /// these hold.
     #[track_caller]
     fn assert_kept(&self) -> [Vec<u8>; 2] {
         self.lab.assert_runs_on("web", "a");
@@ -73,7 +74,7 @@ impl Apart {
         [fs::read(self.on("b", &names[1])).unwrap(), self.read_image("b", &names[0])]
     }
 
-    /// Moves it, with nothing in the way.
+    /// Moves the VM with nothing in the way.
     #[track_caller]
     fn goes_on(&self) -> MigrationResult {
         self.set_links("unlimited");
@@ -87,7 +88,8 @@ impl Apart {
     }
 }
 
-/// Fails the test unless nothing was sent of what is kept and still the same. Zeroes are never compared: they go as such.
+/// Fails the test unless nothing was sent of what is kept and still the same. Zeroes are never compared, but sent as
+/// zeroes.
 #[track_caller]
 fn assert_sent_only_the_rest(result: &MigrationResult, kept: &[Vec<u8>; 2], wanted: [&[u8]; 2]) {
     let is_kept = |(kept, wanted): &(&[u8], &[u8])| kept == wanted && wanted.iter().any(|byte| *byte != 0);
@@ -108,7 +110,7 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    /// The disk of VM web on this host.
+    /// Opens the disks of VM web on this host.
     #[track_caller]
     pub(crate) fn of(lab: &TestLab, host: &str) -> Self {
         let socket = UnixStream::connect(lab.directory(host).join("run/vms/web/guard.sock")).unwrap();
@@ -122,7 +124,7 @@ impl Monitor {
         self.try_ask(command, arguments).unwrap_or_else(|said| panic!("{command}: {said}"))
     }
 
-    /// What QEMU says, also where it refuses.
+    /// QEMU's answer, also if it refuses.
     #[track_caller]
     pub(crate) fn try_ask(&mut self, command: &str, arguments: &Value) -> Result<Value, Value> {
         writeln!(self.socket, "{}", json!({ "execute": command, "arguments": arguments })).unwrap();
@@ -139,7 +141,7 @@ impl Monitor {
         }
     }
 
-    /// Writes to one of the VM's disks, as its guest does, and waits until that is done.
+    /// Writes to one of the VM's disks, as its guest would, and waits until that is done.
     #[track_caller]
     fn write(&mut self, disk: usize, mebibyte: usize, byte: u8) {
         let what = if byte == 0 { "-z -u".into() } else { format!("-P {byte}") };
@@ -150,7 +152,7 @@ impl Monitor {
         assert!(!said.to_string().contains("rror"), "{said}");
     }
 
-    /// What jobs, nodes and bitmaps there are in QEMU for copies.
+    /// The jobs, nodes and bitmaps in QEMU that serve copies.
     #[track_caller]
     fn remains(&mut self) -> String {
         let nodes = self.ask("query-named-block-nodes", &json!({ "flat": true })).to_string();
@@ -158,7 +160,7 @@ impl Monitor {
     }
 }
 
-/// What [`Monitor::write`] makes of what is there.
+/// What [`Monitor::write`] makes of this content.
 fn written(mut content: Vec<u8>, mebibyte: usize, byte: u8) -> Vec<u8> {
     content[mebibyte << 20..(mebibyte + 1) << 20].fill(byte);
     content
@@ -213,7 +215,7 @@ fn a_copy_whose_agent_dies_goes_on() {
     }
 }
 
-/// As in a power cut, but for what its disks had not written.
+/// As in a power cut, except that nothing in the host's page cache is lost.
 fn a_copy_whose_target_dies_goes_on() {
     let apart = Apart::over(SLOW_MBPS);
     let migrating = apart.begin_slowly();
@@ -264,7 +266,7 @@ fn a_vm_that_comes_back_brings_what_has_changed() {
     let mut monitor = Monitor::of(lab, "b");
     monitor.write(0, 2, 0x5a);
     monitor.write(1, 11, 0x5b);
-    // Holes, and what was one.
+    // New holes, and what was one before.
     monitor.write(0, 4, 0);
     monitor.write(1, 4, 0);
     monitor.write(0, DISK_MIB - 1, 0x5c);
@@ -272,7 +274,7 @@ fn a_vm_that_comes_back_brings_what_has_changed() {
     let result = migrate("a");
     let of_raw = written(written(content(7), 2, 0x5a), DISK_MIB - 1, 0x5c);
     let contents = [of_raw, written(content(8), 11, 0x5b)].map(|content| written(content, 4, 0));
-    // All of the half that is not zeroes, but for what was written to it.
+    // All of the half that is not zeroes, except for what was written to it.
     let same_mib: Vec<u64> = result.copied.disks.iter().map(|disk| disk.same_bytes >> 20).collect();
     assert!(same_mib.iter().all(|mib| mib + WRITTEN_MIB >= DISK_MIB as u64 / 2), "{result:#?}");
     assert_eq!(lab.json::<Vec<LeftDisk>>(&["disk", "left", "a"]), []);
@@ -295,11 +297,11 @@ fn nothing_is_kept_where_nobody_wants_it() {
     apart.lab.assert_runs_on("web", "a");
 }
 
-/// Each write goes to both disks by then, and through the agent.
+/// By then, each write goes to both disks, through the agent.
 fn an_agent_that_stands_still_holds_up_no_writes() {
     let apart = Apart::over(SLOW_MBPS);
     let migrating = apart.begin(11);
-    // Memory takes a while, also for a test on a busy machine.
+    // On slow links, memory takes a while, even for a test on a busy machine.
     apart.set_links("2");
     apart.wait_for_memory();
     let mut monitor = apart.monitor();

@@ -1,5 +1,5 @@
-//! From two hosts that know nothing of each other to a VM that moves between them, by the commands that a user types; and
-//! how hosts leave again, of their own accord or not.
+//! From two hosts that do not know each other to a VM that moves between them, with the commands that a user types; and
+//! how hosts leave again, voluntarily or not.
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +27,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("certificates_are_renewed_while_agents_run", certificates_are_renewed_while_agents_run),
 ];
 
-/// A lab without agents, whose hosts have what no host finds by itself: where a lab keeps their files.
+/// A lab without agents. Its hosts have only what no host finds by itself: where the lab keeps their files.
 fn bare_lab(hosts: &str) -> TestLab {
     let lab = TestLab::up(&["--hosts", hosts, "--link", "500", "--link", "500", "--no-agents"]);
     for host in lab.hosts() {
@@ -47,7 +47,7 @@ fn bare_lab(hosts: &str) -> TestLab {
     lab
 }
 
-/// A command that sets a host up, on that host.
+/// Runs a command that sets a host up, on that host.
 #[track_caller]
 fn on(lab: &TestLab, host: &str, words: &[&str]) -> Output {
     let config = lab.directory(host).join("agent.toml");
@@ -61,7 +61,7 @@ fn found(lab: &TestLab, words: &[&str]) {
     lab.start_agent("a");
 }
 
-/// A token of `a`, and the line's other words before it.
+/// A token from `a`, and the words of the line before it.
 #[track_caller]
 fn token(lab: &TestLab) -> (String, String) {
     let line = on(lab, "a", &["init"]).done();
@@ -70,7 +70,7 @@ fn token(lab: &TestLab) -> (String, String) {
     (address.into(), token.into())
 }
 
-/// Has a host join, and starts its agent.
+/// Makes a host join, and starts its agent.
 #[track_caller]
 fn join(lab: &TestLab, host: &str) {
     let (address, token) = token(lab);
@@ -78,7 +78,7 @@ fn join(lab: &TestLab, host: &str) {
     lab.start_agent(host);
 }
 
-/// The hosts that one knows and reaches, in the order of their names.
+/// The hosts that this host knows and reaches, in the order of their names.
 fn reached(lab: &TestLab, host: &str) -> Vec<String> {
     let mut hosts: Vec<HostStatus> = ask(lab, host, "/v1/hosts", None).unwrap();
     hosts.retain(|status| status.host.is_some());
@@ -104,7 +104,7 @@ fn two_hosts_come_to_know_each_other() {
     let second = lab.agent_pid("b");
     eventually_reaches(&lab, "a", &["a", "b"]);
     eventually_reaches(&lab, "b", &["a", "b"]);
-    // The hosts that were there before hear of the third by themselves.
+    // The earlier hosts hear of the third by themselves.
     join(&lab, "c");
     for host in ["a", "b", "c"] {
         eventually_reaches(&lab, host, &["a", "b", "c"]);
@@ -116,13 +116,13 @@ fn two_hosts_come_to_know_each_other() {
     lab.migrate("web", "b", &[]);
     lab.migrate("web", "a", &["--option", "multichannel"]);
     guest.assert_intact();
-    // And what they know outlives the agents.
+    // What hosts know outlives their agents.
     lab.stop_agent("c", Signal::KILL);
     lab.start_agent("c");
     assert_eq!(reached(&lab, "c"), ["a", "b", "c"]);
 }
 
-/// The commands of docs/start.md. `DRAINPIPE_TEST_TIMES` has the stopwatch read out.
+/// The commands of docs/start.md. `DRAINPIPE_TEST_TIMES` prints the time that they take.
 fn from_nothing_to_the_first_drain() {
     let lab = bare_lab("a,b");
     let began = Instant::now();
@@ -138,7 +138,7 @@ fn from_nothing_to_the_first_drain() {
     lab.start_agent("b");
     eventually_reaches(&lab, "a", &["a", "b"]);
     lap("the hosts reach each other");
-    // The guest's own start does not count for the stopwatch: users have VMs.
+    // The guest's boot does not count, since users already have VMs.
     let guest = lab.start_guest("web", 160, "");
     lap("there is a VM");
     let checked = lab.drainpipe(&["check", "a", "b"]);
@@ -157,7 +157,7 @@ fn a_token_is_good_once_for_who_has_it() {
         on(&lab, host, &["join", address, "--token", token]).refused(code, words);
         assert!(!lab.directory(host).join("state/fleet/host.pem").exists(), "{host} has a certificate");
     };
-    // Without one, nobody is listened to.
+    // Without a token, a host is refused.
     let (address, good) = token(&lab);
     let of = |token: &str| -> JoinToken { token.parse().unwrap() };
     lab.stop_agent("a", Signal::TERM);
@@ -172,7 +172,7 @@ fn a_token_is_good_once_for_who_has_it() {
     refused("b", &address, &good[..good.len() - 1], BAD_INPUT, &["not a token"]);
     let wrong = JoinToken { secret: JoinSecret::random().unwrap(), ..of(&good) };
     refused("b", &address, &wrong.to_string(), REFUSED, &["this token is not valid"]);
-    // Somebody else at the address hears nothing of it.
+    // Another authority at that address does not get to see the token.
     let elsewhere = JoinToken { authority: other_authority(&lab), ..of(&good) };
     refused("b", &address, &elsewhere.to_string(), FAILED, &["the token was not sent"]);
     let elsewhere = JoinToken { host: "c".into(), ..of(&good) };
@@ -183,12 +183,12 @@ fn a_token_is_good_once_for_who_has_it() {
     refused("c", &address, &good, REFUSED, &["this token is not valid"]);
     let (address, another) = token(&lab);
     refused("c", &address, &good, REFUSED, &["this token is not valid"]);
-    // A name has one host.
+    // Two hosts cannot have the same name.
     lab.configure("c", "name = \"c\"", "name = \"b\"");
     refused("c", &address, &another, REFUSED, &["there is a host b in this fleet"]);
     lab.configure("c", "name = \"b\"", "name = \"c\"");
     on(&lab, "c", &["join", &address, "--token", &another]).done();
-    // Only the host with the authority's key lets somebody in.
+    // Only the host with the authority's key accepts new hosts.
     on(&lab, "b", &["init"])
         .refused(REFUSED, &["run `drainpipe init` on the host that has the authority's key"]);
     let life = json!({ "life_s": 60 });
@@ -212,7 +212,7 @@ fn hosts_leave_and_are_revoked() {
     for host in ["a", "b", "c"] {
         eventually_reaches(&lab, host, &["a", "b", "c"]);
     }
-    // A stolen certificate is refused in handshakes, and on connections that stand already.
+    // A stolen certificate is refused, in handshakes and on open connections.
     lab.drainpipe(&["revoke", "c", "--yes"]).done();
     for host in ["a", "b"] {
         eventually_reaches(&lab, host, &["a", "b"]);
@@ -221,22 +221,22 @@ fn hosts_leave_and_are_revoked() {
         });
     }
     eventually_reaches(&lab, "c", &["c"]);
-    // It survives restarts.
+    // The revocation survives restarts.
     lab.stop_agent("b", Signal::KILL);
     lab.start_agent("b");
     assert_eq!(reached(&lab, "b"), ["a", "b"]);
     assert_eq!(reached(&lab, "c"), ["c"]);
-    // A host that nobody listens to any more cannot renew either, but it can join again.
+    // A revoked host cannot renew its certificate either, but it can join again.
     lab.stop_agent("c", Signal::TERM);
     fs::remove_dir_all(lab.directory("c").join("state/fleet")).unwrap();
-    // A certificate that is younger than the revocation, by the second.
+    // Makes the new certificate younger than the revocation, which counts seconds.
     thread::sleep(Duration::from_secs(2));
     join(&lab, "c");
     for host in ["a", "b", "c"] {
         eventually_reaches(&lab, host, &["a", "b", "c"]);
     }
 
-    // With VMs nobody leaves unless he insists.
+    // A host with VMs does not leave without `--force`.
     let socket = lab.agent_socket("b");
     let leave = |words: &[&str]| on(&lab, "b", &[&["--agent", &socket, "leave"], words].concat());
     let spec = json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
@@ -269,7 +269,7 @@ fn certificates_are_renewed_while_agents_run() {
         for (host, before) in ["a", "b"].into_iter().zip(before) {
             eventually("its certificate is a new one", || ends(host) > before);
         }
-        // By handshakes that are new: those that stood have ended with the old certificate.
+        // With new handshakes: the open connections have ended with the old certificate.
         for host in ["a", "b"] {
             eventually_reaches(&lab, host, &["a", "b"]);
         }

@@ -1,4 +1,4 @@
-//! An agent that may neither start QEMU nor reach into it, as under systemd, and what does so in its stead.
+//! An agent that may neither start QEMU nor reach into it, as under systemd, and the keeper that does so for it.
 
 use std::fs;
 
@@ -12,10 +12,10 @@ use crate::support::{TestLab, eventually};
 pub(crate) const TESTS: &[Test] =
     &[("an_agent_without_rights_has_a_keeper", an_agent_without_rights_has_a_keeper)];
 
-/// What the agent's unit leaves it.
+/// The capabilities that the agent's unit leaves it.
 const CAPABILITIES: &str = "--bounding-set=-all,+net_admin,+dac_override,+dac_read_search";
 
-/// What systemd does with a socket unit.
+/// The program that does what systemd does with a socket unit.
 const ACTIVATE: &str = "systemd-socket-activate";
 
 fn an_agent_without_rights_has_a_keeper() {
@@ -26,7 +26,7 @@ fn an_agent_without_rights_has_a_keeper() {
     let guest = lab.start_guest("web", 160, "");
     assert_eq!(status(lab.agent_pid("a").unwrap(), "CapBnd"), "0000000000001006");
     assert_eq!(status(lab.qemu_pid("a", "web").unwrap(), "CapBnd"), "0000000000000000");
-    // Its pages are looked at, and its connections are held back.
+    // The keeper looks at the VM's pages, and holds its connections back.
     for (to, option) in [("b", MigrationOption::Multichannel), ("a", MigrationOption::Compression)] {
         let result = lab.migrate("web", to, &["--option", &option.to_string()]);
         assert_eq!((result.choice.option, result.choice.fallback_reason), (option, None));
@@ -37,7 +37,8 @@ fn an_agent_without_rights_has_a_keeper() {
     ends_are_told(&lab);
 }
 
-/// Starts the host's agent again with what its unit leaves it. Whether this machine has what that needs; says so if not.
+/// Restarts the host's agent with the rights that its unit leaves it. Returns whether this machine has what that needs,
+/// and prints what is missing.
 #[track_caller]
 pub(crate) fn give_keeper(lab: &TestLab, host: &str) -> bool {
     if lab.exec(host, &[ACTIVATE, "--version"]).code != 0 {
@@ -74,7 +75,7 @@ fn lives_on_without_agent_and_keeper(lab: &TestLab) {
     }
     eventually("the keeper has ended", || keepers(lab, "b").is_empty());
     assert_eq!(lab.qemu_pid("b", "web"), before);
-    // The next request starts another one.
+    // The next request starts another keeper.
     lab.migrate("web", "a", &["--option", "multichannel"]);
     assert_eq!(keepers(lab, "b").len(), 1);
     let before = lab.qemu_pid("a", "web");
@@ -86,7 +87,7 @@ fn lives_on_without_agent_and_keeper(lab: &TestLab) {
     lab.assert_runs_on("web", "a");
 }
 
-/// Also of a QEMU that is no child of the agent.
+/// The agent reports how a QEMU ended, even if that is not its child.
 fn ends_are_told(lab: &TestLab) {
     lab.migrate("web", "b", &["--option", "tcp"]);
     kill_process(lab.qemu_pid("b", "web").unwrap(), Signal::KILL).unwrap();

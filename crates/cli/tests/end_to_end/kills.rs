@@ -1,7 +1,7 @@
 //! Not a test: QEMUs and agents killed at each of a migration's ten steps, and what becomes of the VM, for `bench/`.
 //!
-//! `DRAINPIPE_MEASURE_KILLS=1 cargo test --release -p drainpipe-cli --test end_to_end` kills each of them at each
-//! step and prints a table. It wants a quiet machine: beside other tests steps of a few ms are not met.
+//! `DRAINPIPE_MEASURE_KILLS=1 cargo test --release -p drainpipe-cli --test end_to_end` kills each of them at each step
+//! and prints a table. It needs a quiet machine: beside other tests, it misses steps of a few ms.
 
 use std::fs;
 use std::thread;
@@ -17,10 +17,10 @@ use tokio::runtime::Runtime;
 use crate::scene::Scene;
 use crate::support::{PATIENCE, TestLab, eventually};
 
-/// Some steps take a few ms, and a migration may be beyond one before that is seen.
+/// How often a step is tried. Some take a few ms, and a migration may be past one before that is seen.
 const ATTEMPTS: usize = 8;
 
-/// For so long nobody starts a killed agent: before the pause, the guard of the source lets its VM run on meanwhile.
+/// How long a killed agent stays down. Before the pause, the source's guard meanwhile lets its VM run on.
 const GONE_FOR: Duration = Duration::from_secs(6);
 
 /// What is killed.
@@ -44,12 +44,12 @@ enum Start {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Fate {
     host: &'static str,
-    // Its QEMU was killed while it was the VM's only one.
+    // Whether its QEMU was killed while that was the VM's only one.
     has_died: bool,
 }
 
 impl Victim {
-    /// Hosts whose agents are killed.
+    /// The hosts whose agents are killed.
     fn agents(self) -> &'static [&'static str] {
         match self {
             Self::SourceQemu | Self::TargetQemu => &[],
@@ -59,7 +59,7 @@ impl Victim {
         }
     }
 
-    /// Host whose QEMU is killed.
+    /// The host whose QEMU is killed.
     fn qemu(self) -> Option<&'static str> {
         match self {
             Self::SourceQemu => Some("a"),
@@ -68,13 +68,13 @@ impl Victim {
         }
     }
 
-    /// Whether there is one to be killed at this step.
+    /// Whether this victim exists at this step.
     fn is_there(self, step: Step) -> bool {
         self != Self::TargetQemu || step >= Step::BuildIncomingVm
     }
 }
 
-/// Each victim of which the name contains `filter`, at each step; prints where the VM was after that.
+/// Kills each victim whose name contains `filter` at each step, and prints where the VM was afterwards.
 pub(crate) fn run(filter: &str) {
     use Victim::{BothAgents, SourceAgent, SourceQemu, TargetAgent, TargetQemu};
     let kinds = [
@@ -100,10 +100,10 @@ pub(crate) fn run(filter: &str) {
     }
 }
 
-/// None for a step at which there was nothing to be killed, or that was missed.
+/// `None` for a step at which there was nothing to kill, or that was missed.
 fn at_each_step(victim: Victim, start: Start) -> Vec<(Step, Option<Fate>)> {
     let lab = TestLab::up(&["--link", "300", "--link", "300"]);
-    // So that step 7 takes longer than a look at it.
+    // The guest writes so that step 7 takes longer than a look at it.
     let guest = lab.start_guest("web", 160, "drainpipe.dirty_mib_per_s=8");
     let scene = Scene::of(lab, guest);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -115,7 +115,7 @@ fn at_each_step(victim: Victim, start: Start) -> Vec<(Step, Option<Fate>)> {
     Step::ALL.map(|step| (step, fate(step))).into()
 }
 
-/// None if the migration was beyond that step before it was seen there.
+/// `None` if the migration was past that step before it was seen there.
 fn kill_at(scene: &Scene, runtime: &Runtime, step: Step, victim: Victim, start: Start) -> Option<Fate> {
     let lab = &scene.lab;
     let agents: Vec<Pid> = victim.agents().iter().map(|host| lab.agent_pid(host).expect("it runs")).collect();
@@ -128,14 +128,14 @@ fn kill_at(scene: &Scene, runtime: &Runtime, step: Step, victim: Victim, start: 
         }
         if start == Start::Late {
             thread::sleep(GONE_FOR);
-            // Later nobody may let it run before the target's journal was asked.
+            // At later steps, nobody may let the VM run before the target's journal is asked.
             if step < Step::Downtime {
                 scene.guest.assert_answers();
             }
         }
         victim.agents().iter().for_each(|host| lab.start_agent(host));
     }
-    // However it ends: that is told below.
+    // The command's exit does not matter: the VM's fate is checked below.
     drop(migrating.wait());
     let fate = settled(scene);
     if fate.host == "b" {
@@ -146,7 +146,7 @@ fn kill_at(scene: &Scene, runtime: &Runtime, step: Step, victim: Victim, start: 
     is_seen.then_some(fate)
 }
 
-/// Waits until the migration that was just begun is at this step; whether it was seen there.
+/// Waits until the migration that has just begun is at this step; returns whether it was seen there.
 #[track_caller]
 fn sees(lab: &TestLab, runtime: &Runtime, step: Step) -> bool {
     let client = ApiClient::over_socket(lab.agent_socket("a").as_ref()).unwrap();
@@ -168,7 +168,7 @@ fn sees(lab: &TestLab, runtime: &Runtime, step: Step) -> bool {
     panic!("the migration is not at {step:?} within {PATIENCE:?}");
 }
 
-/// From its own file, since it may be gone in a few ms.
+/// Uses the process's own file, since the process may be gone within a few ms.
 #[track_caller]
 pub(crate) fn qemu_of(lab: &TestLab, host: &str) -> Pid {
     let file = lab.directory(host).join("run/vms/web/pid");
@@ -184,7 +184,8 @@ pub(crate) fn qemu_of(lab: &TestLab, host: &str) -> Pid {
     panic!("no QEMU on {host} within {PATIENCE:?}");
 }
 
-/// Where the VM is once everything is over, whole and there alone. One that has died is booted again there.
+/// The host of the VM once everything is over; the VM is intact, and only there. One that has died is booted again
+/// there.
 #[track_caller]
 fn settled(scene: &Scene) -> Fate {
     let lab = &scene.lab;

@@ -95,7 +95,7 @@ fn bad_words_are_refused() {
     assert_nothing_is_left(&broken);
 }
 
-/// A demo that runs. Its lab is removed with the test, should the demo not do so.
+/// A demo under way. Its lab is removed with the test if the demo does not do so.
 struct Demo {
     program: Option<Running>,
     lab: String,
@@ -115,7 +115,7 @@ impl Demo {
         Self { lab: format!("demo-{}", program.pid()), program: Some(program), output }
     }
 
-    /// One that has its agents and its guest.
+    /// Starts a demo, and waits until it has its agents and its guest.
     fn start_with_guest() -> Self {
         let demo = Self::start("20");
         let guest = Path::new("/run/drainpipe/lab").join(&demo.lab).join("a/run/vms/demo/pid");
@@ -163,7 +163,7 @@ fn a_killed_demo_is_cleared() {
     }
 }
 
-/// Ended, but its parent, not ours, has not asked yet how.
+/// Whether the process has ended, but its parent, which is not this one, has not waited for it yet.
 pub(crate) fn is_zombie(pid: Pid) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     status.contains(") Z ")
@@ -184,7 +184,7 @@ fn a_demo_shows_all_options() {
     assert_nothing_is_left(&demo.lab);
 }
 
-/// Fails the test if anything of the lab is there still.
+/// Fails the test if anything of the lab is left.
 #[track_caller]
 pub(crate) fn assert_nothing_is_left(lab: &str) {
     drainpipe(&["lab", "status", lab]).refused(BAD_INPUT, &["no lab"]);

@@ -1,5 +1,5 @@
-//! Nothing arrives any more once memory goes for the second time and later, as of a guest that goes on changing it: it
-//! runs on meanwhile and afterwards, and its QEMU lives.
+//! Nothing arrives any more after the first round of a guest that goes on writing. It runs on meanwhile and afterwards,
+//! and its QEMU survives.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -27,10 +27,10 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Faster than the links carry, so that it is throttled and does not arrive before the fault.
+/// Faster than the links carry, so that the guest is throttled, and does not arrive before the fault.
 const BUSY: Dirtying = Dirtying { mib_per_s: 80, locality_percent: 100 };
 
-/// As it goes on while nothing arrives: enough for QEMU to find something whenever it looks.
+/// How the guest writes while nothing arrives: enough for QEMU to find something at each look.
 const STILL_CHANGING: Dirtying = Dirtying { mib_per_s: 4, locality_percent: 100 };
 
 /// A round is more than QEMU's sockets hold, so that QEMU waits for them.
@@ -39,10 +39,10 @@ const MEMORY_MIB: u64 = 400;
 /// Longer than the 5 s after which a QEMU since 9.2 would look for changed memory, and wait for its own connections.
 const STALL_S: u64 = 15;
 
-/// After two rounds, on a busy machine.
+/// How long two rounds may take on a busy machine.
 const THROTTLED_WITHIN: Duration = Duration::from_secs(100);
 
-/// What is done to the source's links for good, how it is cured, and how the VM goes.
+/// What is done to the source's links for good, how it is repaired, and how the VM moves.
 type Outage = (&'static str, &'static str, &'static [&'static str]);
 
 const DOWN: Outage =
@@ -50,7 +50,7 @@ const DOWN: Outage =
 const SILENT: Outage = (FALL_SILENT, HEARD_AGAIN, &["--throttle", "0"]);
 const SILENT_ENCRYPTED: Outage = (FALL_SILENT, HEARD_AGAIN, &["--encrypt"]);
 const SILENT_TCP: Outage = (FALL_SILENT, HEARD_AGAIN, &["--option", "tcp"]);
-/// What the watch of the paths says to the other host passes.
+/// The messages of the path watch still pass.
 const WITHOUT_LARGE_FRAMES: Outage =
     (LOSE_LARGE_FRAMES, "nft delete table inet large", &["--throttle", "99"]);
 
@@ -64,7 +64,7 @@ fn nothing_arrives_any_more() {
 fn a_throttled_vm_is_let_go_of_whatever_ends_its_migration() {
     let scene = scene(&[]);
     let before = vcpu_groups(&scene);
-    // In rounds that are short, so that it is soon.
+    // Short rounds, so that it happens soon.
     scene.guest.set_dirty(Dirtying { locality_percent: 20, ..BUSY });
     for end in [cancel, kill_agent_and_start_it_again, kill_agent_and_guard_and_start_the_agent_again] {
         let migrating = scene.migrate(&[]);
@@ -120,13 +120,13 @@ fn kill_agent_and_guard_and_start_the_agent_again(scene: &Scene) {
 fn vcpu_groups(scene: &Scene) -> BTreeSet<String> {
     let qemu = scene.lab.qemu_pid("a", "web").expect("its QEMU runs").as_raw_nonzero();
     let threads = fs::read_dir(format!("/proc/{qemu}/task")).unwrap();
-    // One may have ended meanwhile.
+    // A thread may have ended meanwhile.
     threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("cgroup")).ok()).collect()
 }
 
 pub(crate) fn with_another_qemu() {
     let qemu = options::other_qemu().expect("the test runs only where there is one");
-    // With an older one QEMU waits for its connections elsewhere, without the lock.
+    // With an older machine type, QEMU waits for its connections elsewhere, without the lock.
     let scene = scene_with(&["--qemu", &qemu], Guest::on_newer_machine);
     let outages = [DOWN, SILENT_TCP, SILENT, SILENT_ENCRYPTED, WITHOUT_LARGE_FRAMES];
     for outage in whole::first_or_all(2, &outages) {
@@ -143,7 +143,7 @@ const FALL_SILENT: &str = "nft 'add table inet silent; \
     add rule inet silent out oifname { e0, e1 } drop'";
 const HEARD_AGAIN: &str = "nft delete table inet silent";
 
-/// Says soon that nothing arrives, though not before QEMU could wait for itself.
+/// A lab whose agents soon report that nothing arrives, though not before QEMU could wait for itself.
 #[track_caller]
 fn scene(arguments: &[&str]) -> Scene {
     scene_with(arguments, str::to_owned)
@@ -155,7 +155,7 @@ fn scene_with(arguments: &[&str], as_wanted: fn(&str) -> String) -> Scene {
     lab.stop_agent("a", Signal::TERM);
     lab.configure("a", "[tls]", &format!("[limits]\nstall_s = {STALL_S}\n\n[tls]"));
     lab.start_agent("a");
-    // A larger guest needs more for itself.
+    // A larger guest needs more memory for itself.
     let filled = |unfilled_mib: u64| format!("drainpipe.memory_mib={}", MEMORY_MIB - unfilled_mib);
     let less_filled =
         |text: &str| text.replace(&filled(UNFILLED_MIB), &filled(UNFILLED_MIB + MEMORY_MIB / 8));
@@ -184,13 +184,13 @@ fn survives(scene: &Scene, (fault, cure, arguments): Outage) {
     let result = result_of(&migrating.wait());
     thread::sleep(Duration::from_secs(1));
     assert_never_silent(&heartbeat, arguments);
-    // It is told and tidied while the links are dead.
+    // The agents report and tidy up while the links are dead.
     assert_eq!(result.outcome, Outcome::Failed, "{arguments:?}: {result:#?}");
     let error = result.error.as_deref().unwrap_or_default();
     assert!(error.contains("nothing has arrived for "), "{arguments:?}: {result:#?}");
     scene.lab.assert_runs_on("web", "a");
     scene.lab.exec("a", &["bash", "-c", cure]).done();
-    // Another look for changed memory would have come by then.
+    // By then, another look for changed memory would have come.
     thread::sleep(Duration::from_secs(6));
     assert_never_silent(&heartbeat, arguments);
     scene.guest.set_dirty(Dirtying::IDLE);

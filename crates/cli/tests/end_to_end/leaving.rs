@@ -1,5 +1,5 @@
-//! A VM that has only just arrived leaves again, before the host that it came from has heard of it: nothing of it stays
-//! behind that could be started.
+//! A VM that has just arrived leaves again before its previous host has heard of it. Nothing of it stays behind that
+//! could be started.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,20 +25,20 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_vm_leaves_though_its_arrival_could_not_be_recorded", a_vm_leaves_though_its_arrival_was_not_recorded),
 ];
 
-/// The target asks about an arrival of which it has heard nothing for 10 s, and looks every 2 s.
+/// If the target has heard nothing about an arrival for 10 s, it asks; it checks every 2 s.
 const GHOST_SEEN_WITHIN: Duration = Duration::from_secs(15);
 
-/// What an agent needs to send, or to hear and to record, on a busy machine.
+/// How long an agent needs on a busy machine to send something, or to hear and record it.
 const TURN: Duration = Duration::from_millis(500);
 
-/// Within the 15 s in which the source's agent waits for an answer.
+/// Within the 15 s that the source's agent waits for an answer.
 const TURNS_MAX: u32 = 12;
 
 fn three_hosts() -> TestLab {
     TestLab::up(&["--hosts", "a,b,c", "--link", "150", "--link", "150"])
 }
 
-/// Moves the VM on from `b`, and sees it run on `c`.
+/// Moves the VM on from `b`, and waits until it runs on `c`.
 #[track_caller]
 fn move_on(lab: &TestLab) {
     let request = json!({ "vm": "web", "target": "c", "option": "multichannel" });
@@ -65,8 +65,8 @@ fn assert_no_ghost(lab: &TestLab, guest: &Guest) {
     guest.assert_intact();
 }
 
-/// The frozen agents go on in turns, never both, until the target's has obeyed: it hears the source's, which may have
-/// to connect to it first, and the source's does not hear that the VM runs.
+/// The frozen agents run in turns, never both, until the target's has obeyed. It hears the source's, which may have to
+/// connect to it first, and the source's does not hear that the VM runs.
 #[track_caller]
 fn obey_unheard(lab: &TestLab, source: Pid, target: Pid) {
     for _ in 0..TURNS_MAX {
@@ -86,25 +86,25 @@ fn obey_unheard(lab: &TestLab, source: Pid, target: Pid) {
     panic!("the target has not been told to run the VM in {TURNS_MAX} turns");
 }
 
-/// The VM runs on `b`, and the agent of `a`, which has ordered it to, stands still before it hears that.
+/// The VM runs on `b`. The agent of `a`, which ordered that, is frozen before it hears so.
 #[track_caller]
 fn arrive_unheard(lab: &TestLab) -> (Running, Pid) {
     let migrating = lab.start(&["migrate", "web", "b", "--option", "multichannel"]);
     eventually("memory is copied", || {
         matches!(step(&lab.migrations("a")), Some(Step::CopyMemory | Step::CopyDirtyMemory))
     });
-    // Keeps the hand-over from being recorded until all state is there.
+    // Keeps the hand-over from being recorded until all state has arrived.
     let held = hold_journal(lab, "a");
     eventually("all state is on the target", || run_state(lab, "b", "web") == RunState::Paused);
     let [agent, targets] = ["a", "b"].map(|host| lab.agent_pid(host).unwrap());
-    // Its agent has said so by then.
+    // By then, its agent has said so.
     thread::sleep(Duration::from_millis(500));
     kill_process(targets, Signal::STOP).unwrap();
     held.release();
     wait_until_handed_over(lab);
     kill_process(agent, Signal::STOP).unwrap();
     obey_unheard(lab, agent, targets);
-    // Its QEMU says so a moment before its agent counts it among its VMs.
+    // Its QEMU says so a moment before its agent counts the VM as its own.
     eventually("b's agent knows", || lab.agent_log("b").contains("runs here"));
     (migrating, agent)
 }
@@ -122,7 +122,7 @@ fn a_vm_leaves_before_its_source_has_heard() {
     let (_migrating, _) = arrive_unheard(&lab);
     move_on(&lab);
     assert_no_ghost(&lab, &guest);
-    // Nor does its source bring it back, nor the next start of the host between.
+    // Neither its source nor the next start of the host in between brings it back.
     for host in ["a", "b"] {
         lab.stop_agent(host, Signal::KILL);
         lab.start_agent(host);

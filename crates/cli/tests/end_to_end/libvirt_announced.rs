@@ -1,4 +1,4 @@
-//! libvirt's domains that go back to run at their source after all of them was at the target: the network finds them there
+//! libvirt's domains that return to their source after all of them was at the target. The network finds them there
 //! again, although their guests send nothing.
 
 use std::process::Command;
@@ -17,10 +17,10 @@ use crate::whole;
 pub(crate) const TESTS: &[Test] =
     &[("the_network_finds_a_domain_that_went_back", the_network_finds_a_domain_that_went_back)];
 
-/// By its agent, by its guard, and, in the whole, by its agent's next start.
+/// The agent announces it, or the guard, or, in the whole form, the agent when it starts again.
 fn the_network_finds_a_domain_that_went_back() {
     let scene = silent_scene();
-    // Nobody needs more rights for it than the unit of the agent leaves, where it can be had here.
+    // This needs no more rights than the agent's unit leaves, if that can be tested on this machine.
     let _has_all_otherwise = give_keeper(&scene.lab, "a");
     goes_back(&scene, || scene.kill_qemu("b"), || {});
     goes_back(&scene, || scene.lab.stop_agent("a", Signal::KILL), || {});
@@ -33,7 +33,7 @@ fn the_network_finds_a_domain_that_went_back() {
         &scene,
         || {
             kill_guards_and_agents(&scene.lab, &["a"]);
-            // While nobody is there to act, it can go nowhere.
+            // Without anybody who could act, it stays where it is.
             scene.kill_qemu("b");
         },
         || scene.lab.start_agent("a"),
@@ -41,7 +41,7 @@ fn the_network_finds_a_domain_that_went_back() {
     scene.assert_settled("a");
 }
 
-/// With a guest that says nothing unasked: by IPv6, its kernel would look for routers now and then.
+/// A scene whose guest sends nothing unasked. With IPv6, its kernel would look for routers now and then.
 #[track_caller]
 fn silent_scene() -> Scene {
     let lab = TestLab::up(&["--libvirt", "--link", SLOW_MBPS, "--link", SLOW_MBPS]);
@@ -50,13 +50,13 @@ fn silent_scene() -> Scene {
     Scene::of(lab, guest)
 }
 
-/// What goes wrong before the record, and what is done about it.
+/// A failure before the record, and what is done about it.
 #[track_caller]
 fn goes_back(scene: &Scene, go_wrong: impl FnOnce(), start_again: impl FnOnce()) {
     let (migrating, held) = hold_until_all_is_there(scene);
     go_wrong();
     let places = Places::of(&scene.guest);
-    // As the target's QEMU may have told them.
+    // The target's QEMU may have announced it this way.
     replace(scene, "a", &places.mac, "uplink");
     replace(scene, "switch", &places.mac, "g-b");
     held.release();
@@ -85,7 +85,7 @@ impl Places {
     }
 }
 
-/// Makes the bridge of a host, or of the switch, believe that the guest is at another port.
+/// Makes the bridge of a host, or the switch, believe that the guest is at another port.
 #[track_caller]
 fn replace(scene: &Scene, node: &str, mac: &str, port: &str) {
     bridge(scene, node, &["fdb", "replace", mac, "dev", port, "master", "dynamic"]);

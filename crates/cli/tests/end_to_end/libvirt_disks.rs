@@ -1,4 +1,4 @@
-//! libvirt's domains that move with their disks, beside what they have in common with Drainpipe's own VMs (`writing_guests`).
+//! libvirt's domains that move with their disks, beyond what they share with Drainpipe's own VMs (`writing_guests`).
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use crate::scene::result_of;
 use crate::support::eventually;
 use crate::writing_guests::Writing;
 
-/// Where there is a newer QEMU.
+/// Tests that need a newer QEMU.
 pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("a_drain_takes_disks_along", || Backend::Libvirt.run(a_drain_takes_disks_along)),
     ("a_limit_is_kept_by_the_agents", || Backend::Libvirt.run(a_limit_is_kept_by_the_agents)),
@@ -23,7 +23,7 @@ pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
 
 const MEMORY_MIB: u64 = 128;
 
-/// So low that a copy takes longer than a look at it, and several times what its guest writes.
+/// So low that a copy takes longer than a look at it, and yet several times what its guest writes.
 const LIMIT_MBPS: &str = "400";
 
 fn a_drain_takes_disks_along() {
@@ -47,7 +47,7 @@ fn a_drain_takes_disks_along() {
     assert!(exports.contains(r#""return":[]"#), "{exports}");
 }
 
-/// libvirt would keep its copies to what memory may have.
+/// libvirt would limit its copies to what memory may use.
 fn a_limit_is_kept_by_the_agents() {
     let writing = Writing::begin();
     let apart = &writing.apart;
@@ -76,7 +76,7 @@ fn what_is_not_copied_is_refused() {
     let migrate = |arguments: &[&str]| lab.drainpipe(&[&["migrate", "web", "b"], arguments].concat());
     migrate(&[]).refused(REFUSED, &["b does not see"]);
     let image = migrate(&["--copy-storage"]);
-    // A newer QEMU than any now may be good.
+    // A QEMU newer than any present one may be safe.
     if image.code != 0 {
         image.refused(REFUSED, &["vdb of VM web", "may lose writes", "convert it to raw"]);
         let drained = lab.drainpipe(&["drain", "a", "--copy-storage", "--dry-run"]);

@@ -1,5 +1,5 @@
-//! libvirt's domains as people have them: with names of their own, on libvirt's networks, and with what keeps them where
-//! they are, which is told before anything is sent.
+//! libvirt's domains as users have them: with names of their own, on libvirt's networks, and with what keeps them on
+//! their host, which is reported before anything is sent.
 
 use drainpipe_api_types::DrainView;
 use drainpipe_engine::drain::status::DrainState;
@@ -20,7 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("what_cannot_move_is_told_before_anything_is_sent", what_cannot_move_is_told_before_anything_is_sent),
 ];
 
-/// Tells libvirt of a snapshot of a domain, of which the memory is in a file that only its host has.
+/// Tells libvirt of a snapshot of a domain whose memory is in a file that only its host has.
 #[track_caller]
 fn note_snapshot(lab: &TestLab, host: &str, domain: &str) {
     let xml = lab.virsh(host, &["dumpxml", domain]).done();
@@ -46,7 +46,7 @@ fn wait_until_listed(lab: &TestLab, names: &[&str]) {
     });
 }
 
-/// Where libvirt and the agents have a domain.
+/// Fails the test unless libvirt and the agents have the domain on this host alone.
 #[track_caller]
 fn assert_only_on(lab: &TestLab, name: &str, host: &str) {
     let other = if host == "a" { "b" } else { "a" };
@@ -157,7 +157,7 @@ fn on_a_network_that_the_target_lacks(lab: &TestLab) {
     }
 }
 
-/// It is missed for as long as it is gone, and no longer.
+/// The network is reported missing as long as its daemon is gone, and no longer.
 fn where_the_networks_daemon_ends(lab: &TestLab) {
     let asked = || lab.drainpipe(&["migrate", "mail", "a", "--dry-run"]);
     asked().done();
@@ -172,7 +172,7 @@ fn where_the_networks_daemon_ends(lab: &TestLab) {
     asked().done();
 }
 
-/// Commands mean Drainpipe's own VM, and nobody takes the host for empty.
+/// Commands mean Drainpipe's own VM, and nobody considers the host empty.
 fn a_domain_with_the_name_of_an_own_vm_is_told_and_stays() {
     let lab = lab();
     let own = lab.start_guest("web", 160, "");

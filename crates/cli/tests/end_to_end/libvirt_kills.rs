@@ -1,5 +1,5 @@
-//! libvirt's domains, and what is killed while they move: agents, libvirt's daemons, QEMUs. One copy runs, always, and it
-//! runs on; by QEMU's own word, and by what libvirt of both hosts says.
+//! libvirt's domains, while agents, libvirt's daemons and QEMUs are killed during a migration. One copy always runs,
+//! and goes on running, according to QEMU itself and to libvirt on both hosts.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_domain_whose_qemu_dies_is_defined_on_one_host", a_domain_whose_qemu_dies_is_defined_on_one_host),
 ];
 
-/// How often an agent asks its libvirt where that says nothing by itself, and a while.
+/// How often an agent asks its libvirt when that reports nothing by itself, and some slack.
 const ASKED_WITHIN: Duration = Duration::from_secs(15);
 
 #[track_caller]
@@ -56,11 +56,11 @@ fn qemu_says(lab: &TestLab, host: &str) -> Option<String> {
     lab.qemu_says(host, "web")
 }
 
-/// Fails the test unless it runs whole on this host alone, and libvirt of the other knows nothing of it.
+/// Fails the test unless the domain runs intact on this host alone, and the other host's libvirt does not know it.
 #[track_caller]
 fn assert_settled(scene: &Scene, host: &str) {
     let other = if host == "a" { "b" } else { "a" };
-    // A libvirt that has just come back takes a moment until it has seen what its QEMUs do.
+    // A restarted libvirt takes a moment to see what its QEMUs do.
     eventually("libvirt sees that it runs", || {
         scene.lab.domain_state(host, "web").as_deref() == Some("running")
     });
@@ -77,8 +77,8 @@ fn wait_without_guard(scene: &Scene) {
     eventually("no guard is left", || scene.lab.pids("a", &[" guard --migration "]).is_empty());
 }
 
-/// Starts its libvirt, and returns once its agent knows that it answers. An agent that has not asked meanwhile says nothing,
-/// and has asked the new one a while later.
+/// Starts its libvirt, and returns once its agent knows that it answers. An agent that did not ask meanwhile reports
+/// nothing, but has asked the new libvirt a while later.
 #[track_caller]
 fn start_libvirt(scene: &Scene, host: &str) {
     const ANSWERS: &str = "its VMs can be moved";
@@ -94,7 +94,7 @@ fn start_libvirt(scene: &Scene, host: &str) {
     });
 }
 
-/// Ends libvirt, which may refuse to end by TERM in the middle of a migration: then it is killed, as systemd does.
+/// Ends libvirt. If it refuses to end by TERM in the middle of a migration, it is killed, as systemd would do.
 #[track_caller]
 fn end_libvirt(scene: &Scene, host: &str, ending: &str) {
     let lab = &scene.lab;
@@ -104,12 +104,12 @@ fn end_libvirt(scene: &Scene, host: &str, ending: &str) {
     }
 }
 
-/// As [`Scene::migrate_and_hold`], of a domain.
+/// Like [`Scene::migrate_and_hold`], for a domain.
 #[track_caller]
 pub(crate) fn hold_until_all_is_there(scene: &Scene) -> (Running, HeldJournal) {
     let says = || ["a", "b"].map(|host| qemu_says(&scene.lab, host));
     scene.migrate_and_hold(
-        // To ask libvirt all the time would cost more than the migration.
+        // Asking libvirt all the time would cost more than the migration.
         |id| scene.step_of(id).is_none_or(|step| step >= Step::Downtime),
         || says() == ["postmigrate", "paused"].map(|state| Some(state.into())),
     )
@@ -202,7 +202,7 @@ fn libvirt_ends_while_a_domain_is_copied() {
         let migrating = scene.migrate(&[]);
         end_libvirt(&scene, host, ending);
         let output = migrating.wait();
-        // The error is libvirt's, or that of the QEMU that libvirt had for it.
+        // The error comes from libvirt, or from the QEMU that libvirt had for it.
         assert_failed(&output, "");
         scene.guest.assert_answers();
         assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{ending}: {:?}", heartbeat.statistics());
@@ -228,7 +228,7 @@ fn the_sources_libvirt_and_agent_are_killed(scene: &Scene) {
     assert!(heartbeat.longest_gap() < GUARDED_SILENCE_MAX, "{:?}", heartbeat.statistics());
 }
 
-/// QEMU halts before its switch-over, and nobody but the guard is there to go back.
+/// QEMU stops before its switch-over, and only the guard is there to go back.
 fn the_sources_libvirt_is_killed_and_its_agent_stands_still(scene: &Scene) {
     let heartbeat = scene.guest.heartbeat();
     let migrating = scene.migrate(&[]);
@@ -273,7 +273,7 @@ fn its_job_is_aborted(scene: &Scene) {
     for option in whole::first_or_all(1, &["multichannel", "tcp"]) {
         let migrating = scene.migrate(&["--option", option]);
         scene.lab.virsh("a", &["domjobabort", "web"]).done();
-        // The target's QEMU ends with it, and which of the two is told is chance on a busy host.
+        // The target's QEMU ends with it. On a busy host, chance decides which of the two is reported.
         assert_failed(&migrating.wait(), "");
         assert_settled(scene, "a");
     }
@@ -286,7 +286,7 @@ fn qemus_are_killed_while_it_is_copied(scene: &Scene) {
     assert_settled(scene, "a");
 }
 
-/// libvirt keeps them waiting for as long as the domain is protected.
+/// libvirt makes them wait as long as the domain is protected.
 fn it_is_resumed_by_others_at_the_hand_over(scene: &Scene) {
     let (migrating, held) = hold_until_all_is_there(scene);
     let resuming = ["a", "b"].map(|host| scene.lab.start_virsh(host, &["resume", "web"]));
@@ -296,7 +296,7 @@ fn it_is_resumed_by_others_at_the_hand_over(scene: &Scene) {
     assert_eq!(states, ["postmigrate", "paused"].map(|state| Some(state.into())));
     assert_completed(&migrating.wait());
     for resuming in resuming {
-        // Both are told something; what became of the domain is seen below.
+        // Both get some answer; what matters is checked below.
         drop(resuming.wait());
     }
     assert_settled(scene, "b");
@@ -340,8 +340,8 @@ fn qemu_of_source_dies_after_the_hand_over(scene: &Scene) {
     assert_settled(scene, "b");
 }
 
-/// libvirt has QEMU halt before the switch-over, and goes on by itself: ended just then, it does not. One that is stopped is
-/// ended when it is known to be there.
+/// libvirt makes QEMU stop before the switch-over, and then continues by itself, unless it ends at that moment. So that it
+/// does, it is frozen first, and ended once the guest stands still.
 fn libvirt_ends_as_the_guest_is_paused() {
     let scene = scene();
     for signals in [&[Signal::KILL][..], &[Signal::TERM, Signal::CONT]] {
@@ -354,7 +354,7 @@ fn libvirt_ends_as_the_guest_is_paused() {
             kill_process(libvirt, *signal).unwrap();
         }
         eventually("the guest runs on", || heartbeat.statistics().answered > 0);
-        // Sooner or later, with the connection of the agent.
+        // Sooner or later, with the agent's connection.
         eventually("it has ended", || scene.lab.lab().libvirt_pid("a").unwrap() != Some(libvirt));
         drop(migrating.wait());
         start_libvirt(&scene, "a");
@@ -364,7 +364,7 @@ fn libvirt_ends_as_the_guest_is_paused() {
     }
 }
 
-/// Its socket is there, and it may go on at any time. So nobody speaks to QEMU in its place.
+/// Its socket is there, and it may continue at any time. So nobody speaks to QEMU in its place.
 fn a_libvirt_is_mute_for_a_while() {
     let of_libvirt = Backend::Libvirt.lab_arguments(&[]);
     let arguments: Vec<&str> = of_libvirt.iter().map(String::as_str).collect();
@@ -377,13 +377,13 @@ fn a_libvirt_is_mute_for_a_while() {
         wait_until_silent(&scene);
         (migrating, libvirt)
     };
-    // Without the target's libvirt the source goes back by itself.
+    // Without the target's libvirt, the source goes back by itself.
     let (migrating, libvirt) = mute("b");
     scene.guest.assert_answers();
     assert_failed(&migrating.wait(), "");
     kill_process(libvirt, Signal::CONT).unwrap();
     assert_settled(&scene, "a");
-    // Without its own, the guest stands still until that goes on.
+    // Without its own libvirt, the guest stands still until that continues.
     let (migrating, libvirt) = mute("a");
     thread::sleep(Duration::from_secs(5));
     kill_process(libvirt, Signal::CONT).unwrap();
@@ -400,7 +400,7 @@ fn libvirtd(lab: &TestLab, host: &str) -> Pid {
     lab.lab().libvirt_pid(host).unwrap().expect("it runs")
 }
 
-/// Back when the guest has not answered for a while.
+/// Returns when the guest has not answered for a while.
 #[track_caller]
 fn wait_until_silent(scene: &Scene) {
     eventually("the guest stands still", || {
@@ -410,7 +410,7 @@ fn wait_until_silent(scene: &Scene) {
     });
 }
 
-/// The only host whose libvirt has the domain, whatever it does there.
+/// The only host whose libvirt has the domain, in whatever state.
 #[track_caller]
 fn assert_one_home(scene: &Scene) -> String {
     let homes = || {
@@ -423,7 +423,7 @@ fn assert_one_home(scene: &Scene) -> String {
 }
 
 impl Scene {
-    /// As [`Scene::take_back`], from wherever it is.
+    /// Like [`Scene::take_back`], from whichever host.
     #[track_caller]
     fn bring_back(&self, host: &str) {
         if host != "a" {
@@ -447,13 +447,13 @@ fn a_domain_whose_qemu_dies_is_defined_on_one_host() {
     scene.kill_qemu("b");
     rejoin(&scene.lab, "b");
     drop(migrating.wait());
-    // It was never told to run.
+    // It was never ordered to run.
     assert_eq!(assert_one_home(&scene), "a");
     assert_settled(&scene, "a");
 
     for delay_ms in [0, 10, 100] {
         let migrating = scene.migrate(&[]);
-        // It may be more than told by now.
+        // By now, it may already run.
         wait_until_told_to_run(&scene.lab);
         thread::sleep(Duration::from_millis(delay_ms));
         scene.kill_qemu("b");
@@ -476,7 +476,7 @@ fn the_targets_agent_is_killed_after_the_order_to_run(scene: &Scene) {
     assert_settled(scene, "b");
 }
 
-/// As its owner does.
+/// Resumes the domain, as its owner would.
 #[track_caller]
 fn boot(scene: &Scene, host: &str) {
     eventually("its QEMU is gone", || scene.lab.qemu_pid(host, "web").is_none());
@@ -487,7 +487,7 @@ fn boot(scene: &Scene, host: &str) {
 
 fn a_domain_that_its_owner_suspends_stays_suspended() {
     let scene = scene();
-    // It goes on being sent.
+    // Its memory is still being sent.
     let migrating = scene.migrate(&[]);
     scene.lab.virsh("a", &["suspend", "web"]).done();
     assert_completed(&migrating.wait());
@@ -496,7 +496,7 @@ fn a_domain_that_its_owner_suspends_stays_suspended() {
     scene.lab.virsh("b", &["resume", "web"]).done();
     assert_settled(&scene, "b");
     scene.take_back();
-    // It stays here, as its target's agent is gone.
+    // It stays here, since its target's agent is gone.
     let migrating = scene.migrate(&[]);
     scene.lab.virsh("a", &["suspend", "web"]).done();
     eventually("that is seen", || files_of_domain(&scene.lab, "a").join("suspended").exists());
@@ -523,7 +523,8 @@ fn assert_stays_suspended(scene: &Scene, host: &str) {
     assert!(list.vms.iter().all(|vm| vm.host == host && vm.state == VmState::Paused), "{list:#?}");
 }
 
-/// A connection has three calls under way at most, and libvirt answers none that needs its QEMU, such as what a job counts.
+/// A connection has at most three calls under way, and libvirt answers none that needs a hanging QEMU, such as one
+/// about a job.
 fn a_qemu_that_hangs_keeps_no_other_domain_waiting() {
     let lab = TestLab::up(&["--libvirt", "--link", SLOW_MBPS, "--link", SLOW_MBPS]);
     let guests = ["web", "db"].map(|name| lab.start_domain("a", name, MEMORY_MIB, ""));

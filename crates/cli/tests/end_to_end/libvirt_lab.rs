@@ -1,4 +1,4 @@
-//! Labs whose hosts have a libvirt each: its domains run, move, outlive their daemons, and end with the lab.
+//! Labs whose hosts have a libvirt each. Its domains run, move, outlive their daemons, and end with the lab.
 
 use std::fs;
 use std::path::Path;
@@ -93,7 +93,7 @@ fn domains_end_with_the_lab() {
     let lab = TestLab::with_libvirt();
     lab.start_domain("a", "web", 160, "");
     let pids: Vec<Pid> = ["a", "b"].iter().flat_map(|host| lab.pids(host, &[])).collect();
-    // For each host: unshare, sh, sleep, libvirtd, or `virtqemud` and three others.
+    // For each host: unshare, sh, sleep and libvirtd, or `virtqemud` and three others.
     let of_host = if with_libvirt::is_modular() { 7 } else { 4 };
     assert_eq!(pids.len(), 2 * of_host + 1, "{pids:?}");
     drainpipe(&["lab", "down", lab.name()]).done();

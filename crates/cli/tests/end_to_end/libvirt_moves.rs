@@ -1,4 +1,5 @@
-//! libvirt's domains, moved by Drainpipe: by its own hand-over, over all links, with what libvirt knows of them.
+//! libvirt's domains, moved by Drainpipe with its own hand-over, over all links, with all that libvirt knows about
+//! them.
 
 use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use drainpipe_engine::migration::step::Step;
@@ -28,7 +29,7 @@ pub(crate) fn migrate(lab: &TestLab, target: &str, option: &str) -> MigrationRes
     result
 }
 
-/// It is there, running and defined as it was, and libvirt of the other host knows nothing of it.
+/// Fails the test unless the domain runs here, defined as it was, and the other host's libvirt does not know it.
 #[track_caller]
 pub(crate) fn assert_moved(lab: &TestLab, source: &str, target: &str) {
     assert_eq!(lab.domain_state(target, "web").as_deref(), Some("running"));
@@ -62,8 +63,8 @@ pub(crate) fn a_domain_is_moved_by_its_phases() {
     guest.assert_intact();
 }
 
-/// One without a definition that outlives it goes without one, and comes back so. A migration that is not to be leaves
-/// nothing of libvirt's behind.
+/// A domain without a persistent definition moves without one, and returns so. A cancelled migration leaves nothing in
+/// libvirt.
 fn a_transient_domain_that_is_cancelled_is_free_again() {
     let lab = TestLab::up(&["--libvirt", "--link", SLOW_MBPS]);
     let guest = lab.start_domain("a", "web", 160, "");
@@ -78,7 +79,7 @@ fn a_transient_domain_that_is_cancelled_is_free_again() {
     migrating.wait().refused(CANCELLED, &["cancelled"]);
     assert_eq!(lab.domain_state("a", "web").as_deref(), Some("running"));
     assert_eq!(lab.domain_state("b", "web"), None);
-    // Nobody may change a domain that libvirt is moving.
+    // Nobody may change a domain while libvirt moves it.
     lab.virsh("a", &["suspend", "web"]).done();
     lab.virsh("a", &["resume", "web"]).done();
     lab.json::<MigrationResult>(&["migrate", "web", "b", "--option", "tcp"]);

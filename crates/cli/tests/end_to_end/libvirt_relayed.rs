@@ -34,7 +34,7 @@ const MEMORY_MIB: u64 = 160;
 
 const LIMIT_MBPS: u64 = 200;
 
-/// A domain of [`MEMORY_MIB`] on host `a`, which its agent has seen.
+/// A domain of [`MEMORY_MIB`] on host `a` that its agent has seen.
 #[track_caller]
 fn start(lab: &TestLab) -> Guest {
     let guest = lab.start_domain("a", "web", MEMORY_MIB, "");
@@ -43,7 +43,7 @@ fn start(lab: &TestLab) -> Guest {
     guest
 }
 
-/// With QEMU 7.2, and by the other one if there is one: they differ in how they know connections.
+/// With QEMU 7.2, and with the newer one if there is one: they identify connections differently.
 fn a_domain_is_moved_encrypted() {
     moved_encrypted(whole::first_or_all(2, &["multichannel", "compression", "tcp", "auto"]), &[]);
     if let Some(qemu) = options::other_qemu() {
@@ -63,7 +63,7 @@ fn moved_encrypted(options: &[&str], up: &[&str]) {
         assert_unseen(&result, &capture.end(&known));
         assert_eq!(result.compression.is_some(), *option == "compression", "{option}: {result:#?}");
         if *option == "auto" {
-            // Nobody has looked at its memory.
+            // Nobody has sampled its memory.
             let reason = result.choice.fallback_reason.as_deref().unwrap_or_default();
             assert!(reason.starts_with("2 paths"), "{reason}");
             assert_eq!(result.choice.option, MigrationOption::Multichannel);
@@ -104,7 +104,7 @@ fn keeps_to_a_limit(lab: &TestLab, option: &str) {
     migrate(lab, "a", "multichannel");
 }
 
-/// As on hosts: QEMU is a user that may reach next to nothing.
+/// As on real hosts, QEMU's user may reach hardly anything.
 fn a_domain_of_another_user_is_moved_encrypted() {
     let lab = TestLab::up(&["--libvirt", "--untrusted", "--link", "1000", "--link", "1000"]);
     let passable: Vec<Passable> =
@@ -120,7 +120,8 @@ fn a_domain_of_another_user_is_moved_encrypted() {
     drop(passable);
 }
 
-/// From now on, the host's libvirt has a user of its own for QEMU. To what it shares with that one others may go here too.
+/// From now on, the host's libvirt runs QEMU as another user. Directories that it shares with that user become
+/// passable.
 #[track_caller]
 fn run_by_another_user(lab: &TestLab, host: &str) -> Vec<Passable> {
     let own = lab.directory(host).join("libvirt");
@@ -136,11 +137,11 @@ fn run_by_another_user(lab: &TestLab, host: &str) -> Vec<Passable> {
     passable
 }
 
-/// A directory through which others may go, for as long as this is there.
+/// A directory that other users may pass, as long as this exists.
 struct Passable(PathBuf, fs::Permissions);
 
 impl Passable {
-    /// None where they may go anyway.
+    /// `None` if they may pass anyway.
     #[track_caller]
     fn new(path: PathBuf) -> Option<Self> {
         let before = fs::metadata(&path).unwrap().permissions();
@@ -157,7 +158,7 @@ impl Drop for Passable {
     }
 }
 
-/// What carries it ends with its agent; its guard holds QEMU's ends, and lets it run on.
+/// The relay ends with its agent. The guard holds QEMU's ends of the connections, and lets it run on.
 fn a_relayed_domain_runs_on_without_an_agent() {
     let lab = TestLab::up(&["--libvirt", "--untrusted", "--link", "40", "--link", "40"]);
     let guest = start(&lab);
@@ -176,7 +177,7 @@ fn a_relayed_domain_runs_on_without_an_agent() {
     }
 }
 
-/// Back when memory is on its way.
+/// Returns when memory is on its way.
 fn begin(lab: &TestLab, option: &str) -> Running {
     let migrating = lab.start(&["migrate", "web", "b", "--json", "--option", option]);
     eventually("memory is on its way", || {

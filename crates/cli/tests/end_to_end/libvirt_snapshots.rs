@@ -1,5 +1,5 @@
-//! libvirt's domains that have snapshots: what libvirt knows of these goes along, and is known again where the domain stays,
-//! whatever is killed meanwhile.
+//! libvirt's domains that have snapshots. What libvirt knows about these moves along, and is known again if the domain
+//! stays, whatever is killed meanwhile.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,8 +29,8 @@ fn scene(mbps: &str) -> Scene {
     Scene::of(lab, guest)
 }
 
-/// Tells libvirt of snapshots that have no data: two of the first one. libvirt moves no domain with a disk that it can write to
-/// where the disk is on no file system of the network, which labs have not.
+/// Tells libvirt of snapshots without data: the first one has two children. libvirt moves no domain with a writable
+/// disk unless the disk is on a network file system, which labs lack.
 #[track_caller]
 fn note_snapshots(lab: &TestLab) {
     let domain = lab.virsh("a", &["dumpxml", "web", "--security-info"]).done();
@@ -48,13 +48,13 @@ fn note_snapshots(lab: &TestLab) {
     }
 }
 
-/// Names and XML of the snapshots that a host's libvirt knows, and which is the current one.
+/// Names and XML of the snapshots that a host's libvirt knows, and which one is current.
 #[track_caller]
 fn known(lab: &TestLab, host: &str) -> (BTreeMap<String, String>, String) {
     let names = lab.virsh(host, &["snapshot-list", "web", "--name", "--topological"]).done();
     let names = names.split_whitespace().map(str::to_owned);
     let xml = |name: &str| lab.virsh(host, &["snapshot-dumpxml", "web", name, "--security-info"]).done();
-    // Those of one parent come in any order.
+    // Children of one parent come in any order.
     let all = names.map(|name| (name.clone(), xml(&name))).collect();
     let current = lab.virsh(host, &["snapshot-current", "web", "--name"]);
     (all, current.stdout.trim().to_owned())
@@ -85,7 +85,7 @@ fn snapshots_go_along() {
         assert_known(&scene, target, &before);
     }
     scene.guest.assert_intact();
-    // They are the target's libvirt's own.
+    // They belong to the target's libvirt.
     lab.virsh("b", &["snapshot-delete", "web", "first", "--children", "--metadata"]).done();
     assert!(known(lab, "b").0.is_empty());
 }
@@ -124,7 +124,7 @@ fn agents_are_killed_while_snapshots_go_along() {
         assert_known(&scene, "a", &before);
         scene.assert_settled("a");
     }
-    // The source's agent ends after the record, and the target's as soon as it has been told to run the domain.
+    // The source's agent ends after the record, and the target's as soon as it has been ordered to run the domain.
     let migrating = scene.migrate(&[]);
     let held = hold_journal(lab, "a");
     eventually("all state is on the target", || lab.qemu_says("b", "web").as_deref() == Some("paused"));

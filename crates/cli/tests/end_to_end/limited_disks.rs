@@ -1,4 +1,4 @@
-//! Copies of disks within bandwidth limits: those of the host by its clock and by hand, of either end, while they run.
+//! Copies of disks within bandwidth limits: by the host's clock and by hand, at either end, during the copy.
 
 use std::time::Duration;
 
@@ -23,18 +23,18 @@ pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("a_copy_yields_to_another_vms_memory", a_copy_yields_to_another_vms_memory),
 ];
 
-/// Links that carry far more than the limits, and have a queue that counts.
+/// Links that carry far more than the limits, with a queue that counts.
 const LINK_MBPS: &str = "1000";
 
-/// By the clock, at all times; then by hand, of the source and of the target. Each is lower than the one before, so that
-/// much is left to be copied.
+/// The limits: by the clock, all day; then by hand, at the source and at the target. Each is lower than the one before,
+/// so that much is left to be copied.
 const BY_CLOCK_MBPS: u64 = 10;
 const OF_ALL_MBPS: u64 = 5;
 const OF_TARGET_MBPS: u64 = 3;
 
 const WATCHED: Duration = Duration::from_secs(3);
 
-/// A limit of which the memory of another VM takes seven eighths, for over a minute.
+/// A limit of which another VM's memory takes seven eighths, for over a minute.
 const SHARED_MBPS: u64 = 8;
 
 const MEMORY_MIB: u64 = 160;
@@ -68,13 +68,13 @@ fn a_copy_keeps_the_limits_of_both_hosts_while_they_change() {
     apart.assert_whole("b", ["web.raw", "web.qcow2"]);
 }
 
-/// The time that a dry run foresees is at least that of the disks.
+/// A dry run predicts at least the time of the disks.
 #[track_caller]
 fn assert_plan_knows_limits(apart: &Apart) {
     let copies = apart.copies();
     let arguments: Vec<&str> =
         ["migrate", "web", "b", "--dry-run"].into_iter().chain(copies.iter().map(String::as_str)).collect();
-    // A busy host may have no time to look at the VM's memory, and then foresees nothing.
+    // A busy host may have no time to sample the VM's memory, and then predicts nothing.
     eventually("a time is foreseen, and told", || {
         let output = apart.lab.drainpipe(&arguments).done();
         assert!(output.contains("limit    10 Mb/s for disks now"), "{output}");
@@ -95,7 +95,7 @@ fn assert_plan_knows_limits(apart: &Apart) {
     );
 }
 
-/// By a window that holds all day, below the general limit.
+/// Uses a window that covers all day, below the general limit.
 fn limit_disks_by_clock(lab: &TestLab) {
     let bandwidth = format!(
         "[bandwidth]\nstorage_mbps = 9000\n\n[[bandwidth.window]]\nstorage_mbps = {BY_CLOCK_MBPS}\nfrom = \"00:00\"\n\
@@ -106,7 +106,7 @@ fn limit_disks_by_clock(lab: &TestLab) {
     lab.start_agent("a");
 }
 
-/// Within a while it is so, and from then on no second has more.
+/// The limit holds within a while, and no second after that has more.
 #[track_caller]
 fn assert_is_limited_to(lab: &TestLab, migrating: &mut Running, limit_mbps: u64, what: &str) {
     eventually("it keeps to its limit", || {

@@ -1,5 +1,5 @@
-//! Migrations over links with IPv6 link-local addresses only, with IPv4 only, and with both; and where
-//! the agents choose the migration addresses themselves.
+//! Migrations over links with only IPv6 link-local addresses, only IPv4, or both; and with migration addresses that the
+//! agents choose.
 
 use std::process::Command;
 use std::thread;
@@ -29,7 +29,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("what_is_removed_in_flight_is_made_again", what_is_removed_in_flight_is_made_again),
 ];
 
-/// As those of [`TestLab::brisk`].
+/// Links like those of [`TestLab::brisk`].
 const TWO_LINKS: [&str; 4] = ["--link", "500", "--link", "500"];
 
 const MEMORY_MIB: u64 = 160;
@@ -38,7 +38,7 @@ fn lab(link_addresses: &str) -> TestLab {
     TestLab::up(&[&["--link-addresses", link_addresses], TWO_LINKS.as_slice()].concat())
 }
 
-/// Takes these lines out of both hosts' configurations.
+/// Removes these lines from both hosts' configurations.
 #[track_caller]
 fn unconfigure(lab: &TestLab, lines_of: impl Fn(&str) -> Vec<String>) {
     for (host, last) in [("a", "11"), ("b", "12")] {
@@ -69,13 +69,13 @@ fn assert_link_local(plan: &Plan) {
     assert!(plan.paths.iter().all(drainpipe_engine::paths::path::Path::is_link_local), "{plan:#?}");
 }
 
-/// Both links carried, and were watched all the time.
+/// Fails the test unless both links carried data, and were watched all the time.
 #[track_caller]
 fn assert_both_links_carried(result: &MigrationResult) {
     let mut links: Vec<&str> = result.paths.iter().map(|path| path.link.as_str()).collect();
     links.sort_unstable();
     assert_eq!(links, ["e0", "e1"], "{result:#?}");
-    // On a busy machine hellos may be late, and a path is left for a while.
+    // On a busy machine, hellos may be late, so that a path is left out for a while.
     let unwatched = |path: &PathUse| path.turns.iter().any(|turn| turn.state == PathState::Unwatched);
     assert!(result.paths.iter().all(|path| path.share > 0.05 && !unwatched(path)), "{result:#?}");
 }
@@ -83,7 +83,7 @@ fn assert_both_links_carried(result: &MigrationResult) {
 #[track_caller]
 fn there_and_back_over_both(lab: &TestLab) {
     for target in ["b", "a"] {
-        // By its name: over links of this speed `auto` may compress.
+        // The option is named, since `auto` may compress over links of this speed.
         let result = lab.migrate("web", target, &["--option", "multichannel"]);
         assert_eq!(result.choice.option, MigrationOption::Multichannel, "{result:#?}");
         assert_both_links_carried(&result);
@@ -105,7 +105,7 @@ fn link_local_with_and_without_configuration() {
     guest.assert_intact();
 }
 
-/// A configured IPv4 migration address, on links that have no IPv4.
+/// A configured IPv4 migration address, on links without IPv4.
 fn ipv4_over_link_local(lab: &TestLab) {
     let before = lab.network();
     assert_link_local(&plan(lab, "auto"));
@@ -141,7 +141,7 @@ fn ipv4_only() {
     let before = lab.network();
     there_and_back_over_both(&lab);
     lab.assert_network_as(&before);
-    // Without a configured address there is none that such links could route.
+    // Without a configured address, there is none that such links could route.
     unconfigure(&lab, |last| vec![migration_address(last)]);
     let planned = plan(&lab, "multichannel");
     assert_eq!(planned.option(), MigrationOption::Tcp);
@@ -199,7 +199,7 @@ fn link_local_paths_are_lost_and_return() {
     take_back(&scene);
     all_link_local_paths_are_lost_for_a_while(&scene);
     take_back(&scene);
-    // The address is the same then, and the number of the link that belongs to it another.
+    // The address is then the same, but belongs to a link with another number.
     makes_e1_again(&scene);
 }
 
@@ -210,7 +210,7 @@ fn take_back(scene: &Scene) {
     scene.set_rates(SLOW_MBPS);
 }
 
-/// A link that is switched off loses its link-local address, and gets it back with the link.
+/// A link that is switched off loses its link-local address, and gets it back when it is switched on.
 fn a_link_local_path_is_lost_and_returns(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     scene.lab.fault("link-down b e1");
@@ -259,7 +259,7 @@ fn the_target_agent_is_started_anew_with_a_link_down(scene: &Scene) {
     assert_eq!(turns(&result, "e0"), [PathState::Unwatched, PathState::Watched], "{result:#?}");
     let e1 = turns(&result, "e1");
     assert_eq!(e1.iter().filter(|state| **state == PathState::Watched).count(), 1, "{result:#?}");
-    // It was down for so short a time that it was never taken out, or it is back.
+    // It was down so briefly that it was never taken out, or it is back.
     assert!(matches!(e1.last(), Some(PathState::Back | PathState::Watched)), "{result:#?}");
     scene.assert_settled("b");
 }
@@ -280,7 +280,7 @@ fn what_is_removed_in_flight_is_made_again() {
     assert!(!log.contains("restored, because"), "nothing is restored that is there: {log}");
     for which in [one, all] {
         on_a(&format!("ip -6 route del $(ip -6 route show proto 215 | head -1 | cut -d' ' -f1) {which}"));
-        // By the look after it, or because connections are placed just then.
+        // By the next check of the route, or because connections are being placed just then.
         eventually("the route is made again", both);
     }
     let before = on_a(address);
@@ -295,7 +295,7 @@ fn what_is_removed_in_flight_is_made_again() {
     scene.assert_settled("b");
 }
 
-/// Their next start puts the chosen addresses and their routes back.
+/// At their next start, the agents remove the chosen addresses and their routes.
 fn agents_killed_leave_nothing(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     for host in ["a", "b"] {
@@ -308,7 +308,7 @@ fn agents_killed_leave_nothing(scene: &Scene) {
     scene.assert_settled("a");
 }
 
-/// Both links of all hosts in one segment, as on a single switch: each link reaches two of the peer's.
+/// All links of all hosts are in one segment, as on a single switch: each link reaches two of the peer's.
 fn one_segment() {
     let lab = TestLab::up(
         &[&["--hosts", "a,b,c", "--link-addresses", "link-local"], TWO_LINKS.as_slice()].concat(),
@@ -331,7 +331,7 @@ fn one_segment() {
     guest.assert_intact();
 }
 
-/// Why this machine has no VLANs, if it has none: its kernel is built without them.
+/// Why this machine has no VLANs, if its kernel lacks them.
 pub(crate) fn no_vlans() -> Option<String> {
     let command = "ip link add cable type veth && ip link add link cable name vlan type vlan id 7";
     let made = Command::new("unshare").args(["--net", "sh", "-c", command]).output();
@@ -339,7 +339,7 @@ pub(crate) fn no_vlans() -> Option<String> {
     (!is_made).then(|| "this kernel makes no VLANs (CONFIG_VLAN_8021Q)".into())
 }
 
-/// Two cards without configuration. One of them only carries VLANs.
+/// Two cards without configuration, one of which only carries VLANs.
 pub(crate) fn a_card_and_its_vlans_are_one_path() {
     let lab = lab("both");
     for (host, last) in [("a", "11"), ("b", "12")] {
@@ -357,7 +357,7 @@ pub(crate) fn a_card_and_its_vlans_are_one_path() {
     let planned = plan(&lab, "multichannel");
     let pairs: Vec<String> = planned.paths.iter().map(ToString::to_string).collect();
     assert_eq!(pairs, ["e1.7–e1.7", "e0–e0"], "{planned:#?}");
-    // That of two veth pairs, by their driver.
+    // The speed of two veth pairs, according to their driver.
     let DrainPlanView { plan: drain, .. } = lab.json(&["drain", "a", "--to", "b", "--dry-run"]);
     assert_eq!(drain.links_mbps, Some(20_000), "{drain:#?}");
     let (_, findings) = check(&lab, "a", "b");

@@ -37,7 +37,7 @@ fn it_dies_in_flight(scene: &Scene, signal: Signal, number: i32) {
     assert_died(scene, number);
 }
 
-/// The hand-over is not recorded: what the target has is given up.
+/// The hand-over is not recorded, and what the target has is given up.
 fn it_dies_while_the_vm_is_paused(scene: &Scene) {
     let (migrating, held) = hold_until_all_is_there(scene);
     kill_process(scene.lab.agent_pid("a").unwrap(), Signal::STOP).unwrap();
@@ -47,7 +47,7 @@ fn it_dies_while_the_vm_is_paused(scene: &Scene) {
     drop(migrating.wait());
     scene.lab.start_agent("a");
     let result = scene.last_result();
-    // Whether the record was made before the agent stood still is as it may be.
+    // The record may have been made before the agent was frozen, or not.
     if result.outcome == Outcome::Completed {
         scene.assert_settled("b");
         scene.take_back();
@@ -77,7 +77,7 @@ fn assert_is_lost(result: &MigrationResult) {
     assert!(result.error.as_ref().is_some_and(|error| error.contains("the VM is lost")), "{result:#?}");
 }
 
-/// What it was doing is lost, and nobody says anything else. It can be booted again.
+/// Fails the test unless everybody reports the VM as lost. It can be booted again.
 #[track_caller]
 fn assert_died(scene: &Scene, signal: i32) {
     let how = format!("signal {signal}");

@@ -1,5 +1,6 @@
-//! A journal that is lost, empty, damaged, another one, or older than what others know: it is not believed, nothing is
-//! ended or started by it, and an operator goes on with what is there. One copy of each VM runs, whatever happens.
+//! A journal that is lost, empty, damaged, replaced, or older than what others know. It is not believed, nothing is
+//! ended or started because of it, and an operator continues with what is there. One copy of each VM runs, whatever
+//! happens.
 
 use std::fs;
 use std::path::PathBuf;
@@ -54,10 +55,10 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_dead_host_keeps_no_vm_from_starting", a_dead_host_keeps_no_vm_from_starting),
 ];
 
-/// What an agent says of such a journal.
+/// How an agent describes such a journal.
 const OLDER: &str = "it is older";
 
-/// How soon an agent mostly sends an order, and another one obeys it. Where it takes longer, it is tried again.
+/// How soon an agent mostly sends an order, and another one obeys it. If it takes longer, the test tries again.
 const ORDERS_WITHIN: Duration = Duration::from_millis(100);
 const OBEYS_WITHIN: Duration = Duration::from_millis(300);
 
@@ -91,7 +92,7 @@ fn put_journal(lab: &TestLab, host: &str, copy: &PathBuf) {
     fs::copy(copy, journal(lab, host)).unwrap();
 }
 
-/// Nothing in the runtime directory tells of the time before.
+/// Removes from the runtime directory what tells of the time before.
 #[track_caller]
 fn forget_boot(lab: &TestLab, host: &str) {
     // An agent that does not believe its journal has written none.
@@ -158,7 +159,7 @@ fn a_journal_that_proves_nothing_is_not_believed_and_its_vm_runs_on() {
     ];
     for (doubt, spoil) in ways {
         if doubt == OLDER {
-            // It is of the identity that the last adoption has given the journal.
+            // Its identity is the one that the last adoption gave the journal.
             older_than_it_is(&lab, &older);
         }
         it_is_not_believed(&lab, &guest, &specification, doubt, spoil);
@@ -168,7 +169,7 @@ fn a_journal_that_proves_nothing_is_not_believed_and_its_vm_runs_on() {
     guest.assert_intact();
 }
 
-/// Takes the copy again, and has the journal go on.
+/// Takes the copy again, and then adds a record to the journal.
 #[track_caller]
 fn older_than_it_is(lab: &TestLab, copy: &PathBuf) {
     assert_eq!(&copy_journal(lab, "a"), copy);
@@ -198,7 +199,7 @@ fn it_is_not_believed(lab: &TestLab, guest: &Guest, specification: &str, doubt: 
         &["migrate", "web", "b"],
         &["drain", "a", "--yes"],
     ];
-    // Whatever the doubt, they ask the same.
+    // Whatever the doubt is, the agents ask the same.
     let asked = if doubt == OLDER { &commands[..] } else { whole::first_or_all(2, &commands) };
     for command in asked {
         lab.drainpipe(command).refused(REFUSED, expected);
@@ -206,7 +207,7 @@ fn it_is_not_believed(lab: &TestLab, guest: &Guest, specification: &str, doubt: 
     let shown = lab.drainpipe(&["journal", "show"]);
     assert_eq!(shown.code, REFUSED, "{shown:#?}");
     assert!(shown.stdout.contains(doubt) && shown.stdout.contains("web"), "{shown:#?}");
-    // Others hear why.
+    // Other hosts hear why.
     let elsewhere = at(lab, "b", &["vms"]);
     assert!(elsewhere.stderr.contains("is not believed"), "{elsewhere:#?}");
     assert_eq!(lab.qemu_pid("a", "web"), qemu);
@@ -226,7 +227,7 @@ fn a_target_that_loses_its_journal_once_the_vm_runs_there_ends_with_one_copy() {
     the_target_loses_its_journal(&Scene::in_lab(impatient_lab()), true);
 }
 
-/// What was changed on the network of a host that has lost its journal, nobody puts back.
+/// Does not compare the network: nobody undoes changes on a host that has lost its journal.
 #[track_caller]
 fn assert_one_copy_on_b(scene: &Scene) {
     let only_on_b = || {
@@ -238,8 +239,8 @@ fn assert_one_copy_on_b(scene: &Scene) {
     scene.guest.assert_intact();
 }
 
-/// The source's agent stands still as the VM is to run on the target; whose journal is lost before it lets the VM run, or
-/// after.
+/// The source's agent is frozen when the VM is to run on the target, whose journal is lost before or after it lets the
+/// VM run.
 #[track_caller]
 fn the_target_loses_its_journal(scene: &Scene, runs_there: bool) {
     let lab = &scene.lab;
@@ -262,7 +263,7 @@ fn the_target_loses_its_journal(scene: &Scene, runs_there: bool) {
     assert_eq!(view.live.len(), 1, "{view:#?}");
     kill_process(source, Signal::CONT).unwrap();
     let output = migrating.wait();
-    // What the first agent of b has answered may have waited for the source to read it.
+    // The answer from the first agent of b may have waited for the source to read it.
     let is_known = runs_there && result_of(&output).outcome == Outcome::Completed;
     if !is_known {
         assert_eq!((output.code, result_of(&output).outcome), (4, Outcome::InDoubt), "{output:#?}");
@@ -289,7 +290,7 @@ fn a_target_that_loses_its_journal_as_the_qemu_starts() {
     kill_process(qemu, Signal::CONT).unwrap();
     assert_failed(&migrating.wait(), "the agent of b");
     delete_journal(&lab, "b");
-    // Whoever connects to a QEMU that is not ready yet may find it mute.
+    // A QEMU that is not ready yet may stay mute to whoever connects.
     thread::sleep(Duration::from_secs(2));
     let view = start_unbelieved(&lab, "b");
     assert!(view.live[0].will_be.contains("on its way here from a"), "{view:#?}");
@@ -300,8 +301,8 @@ fn a_target_that_loses_its_journal_as_the_qemu_starts() {
     guest.assert_intact();
 }
 
-/// An agent that was stopped when it had recorded the hand-over may not have ordered b yet to run the VM. It goes on for a
-/// moment, while b can neither obey nor answer, until b has obeyed.
+/// An agent that was frozen when it had recorded the hand-over may not have ordered b yet to run the VM. It runs for a
+/// moment, in which b can neither obey nor answer, until b has obeyed.
 #[track_caller]
 fn wait_until_ordered(lab: &TestLab, source: Pid) {
     eventually("b is told to run the VM", || {
@@ -351,16 +352,16 @@ fn an_older_journal_on_the_source_starts_no_second_copy() {
     put_back(&lab, &older);
     let view = start_unbelieved(&lab, "a");
     assert!(view.doubts[0].contains("host b has heard"), "{view:#?}");
-    // Where b cannot be asked, a does not know better, and starts nothing that b may have.
+    // If b cannot be asked, a knows no better, and starts nothing that b may have.
     let target = lab.agent_pid("b").unwrap();
     kill_process(target, Signal::STOP).unwrap();
     put_back(&lab, &older);
     lab.start_agent("a");
     at(&lab, "a", &["vm", "start", "web"]).refused(REFUSED, &["b may have it", "--although-unreachable b"]);
-    // It learns it as soon as b answers.
+    // It hears of it as soon as b answers.
     kill_process(target, Signal::CONT).unwrap();
     wait_until_unbelieved(&lab, "a");
-    // Also once it is adopted, b has the VM.
+    // Even after the journal is adopted, b has the VM.
     adopt(&lab, "a");
     let list = lab.vms();
     let states: Vec<_> = list.vms.iter().map(|vm| (&vm.host[..], vm.state)).collect();
@@ -368,7 +369,7 @@ fn an_older_journal_on_the_source_starts_no_second_copy() {
     at(&lab, "a", &["vm", "start", "web"]).refused(REFUSED, &["b has it"]);
     at(&lab, "a", &["vm", "start", "web", "--although-unreachable", "b"]).refused(REFUSED, &["b has it"]);
     guest.assert_intact();
-    // The host that has it is lost, and somebody says so.
+    // The host that has it is lost, and an operator says so.
     lab.stop_agent("b", Signal::KILL);
     kill_process(lab.qemu_pid("b", "web").unwrap(), Signal::KILL).unwrap();
     at(&lab, "a", &["vm", "start", "web"]).refused(REFUSED, &["b may have it", "--although-unreachable b"]);
@@ -380,7 +381,7 @@ fn an_older_journal_on_the_source_starts_no_second_copy() {
     assert!(refused.message.contains("a has it"), "{refused}");
 }
 
-/// Host `a` boots, as it were, with the journal that it had once.
+/// Makes host `a` boot, in effect, with an old journal.
 #[track_caller]
 fn put_back(lab: &TestLab, older: &PathBuf) {
     lab.stop_agent("a", Signal::KILL);
@@ -401,7 +402,7 @@ fn a_dead_host_keeps_no_vm_from_starting() {
     lab.stop_agent("a", Signal::KILL);
     lab.start_agent("a");
     start_and_stop();
-    // After a boot somebody else must have said that nothing is missing.
+    // After a boot, only another host can have said that something is missing.
     lab.stop_agent("a", Signal::TERM);
     forget_boot(&lab, "a");
     lab.start_agent("a");

@@ -1,8 +1,7 @@
 //! The real program in real labs with real guests, as a user runs it.
 //!
-//! Needs root, QEMU, the tools that labs need, and the image that `scripts/guest` makes. Where one is
-//! missing, every test is reported as ignored, with what is missing. Each test makes labs of its own
-//! and removes them, also when it fails.
+//! Needs root, QEMU, the tools that labs need, and the image that `scripts/guest` makes. If one of these is missing,
+//! every test is reported as ignored, with the reason. Each test makes its own labs, and removes them even if it fails.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
@@ -104,12 +103,12 @@ use std::time::Instant;
 
 use libtest_mimic::{Arguments, Completion, Trial};
 
-/// Tests wait for two thirds of their time: one after the other they would take 3,800 s, and 1,200 s of a core's. With four, two
-/// cores were idle for a fifth of 16 minutes.
+/// Tests wait for two thirds of their time: one after the other they would take 3,800 s, of which they use a core for
+/// 1,200 s. With four threads, two cores were idle for a fifth of 16 minutes.
 const THREADS: usize = 6;
 
-/// Tests that run one by one once all others are over. Some see whether something is packed, which takes idle time only, and
-/// beside others there is none; in the last three, two emulated machines emulate in turn.
+/// Tests that run one by one after all others. Some check whether something is packed, which uses idle time only, and
+/// beside other tests there is none; in the last three, two emulated machines take turns.
 const NEED_IDLE_CORES: [&str; 6] = [
     "options::compression",
     "relayed::over_one_path",
@@ -122,9 +121,9 @@ const NEED_IDLE_CORES: [&str; 6] = [
 /// A test and its name.
 type Test = (&'static str, fn());
 
-/// Those that need nothing but labs.
+/// Modules whose tests need nothing but labs.
 const MODULES: &[(&str, &[Test])] = &[
-    // The longest of these first.
+    // The longest tests of these come first.
     ("chaos", chaos::TESTS),
     ("options", options::TESTS),
     ("other_traffic", other_traffic::TESTS),
@@ -168,8 +167,9 @@ const MODULES: &[(&str, &[Test])] = &[
     ("encrypted", encrypted::TESTS),
 ];
 
-/// Modules about hosts, agents and links, to which QEMUs are alike. In the short form they have the newer one, if there is
-/// one: QEMU before 9.0 goes through all memory of a guest without KVM at each start of a migration (docs/decisions/0019).
+/// Modules about hosts, agents and links, for which all QEMUs are alike. The short form uses the newer QEMU, if there
+/// is one: before 9.0, QEMU goes through all memory of a guest without KVM at each start of a migration
+/// (docs/decisions/0019).
 const WITH_ANY_QEMU: [&str; 15] = [
     "bandwidth",
     "drain",
@@ -195,7 +195,7 @@ fn has_any_qemu(test: &str) -> bool {
 /// A test of a module.
 type Named = (String, fn());
 
-/// All that need nothing but labs, as far as this run has them.
+/// All tests of this run that need nothing but labs.
 fn with_labs_alone() -> impl Iterator<Item = Named> {
     MODULES.iter().flat_map(|(module, tests)| {
         tests.iter().map(move |(name, test)| (format!("{module}::{name}"), *test))
@@ -230,7 +230,7 @@ fn main() -> ExitCode {
     if let (None, Some(absent), false) = (&missing, &no_released, arguments.list) {
         eprintln!("SKIPPED, those with the last release: {absent}");
     }
-    // Long ones too.
+    // Including long ones.
     for (name, test) in released::TESTS {
         trials.push(trial(format!("released::{name}"), *test, no_released.clone()));
     }
@@ -255,7 +255,7 @@ fn main() -> ExitCode {
     let no_other_qemu = missing.or_else(no_other_qemu);
     trials.push(trial("options::another_qemu".into(), options::another_qemu, no_other_qemu.clone()));
     let stalled = later_rounds::with_another_qemu;
-    // It takes longest: begun last, it would be alone at the end.
+    // It takes longest: if it began last, it would run alone at the end.
     trials.insert(0, trial("later_rounds::with_another_qemu".into(), stalled, no_other_qemu.clone()));
     for (name, test) in limited_disks::WITH_NEWER_QEMU {
         trials.push(trial(format!("limited_disks::{name}"), *test, no_other_qemu.clone()));
@@ -291,7 +291,7 @@ fn main() -> ExitCode {
     run(arguments, whole::wanted(trials))
 }
 
-/// Those that need idle cores after all others.
+/// Runs the tests that need idle cores after all others.
 fn run(mut arguments: Arguments, trials: Vec<Trial>) -> ExitCode {
     let (alone, together): (Vec<_>, Vec<_>) =
         trials.into_iter().partition(|trial| NEED_IDLE_CORES.iter().any(|name| trial.name().ends_with(name)));
@@ -301,10 +301,10 @@ fn run(mut arguments: Arguments, trials: Vec<Trial>) -> ExitCode {
     if first.has_failed() { first.exit_code() } else { second.exit_code() }
 }
 
-/// Takes a number, how often or for how many seconds, and a word: rows without it are left out.
+/// A measurement. It takes a number (repetitions or seconds) and a word; it leaves out rows without that word.
 type Measurement = fn(usize, &str);
 
-/// What is no test, by the variable that asks for it with the number.
+/// Measurements, which are not tests, by the variable that asks for them and gives the number.
 const MEASUREMENTS: &[(&str, Measurement)] = &[
     ("DRAINPIPE_MEASURE_FAULTS", measure_faults::run),
     ("DRAINPIPE_MEASURE_AUTO", measure_auto::run),
@@ -328,7 +328,7 @@ const MEASUREMENTS: &[(&str, Measurement)] = &[
     ("DRAINPIPE_CHAOS_SECONDS", |seconds, _| chaos::run_for(seconds)),
 ];
 
-/// Does what is no test, if the environment asks for it: whether it did.
+/// Runs the measurement that the environment asks for; returns whether there was one.
 fn measures(filter: &str) -> bool {
     let number = |variable: &str| -> Option<usize> { std::env::var(variable).ok()?.parse().ok() };
     let asked_for = MEASUREMENTS.iter().find_map(|(variable, run)| Some((run, number(variable)?)));
@@ -338,7 +338,7 @@ fn measures(filter: &str) -> bool {
     asked_for.is_some()
 }
 
-/// Those of labs with libvirt. That they are skipped is told also where nothing else is.
+/// The tests with libvirt in their labs. If they cannot run, they are reported as ignored even if all else is.
 fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
     let no_libvirt = domains::missing();
     if let (None, Some(absent), false) = (missing, &no_libvirt, is_list) {
@@ -376,8 +376,8 @@ fn libvirt_trials(missing: Option<&String>, is_list: bool) -> Vec<Trial> {
     trials
 }
 
-/// Those of domains that show whether a newer libvirt is dealt with; `make test-libvirt` runs all with the one that it is
-/// told.
+/// Tests of domains that show whether a newer libvirt works. `make test-libvirt` runs all tests with the one that it is
+/// given.
 const WITH_NEWER_LIBVIRT: &[Test] = &[
     ("libvirt_ends_at_the_hand_over", libvirt_kills::libvirt_ends_at_the_hand_over_of_a_domain),
     ("moves", libvirt_moves::a_domain_is_moved_by_its_phases),
@@ -397,7 +397,7 @@ fn newer_libvirt_trials(no_libvirt: Option<&String>, is_list: bool) -> Vec<Trial
     named.map(|(name, test)| trial(name, move || backend::with_newer_libvirt(test), absent.clone())).collect()
 }
 
-/// Why the guest that is a whole Debian is not there. That it is skipped is told also where nothing else is.
+/// Why the Debian guest is missing. Its tests are reported as ignored even if all else is.
 fn no_real_guest(missing: Option<&String>, is_list: bool) -> Option<String> {
     let absent = real_guest::missing();
     if let (None, Some(absent), false) = (missing, &absent, is_list) {

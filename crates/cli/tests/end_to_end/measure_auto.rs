@@ -1,6 +1,6 @@
-//! Not a test: measures what the option costs that `auto` chooses, on quiet cores and on busy ones, for `bench/`.
+//! Not a test: measures what the option that `auto` chooses costs, on quiet cores and on busy ones, for `bench/`.
 //!
-//! `DRAINPIPE_MEASURE_AUTO=5 cargo test --release -p drainpipe-cli --test end_to_end` prints a table; with `-- WORD`, of
+//! `DRAINPIPE_MEASURE_AUTO=5 cargo test --release -p drainpipe-cli --test end_to_end` prints a table; `-- WORD` selects
 //! the cores with that word.
 
 use std::thread;
@@ -16,16 +16,16 @@ use crate::measured_guest::{MeasuredGuest, OS_LIKE, set_aside};
 use crate::scene::result_of;
 use crate::support::{TestLab, eventually, lab_for_measuring};
 
-/// `auto`, and what it may choose.
+/// `auto`, and the options that it may choose.
 const OPTIONS: [&str; 3] = ["auto", "multichannel", "compression"];
 
-/// Twice as many as the machine has cores, which both hosts share.
+/// Twice as many programs as the machine has cores, which both hosts share.
 const BURNING: usize = 4;
 
-/// Agents count over 5 s what is left of the cores.
+/// Agents count the free cores over 5 s.
 const SEEN_AFTER: Duration = Duration::from_secs(12);
 
-/// When the other programs begin.
+/// When the other programs start.
 #[derive(Clone, Copy, PartialEq)]
 enum Busy {
     Never,
@@ -59,13 +59,13 @@ pub(crate) fn run(repeats: usize, word: &str) {
     }
 }
 
-/// One migration, and what the other programs lost by it.
+/// One migration, and the CPU time that it cost the other programs.
 struct Flight {
     result: MigrationResult,
     loss: Option<Loss>,
 }
 
-/// What others had less of the cores while it was under way than before that.
+/// How much less of the cores the others had during the migration than before it.
 #[derive(Clone, Copy)]
 struct Loss {
     cores_s: f64,
@@ -79,7 +79,7 @@ impl Loss {
     }
 }
 
-/// For how long programs were on a core within some time.
+/// How long programs were on a core within some time.
 #[derive(Clone, Copy)]
 struct Ran {
     ran_s: f64,
@@ -92,7 +92,7 @@ impl Ran {
     }
 }
 
-/// Counts from now on what these run.
+/// Counts from now on how long these programs run.
 struct Counter<'a> {
     burning: &'a [Burner],
     ran_s: f64,

@@ -1,5 +1,4 @@
-//! Not a test: measures what a migration takes from a guest that begins to need all CPU of its host while it is
-//! in flight, for `bench/`.
+//! Not a test: measures what a migration costs a guest that begins to need all CPU of its host in flight, for `bench/`.
 //!
 //! `DRAINPIPE_MEASURE_BUSY=5 cargo test --release -p drainpipe-cli --test end_to_end` prints a table.
 
@@ -18,12 +17,12 @@ use crate::options;
 use crate::scene::result_of;
 use crate::support::{TestLab, eventually};
 
-/// How it goes.
+/// A way to run the guest.
 struct BusyCase {
     name: &'static str,
     option: &'static str,
-    /// Both agents restart before each flight. The QEMUs, of the agents before, are in other sessions then,
-    /// and where the kernel groups tasks by session, the agents' priorities say nothing to them.
+    /// Both agents restart before each flight. The QEMUs, started by the agents before, are then in other sessions; and
+    /// if the kernel groups tasks by session, the agents' priorities mean nothing to them.
     is_agent_new: bool,
 }
 
@@ -33,19 +32,19 @@ const CASES: [BusyCase; 3] = [
     BusyCase { name: "`compression`, agents started anew", option: "compression", is_agent_new: true },
 ];
 
-/// As much as it gets the CPU for, in so little of its memory that the migration ends.
+/// As much as it has CPU time for, in so little of its memory that the migration ends.
 const BUSY: Dirtying = Dirtying { mib_per_s: 1 << 20, locality_percent: 1 };
 
-/// Agents count over 5 s in which nothing moves what the VMs leave of the cores.
+/// Agents count the cores that VMs leave free over 5 s in which nothing moves.
 const REST: Duration = Duration::from_secs(12);
 
-/// So long its work is counted while nothing moves.
+/// How long its work is counted while nothing moves.
 const AT_REST: Duration = Duration::from_secs(5);
 
 /// One migration.
 struct Flight {
     result: MigrationResult,
-    /// What the guest rewrote of its memory in flight, in MiB/s.
+    /// How many MiB/s of its memory the guest rewrote in flight.
     work_mib_per_s: f64,
 }
 
@@ -58,7 +57,7 @@ pub(crate) fn run(repeats: usize) {
     let at_rest_mib_per_s = at_rest(&guest);
     let mut flights = CASES.map(|_| vec![]);
     for _ in 0..repeats {
-        // There and back: so each goes in both directions.
+        // There and back, so that each goes in both directions.
         for (case, flights) in CASES.iter().zip(&mut flights) {
             flights.extend([(); 2].map(|()| fly(&lab, &guest, case)));
         }
@@ -102,7 +101,7 @@ fn fly(lab: &TestLab, guest: &Guest, case: &BusyCase) -> Flight {
     Flight { result, work_mib_per_s }
 }
 
-/// Has it rewrite its memory like that from now on. Gives what it has rewritten so far, in MiB.
+/// Makes the guest rewrite its memory like this from now on. Returns how many MiB it has rewritten so far.
 fn set(guest: &Guest, dirtying: Dirtying) -> f64 {
     guest.set_dirty(dirtying).rewritten_pages as f64 / PAGES_PER_MIB as f64
 }

@@ -1,7 +1,7 @@
 //! Not a test: measures what tracked connections cost a guest's pause, for `bench/`.
 //!
-//! `DRAINPIPE_MEASURE_CONNTRACK=5 cargo test --release -p drainpipe-cli --test end_to_end` prints a table. With
-//! `DRAINPIPE_TEST_QEMU` by that QEMU.
+//! `DRAINPIPE_MEASURE_CONNTRACK=5 cargo test --release -p drainpipe-cli --test end_to_end` prints a table.
+//! `DRAINPIPE_TEST_QEMU` names the QEMU to use.
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -31,7 +31,7 @@ const GUEST: MeasuredGuest<'_> = MeasuredGuest {
 
 const CONNECTIONS: [u16; 4] = [0, 100, 1_000, 10_000];
 
-/// The first port of the client's.
+/// The client's first port.
 const FIRST_PORT: u16 = 20_000;
 
 pub(crate) fn run(repeats: usize) {
@@ -77,7 +77,7 @@ fn table_row(name: &str, results: &[MigrationResult]) {
     );
 }
 
-/// As many clients that have asked the guest something a moment ago.
+/// Simulates this many clients that have just asked the guest something.
 fn connect(lab: &TestLab, guest: &Guest, connections: u16) {
     let namespace = File::open(lab.namespace("client")).unwrap();
     let to = SocketAddr::new(IpAddr::V4(guest.address()), HEARTBEAT_PORT);

@@ -1,7 +1,8 @@
-//! Not a test: measures what it takes to move a disk with its VM, beside QEMU's own mirror over one link, for `bench/`.
+//! Not a test: measures how long it takes to move a disk with its VM, compared to QEMU's own mirror over one link, for
+//! `bench/`.
 //!
-//! `DRAINPIPE_MEASURE_DISKS=3 cargo test --release -p drainpipe-cli --test end_to_end` prints a table; with `-- WORD`, of
-//! the rows with that word. `DRAINPIPE_MEASURE_DISK_MIB=8192` says how large the disk is. It lies in `TMPDIR`.
+//! `DRAINPIPE_MEASURE_DISKS=3 cargo test --release -p drainpipe-cli --test end_to_end` prints a table; `-- WORD`
+//! selects rows with that word. `DRAINPIPE_MEASURE_DISK_MIB=8192` sets the size of the disk, which is in `TMPDIR`.
 
 mod content;
 mod drain;
@@ -25,7 +26,7 @@ const INTERRUPTED_AT_PERCENT: u64 = 80;
 
 const LINKS: f64 = 2.0;
 
-/// What is measured, so many times.
+/// A measurement, and the function that repeats it this often.
 type Row = (&'static str, fn(usize));
 
 const ROWS: [Row; 4] =
@@ -57,7 +58,7 @@ impl Moved {
         format!("[[disk]]\npath = \"{}\"\nformat = \"raw\"\n", self.path("a").display())
     }
 
-    /// Starts a VM with firmware alone, which writes nothing.
+    /// Starts a VM with only firmware, which writes nothing.
     fn start(&self) {
         let specification = format!(
             "name = \"web\"\nmemory_mib = {MEMORY_MIB}\nvcpus = 1\nmachine = \"pc-q35-9.2\"\naccelerator = \"tcg\"\n{}",
@@ -72,7 +73,7 @@ impl Moved {
         self.lab.start(&["migrate", "web", "b", "--json", "--disk", &place])
     }
 
-    /// Moves it, ends it, and compares the two disks.
+    /// Moves the VM, ends it, and compares the two disks.
     fn moved(&self) -> MigrationResult {
         let result = result_of(&self.copy().wait_for(stock::PATIENCE));
         assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
@@ -93,7 +94,7 @@ fn disk_mib() -> u64 {
     std::env::var("DRAINPIPE_MEASURE_DISK_MIB").map_or(8192, |mib| mib.parse().expect("a number"))
 }
 
-/// What one of the two ways took to copy a disk, in seconds.
+/// How many seconds each of the two ways took to copy a disk.
 #[derive(Clone, Copy)]
 struct Copied {
     until_ready: f64,
@@ -120,7 +121,7 @@ fn random(repeats: usize) {
     compare("random", repeats, content::write_random);
 }
 
-/// By turns.
+/// Compares both ways, in turn.
 fn compare(content: &str, repeats: usize, write: fn(&std::path::Path, u64) -> u64) {
     println!(
         "| disk | way | until it is there, s | stored bytes, of the links | agents' CPU, s/GiB | QEMUs' CPU, s/GiB |"
@@ -147,7 +148,7 @@ fn compare(content: &str, repeats: usize, write: fn(&std::path::Path, u64) -> u6
     }
 }
 
-/// Cancelled late, and begun again.
+/// A copy that is cancelled late, and begun again.
 fn interrupted(repeats: usize) {
     println!("| disk | interrupted at | sent again, of the stored bytes |");
     println!("|---|---|---|");

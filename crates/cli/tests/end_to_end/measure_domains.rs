@@ -1,8 +1,8 @@
-//! Not a test: measures the moves of libvirt's domains beside `virsh migrate`, for `bench/`.
+//! Not a test: measures moves of libvirt's domains, compared to `virsh migrate`, for `bench/`.
 //!
-//! `DRAINPIPE_MEASURE_DOMAINS=3 cargo test --release -p drainpipe-cli --test end_to_end` prints tables, and what is promised; with
-//! `-- WORD`, of the parts that have that word. All commands take turns in one lab, there and back; each time is that of the whole
-//! command. `DRAINPIPE_TEST_WITH_LIBVIRT` names the daemon of another libvirt.
+//! `DRAINPIPE_MEASURE_DOMAINS=3 cargo test --release -p drainpipe-cli --test end_to_end` prints tables, and what is
+//! promised; `-- WORD` selects the parts with that word. All commands take turns in one lab, there and back; each time
+//! is that of the whole command. `DRAINPIPE_TEST_WITH_LIBVIRT` names the daemon of another libvirt.
 
 mod cable;
 mod commands;
@@ -25,10 +25,10 @@ const FAST_LINK: [&str; 4] = ["--libvirt", "--own-cpus", "--link", "unlimited"];
 const DRAINED: [&str; 6] = ["one", "two", "three", "four", "five", "six"];
 const DRAINED_MIB: u64 = 160;
 
-/// Measures with so many repeats.
+/// Measures with this many repeats.
 type Part = fn(usize) -> Vec<Promise>;
 
-/// What is measured, by the words that choose it.
+/// The measurements, by the words that select them.
 const PARTS: [(&str, Part); 5] = [
     ("small", small_domain),
     ("large", large_domain),
@@ -37,7 +37,7 @@ const PARTS: [(&str, Part); 5] = [
     ("cable", cable::run),
 ];
 
-/// A line of what was promised.
+/// A line about a promise.
 pub(super) struct Promise {
     pub(super) what: &'static str,
     pub(super) promised: &'static str,
@@ -54,14 +54,14 @@ pub(crate) fn run(repeats: usize, word: &str) {
     }
 }
 
-/// A domain that is measured, and how it moves.
+/// A domain to measure, and how it moves.
 struct Measured {
     what: &'static str,
     links: &'static [&'static str],
     memory_mib: u64,
-    /// So much of it is filled.
+    /// How much of it is filled.
     filled_mib: u64,
-    /// With this.
+    /// What it is filled with.
     mix: &'static str,
     commands: &'static [&'static MoveCommand],
 }
@@ -78,7 +78,7 @@ impl Measured {
         }
         let guest = self.start(&lab);
         let mut moves: Moves = self.commands.iter().map(|_| vec![]).collect();
-        // The first there and back is not counted: libvirt learns then, and memory is touched that nobody has touched before.
+        // The first there and back does not count: libvirt learns then, and memory is touched for the first time.
         for round in 0..=repeats {
             for (command, moves) in self.commands.iter().zip(&mut moves) {
                 for (source, target) in [("a", "b"), ("b", "a")] {
@@ -156,7 +156,7 @@ fn large_domain(repeats: usize) -> Vec<Promise> {
     ]
 }
 
-/// Over one link, so that nothing but the encryption is compared.
+/// Over one link, so that only the encryption is compared.
 fn encrypted(repeats: usize) -> Vec<Promise> {
     let commands = &[&VIRSH_TLS, &commands::ENCRYPTED];
     let what = "1280 MiB, of which 1024 are random, one unlimited link, encrypted";
@@ -200,7 +200,7 @@ fn at_least(what: &'static str, promised: &'static str, least: f64, ratio: f64) 
     Promise { what, promised, measured: format!("{ratio:.2} ×"), holds: ratio >= least }
 }
 
-/// Has both libvirts encrypt who asks for it.
+/// Makes both libvirts encrypt for those who ask for it.
 fn give_certificates(lab: &TestLab) {
     let certificates = tempfile::tempdir().unwrap();
     write_certificates(certificates.path());

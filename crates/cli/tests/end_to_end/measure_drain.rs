@@ -1,11 +1,11 @@
 //! Not a test: measures how fast a host is emptied, for `bench/`.
 //!
-//! `DRAINPIPE_MEASURE_DRAIN=3 cargo test --release -p drainpipe-cli --test end_to_end` makes everything three
-//! times and prints a table. Once takes about seven minutes on two cores. `DRAINPIPE_MEASURE_DRAIN_WAYS=found,2`
-//! makes only these ways, of `loop`, `found`, `auto`, 1, 2, 4 and 8: all by `multichannel`, but for the loop and
-//! `auto`. `DRAINPIPE_MEASURE_DRAIN_MIX=2` takes other guests, of the mixes 1 to 4, and
-//! `DRAINPIPE_MEASURE_LINKS_MBPS=250` links of another speed than 1 Gb/s. With `DRAINPIPE_MEASURE_DRAIN_BURNING=4` four
-//! other programs want a core meanwhile, and `DRAINPIPE_MEASURE_DRAIN_VMS=16` makes the fourth mix, of 53 guests, smaller.
+//! `DRAINPIPE_MEASURE_DRAIN=3 cargo test --release -p drainpipe-cli --test end_to_end` runs everything three times and
+//! prints a table. One run takes about seven minutes on two cores. `DRAINPIPE_MEASURE_DRAIN_WAYS=found,2` runs only
+//! these ways, out of `loop`, `found`, `auto`, 1, 2, 4 and 8; all but the loop and `auto` use `multichannel`.
+//! `DRAINPIPE_MEASURE_DRAIN_MIX=2` uses other guests, from the mixes 1 to 4, and `DRAINPIPE_MEASURE_LINKS_MBPS=250`
+//! links of another speed than 1 Gb/s. With `DRAINPIPE_MEASURE_DRAIN_BURNING=4`, four other programs want a core
+//! meanwhile. `DRAINPIPE_MEASURE_DRAIN_VMS=16` makes the fourth mix, of 53 guests, smaller.
 
 mod table;
 
@@ -27,11 +27,11 @@ use crate::guest::{Guest, UNFILLED_MIB};
 use crate::measured_guest::{MeasuredGuest, OS_LIKE, set_aside};
 use crate::support::{TestLab, eventually, lab_for_measuring, measured_links_mbps};
 
-/// A guest: its name, its memory, and how fast it rewrites all that is filled of it, in MiB/s.
+/// A guest: its name, its memory, and how many MiB/s of its filled memory it rewrites.
 type Row = (&'static str, u64, u32);
 
-/// Guests of several sizes, two of which rewrite a little; equal ones that rest; large and small ones, half of
-/// which rewrite.
+/// Guests of several sizes, two of which rewrite a little; equal guests at rest; large and small guests, half of which
+/// rewrite.
 const MIXES: [&[Row]; 3] = [
     &[
         ("cache", 256, 0),
@@ -65,36 +65,37 @@ const MIXES: [&[Row]; 3] = [
     ],
 ];
 
-/// The fourth mix: many that are small and rest.
+/// The fourth mix: many small guests at rest.
 const MANY: usize = 53;
 const OF_MANY_MIB: u64 = 144;
 
 /// The option without compression.
 const PLAIN: &str = "multichannel";
 
-/// Numbers of VMs on the links at a time with which the number that was found is compared.
+/// Fixed numbers of VMs on the links at a time, to compare with the number that the drain finds.
 const FIXED: [&str; 4] = ["1", "2", "4", "8"];
 
-/// Each of eight guests is asked so often, and more of them less often. Eight each millisecond would need both cores.
+/// How often each of eight guests is asked; more guests are asked less often. Eight answers a millisecond would need
+/// both cores.
 const BEAT: Duration = Duration::from_millis(20);
 const GUESTS_OF_BEAT: u32 = 8;
 
-/// For a drain of many on busy cores.
+/// How long a drain of many guests on busy cores may take.
 const PATIENCE: Duration = Duration::from_mins(10);
 
-/// Between two looks at the time left that is told.
+/// The time between two looks at the reported time left.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Agents look back so far, to see how busy their hosts are.
+/// How far back agents look to see how busy their hosts are.
 const BUSY_FOR: Duration = Duration::from_secs(6);
 
-/// The links are looked at over such times.
+/// The times over which the links are measured.
 const GAP_MS: u64 = 100;
 
 /// A prediction holds within this share of what was measured.
 const HOLDS_WITHIN: f64 = 0.15;
 
-/// How often each guest moves alone, and how many do: of many, others are like these.
+/// How often each guest moves alone, and how many guests do; the others of a large mix are like these.
 const ALONE: usize = 3;
 const ALONE_MAX: usize = 8;
 
@@ -120,13 +121,13 @@ fn rows(mix: usize) -> Vec<Row> {
     MIXES.get(mix - 1).map_or_else(many, |rows| rows.to_vec())
 }
 
-/// For all guests on both hosts, and for those that end on one while others begin.
+/// Enough for all guests on both hosts, and for those that end on one while others begin.
 fn memory_mib(rows: &[Row]) -> u64 {
     let all_mib: u64 = rows.iter().map(|(_, memory_mib, _)| memory_mib).sum();
     2 * all_mib + rows.iter().map(|(_, memory_mib, _)| *memory_mib).max().unwrap_or(0)
 }
 
-/// One after the other: of many that boot at once, on cores that are few, some QEMU is not ready in time.
+/// Starts guests one after the other: if many boot at once on few cores, some QEMU is not ready in time.
 fn start_guests(lab: &TestLab, rows: &[Row], is_in_huge_pages: bool) -> Vec<Guest> {
     let start = |(name, memory_mib, dirty_mib_per_s): &Row| {
         let guest = MeasuredGuest {
@@ -145,34 +146,34 @@ fn start_guests(lab: &TestLab, rows: &[Row], is_in_huge_pages: bool) -> Vec<Gues
     rows.iter().map(start).collect()
 }
 
-/// All guests go from a to b or back, in several ways.
+/// One round, in which all guests go from a to b or back in several ways.
 struct Round {
     /// The silences of each guest that moved alone.
     alone: BTreeMap<String, Alone>,
-    /// A shell's loop over one link.
+    /// The time of a shell's loop over one link.
     loop_s: Option<f64>,
     found: Option<Drained>,
     auto: Option<Drained>,
     fixed: BTreeMap<&'static str, Drained>,
 }
 
-/// Host a was emptied.
+/// One drain of host a.
 struct Drained {
-    /// The whole command.
+    /// The time of the whole command.
     wall_s: f64,
-    /// Over both links.
+    /// The bytes sent over both links.
     bytes: f64,
     /// The longest silence of each guest, and when it began.
     silences: BTreeMap<String, Silence>,
     status: DrainStatus,
-    /// What was told while it was under way.
+    /// What the drain reported while it was under way.
     reports: Vec<ProgressReport>,
     /// The result of each VM, in the order of the drain.
     results: Vec<MigrationResult>,
     pages: u64,
 }
 
-/// What a drain under way told.
+/// What a drain under way reported.
 struct ProgressReport {
     elapsed_ms: f64,
     moved: usize,
@@ -187,7 +188,7 @@ struct Alone {
 
 /// A silence of a guest.
 struct Silence {
-    // Absent where more silences came before than are listed.
+    // `None` if more silences came before it than are listed.
     began: Option<Timestamp>,
     ms: f64,
 }
@@ -195,7 +196,7 @@ struct Silence {
 impl Round {
     fn measure(lab: &TestLab, guests: &[Guest], ways: &[&str]) -> Self {
         let alone = moved_alone(lab, guests);
-        // Those have ended on b.
+        // These guests have ended on b.
         let began = Instant::now();
         let is_loop = ways.contains(&"loop");
         let option = if is_loop { "tcp" } else { PLAIN };
@@ -229,7 +230,7 @@ impl Round {
     }
 }
 
-/// Each guest goes to b, and back, and to b again.
+/// Moves each guest to b, back, and to b again.
 fn moved_alone(lab: &TestLab, guests: &[Guest]) -> BTreeMap<String, Alone> {
     let mut silences_ms = BTreeMap::<String, Vec<f64>>::new();
     for time in 0..ALONE {
@@ -246,18 +247,18 @@ fn moved_alone(lab: &TestLab, guests: &[Guest]) -> BTreeMap<String, Alone> {
     silences_ms.into_iter().map(|(name, ms)| (name, alone(ms))).collect()
 }
 
-/// So that it is known what compression brings, as it is on a host that has moved VMs before.
+/// Moves guests there and back, so that it is known what compression brings, as on a host that has moved VMs before.
 fn there_and_back(lab: &TestLab, guests: &[Guest]) {
     for (guest, host) in guests.iter().flat_map(|guest| [(guest, "b"), (guest, "a")]) {
         lab.migrate(&guest.name, host, &[]);
     }
 }
 
-/// Empties a, has all memory checked, and brings everything back.
+/// Empties a, checks all memory, and moves everything back.
 fn drain(lab: &TestLab, guests: &[Guest], arguments: &[&str]) -> Drained {
     let beat = BEAT * u32::try_from(guests.len()).expect("they are few").max(GUESTS_OF_BEAT) / GUESTS_OF_BEAT;
     let heartbeats: Vec<(Timestamp, Heartbeat)> = guests.iter().map(|guest| listen(guest, beat)).collect();
-    // Hosts are as busy as they will be before the plan is made.
+    // The hosts become as busy as they will be, before the plan is made.
     thread::sleep(BUSY_FOR);
     let bytes_before = sent_bytes(lab);
     let began = Instant::now();
@@ -287,7 +288,7 @@ fn drain(lab: &TestLab, guests: &[Guest], arguments: &[&str]) -> Drained {
     Drained { wall_s, bytes, silences, status, reports, results, pages }
 }
 
-/// What the drain tells until it is over.
+/// What the drain reports until it is over.
 fn followed(lab: &TestLab, is_over: &AtomicBool) -> Vec<ProgressReport> {
     let mut reports = vec![];
     while !is_over.load(Ordering::Relaxed) {
@@ -328,7 +329,7 @@ fn checked_pages(guest: &Guest) -> u64 {
     found.pages
 }
 
-/// Bytes that host a has sent over its migration links, by the kernel's counters.
+/// The bytes that host a has sent over its migration links, by the kernel's counters.
 fn sent_bytes(lab: &TestLab) -> f64 {
     let bytes = ["e0", "e1"].map(|link| {
         let printed = lab.exec("a", &["ip", "-statistics", "-json", "link", "show", link]).done();
@@ -358,13 +359,13 @@ impl Drained {
         self.started_ms(result) + result.times.setup_ms + result.times.held_ms
     }
 
-    /// From the command to the first VM's turn.
+    /// The time from the command to the first VM's turn.
     fn before_first_byte_ms(&self) -> f64 {
         let released = self.results.iter().map(|result| self.released_ms(result)).fold(f64::MAX, f64::min);
         self.wall_s * 1e3 - self.status.elapsed_ms + released
     }
 
-    /// When the links carried less than four fifths of what they can, by what migrations have sent.
+    /// The times when the links carried less than four fifths of what they can, by what migrations sent.
     fn gaps(&self) -> String {
         let mut carried = BTreeMap::<u64, f64>::new();
         for result in &self.results {
@@ -386,7 +387,7 @@ impl Drained {
         format!("Links less than 0.8 full, by time in ms and share: {}.", slow.join(", "))
     }
 
-    /// From the plan to the end.
+    /// The time from the plan to the end.
     fn moving_s(&self) -> f64 {
         self.status.elapsed_ms / 1e3
     }
@@ -395,7 +396,7 @@ impl Drained {
         self.bytes / links_bytes_per_s()
     }
 
-    /// Predicted over measured time of each transfer.
+    /// The ratio of predicted to measured time, for each transfer.
     fn predictions(&self) -> impl Iterator<Item = f64> {
         let moved = self.status.moves.iter().filter(|one| one.state == MoveState::Moved);
         moved.filter_map(|one| Some(one.predicted_ms / one.transfer_ms?))

@@ -1,8 +1,8 @@
 //! Not a test: measures what faults of paths in mid-flight cost, for `bench/`.
 //!
-//! `DRAINPIPE_MEASURE_FAULTS=10 cargo test --release -p drainpipe-cli --test end_to_end` makes each fault
-//! ten times and prints a table; with `-- WORD`, of the rows with that word. With
-//! `DRAINPIPE_MEASURE_ENCRYPTED=1` migrations are encrypted, so that the agents carry what they watch.
+//! `DRAINPIPE_MEASURE_FAULTS=10 cargo test --release -p drainpipe-cli --test end_to_end` causes each fault ten times
+//! and prints a table; `-- WORD` selects rows with that word. With `DRAINPIPE_MEASURE_ENCRYPTED=1`, migrations are
+//! encrypted, so that the agents carry what they watch.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,16 +22,16 @@ const MEMORY_MIB: u64 = 1280;
 /// In flight for 4 s over both links, 8 s over one.
 const FILLED_MIB: u64 = 960;
 
-/// A link that moves less than that, in bytes per ms, stands still: 5 % of 1 Gb/s.
+/// A link that moves less than this, in bytes per ms, stands still: 5 % of 1 Gb/s.
 const MOVES_BYTES_PER_MS: f64 = 6_250.0;
 
-/// What happens in mid-flight: after so many ms of the transfer, in the words of `drainpipe lab fault`,
-/// `S` and `D` for source and target; and that an agent stands still or goes on.
+/// What happens in mid-flight, this many ms into the transfer: a fault in the words of `drainpipe lab fault`, with `S`
+/// and `D` for source and target, or that an agent is frozen or continues.
 struct Row {
     name: &'static str,
     option: &'static str,
     acts: &'static [(u64, &'static str)],
-    /// How the migration must end: with the VM on the target, or running on at the source.
+    /// How the migration must end: with the VM on the target, or still running on the source.
     outcome: Outcome,
 }
 
@@ -76,7 +76,7 @@ const ROWS: &[Row] = &[
     row("target's agent stopped for 30 s", &stopped_for_30_s("stop-agent D", "continue-agent D")),
 ];
 
-/// On links so slow that the transfer lasts longer.
+/// Uses links so slow that the transfer lasts longer.
 const fn stopped_for_30_s(stop: &'static str, go_on: &'static str) -> [(u64, &'static str); 4] {
     [(0, "rate e0 100"), (0, "rate e1 100"), (1000, stop), (31_000, go_on)]
 }
@@ -94,7 +94,7 @@ pub(crate) fn run(repeats: usize, word: &str) {
     }
 }
 
-/// A guest that runs on the lab's first host, and has so much memory that faults come in mid-flight.
+/// A guest on the lab's first host with so much memory that faults strike in mid-flight.
 pub(crate) fn large_guest(lab: &TestLab, name: &str) -> Guest {
     let guest = MeasuredGuest {
         name,
@@ -140,7 +140,7 @@ pub(crate) fn in_flight(lab: &TestLab, host: &str) {
     eventually("memory is copied", || step(lab, host) == Some(Step::CopyMemory));
 }
 
-/// That of the last migration from or to this host.
+/// The step of the last migration from or to this host.
 fn step(lab: &TestLab, host: &str) -> Option<Step> {
     lab.migrations(host).first()?.progress.as_ref().map(|progress| progress.step)
 }
@@ -180,12 +180,12 @@ fn line(row: &Row, results: &[MigrationResult]) -> String {
     )
 }
 
-/// Acts count from there, but for the some 20 ms until it is seen.
+/// The beginning of the flight. Acts count from there, except for the 20 ms or so until it is seen.
 fn in_flight_ms(result: &MigrationResult) -> Option<f64> {
     Some(result.events.iter().find(|event| event.step == Step::CopyMemory)?.ms)
 }
 
-/// The longest time in which no link moved, of those that the migration went on to use. Read from samples
+/// The longest time in which no link moved data, of those that the migration went on to use. Read from samples that are
 /// 100 ms apart.
 fn longest_stall_ms(result: &MigrationResult) -> f64 {
     let mut since_ms = None;

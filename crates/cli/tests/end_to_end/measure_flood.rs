@@ -1,7 +1,7 @@
 //! Not a test: measures how an operator is answered beside silent connections without a certificate, for `bench/`.
 //!
-//! `DRAINPIPE_MEASURE_FLOOD=20 cargo test --release -p drainpipe-cli --test end_to_end` prints a table of so many requests
-//! beside each number of connections.
+//! `DRAINPIPE_MEASURE_FLOOD=20 cargo test --release -p drainpipe-cli --test end_to_end` prints a table of that many
+//! requests beside each number of connections.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::flooded::{Flood, operator, scene};
 
 const SILENT: [usize; 4] = [0, 300, 1_500, 5_000];
 
-/// As many as are held come within the 3 s in which an agent closes those that are silent.
+/// All connections arrive within the 3 s after which an agent closes silent ones.
 const ALL_WITHIN: Duration = Duration::from_millis(2_500);
 
 pub(crate) fn run(repeats: usize) {

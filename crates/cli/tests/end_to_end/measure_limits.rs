@@ -1,7 +1,7 @@
 //! Not a test: measures whether bandwidth limits hold, for `bench/`.
 //!
-//! `DRAINPIPE_MEASURE_LIMITS=1 cargo test --release -p drainpipe-cli --test end_to_end` prints a table; with `-- WORD`,
-//! of the options with that word. With `DRAINPIPE_MEASURE_ENCRYPTED=1` migrations are encrypted.
+//! `DRAINPIPE_MEASURE_LIMITS=1 cargo test --release -p drainpipe-cli --test end_to_end` prints a table; `-- WORD`
+//! selects the options with that word. With `DRAINPIPE_MEASURE_ENCRYPTED=1`, migrations are encrypted.
 
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -28,19 +28,19 @@ const GUEST: MeasuredGuest<'_> = MeasuredGuest {
     is_in_huge_pages: true,
 };
 
-/// Those that share a limit.
+/// The VMs that share a limit.
 const SHARING: [&str; 3] = ["web", "mail", "wiki"];
 
-/// What is not over by then at a low limit goes on without one, unmeasured.
+/// A migration that is not over by then at a low limit continues without one, unmeasured.
 const WATCHED_FOR: Duration = Duration::from_secs(20);
 
-/// QEMU's header alone goes first, while its connections are found; migrations that join others get their share within
-/// two seconds.
+/// First, only QEMU's header is sent, while its connections are found. Migrations that join others get their share
+/// within two seconds.
 const BEGINS_WITHIN: Duration = Duration::from_millis(500);
 const SHARES_WITHIN: Duration = Duration::from_millis(2500);
 
 pub(crate) fn run(repeats: usize, word: &str) {
-    // One more: who has just left still holds its own for a moment.
+    // One more, since a VM that has just left still holds its pages for a moment.
     let huge_pages = set_aside((2 * SHARING.len() as u64 + 1) * GUEST.memory_mib);
     let lab = lab_for_measuring();
     println!(
@@ -95,11 +95,11 @@ fn measure(lab: &TestLab, guests: &[Guest], option: &str, limit_mbps: u64) {
         guest.assert_intact();
         lab.migrate(&guest.name, "a", &["--option", "multichannel"]);
     }
-    // What the links still carry is no part of the next row.
+    // What the links still carry does not belong to the next row.
     thread::sleep(Duration::from_millis(300));
 }
 
-/// From when all of them send until the first pauses its VM.
+/// From the moment when all of them send until the first pauses its VM.
 fn transfer(results: &[MigrationResult], began: (SystemTime, Instant)) -> Option<[Instant; 2]> {
     let at = |result: &MigrationResult, ms: f64| {
         let started: jiff::Timestamp = result.started_at.parse().ok()?;

@@ -1,7 +1,8 @@
-//! Not a test: the source's agent killed at random moments around the pause, and what becomes of the VM, for `bench/`.
+//! Not a test: kills the source's agent at random moments around the pause, to see what becomes of the VM, for
+//! `bench/`.
 //!
 //! `DRAINPIPE_MEASURE_MOMENTS=40 cargo test --release -p drainpipe-cli --test end_to_end` does so forty times in each
-//! way and prints a table; with `-- WORD`, of the rows with that word. With `DRAINPIPE_TEST_QEMU` by that QEMU.
+//! way and prints a table; `-- WORD` selects rows with that word. `DRAINPIPE_TEST_QEMU` names the QEMU to use.
 
 use std::fmt::Write as _;
 use std::thread;
@@ -20,28 +21,28 @@ use crate::options;
 use crate::scene::{MEMORY_MIB, Scene, wait_until_told_to_run};
 use crate::support::TestLab;
 
-/// The speed of each of the two links: the rest of the memory, or what gets dirty, is on its way for some seconds.
+/// The speed of each of the two links: the rest of the memory, or what gets dirty, takes some seconds.
 const LINK_MBPS: &str = "150";
 
 /// More than one link carries.
 const BUSY: Dirtying = Dirtying { mib_per_s: 60, locality_percent: 100 };
 
-/// Less than it does, so that there is a pause to be met.
+/// Less than one link carries, so that there is a pause.
 const LIVELY: Dirtying = Dirtying { mib_per_s: 4, locality_percent: 100 };
 
-/// What is not settled by then never is.
+/// What is not settled by then never will be.
 const SETTLED_WITHIN: Duration = Duration::from_secs(90);
 const FLIGHT_MAX: Duration = Duration::from_mins(2);
 
-/// Nobody starts the agent for so long.
+/// How long the agent stays down.
 const GONE_FOR: Duration = Duration::from_secs(2);
 
-/// When it is killed.
+/// When the agent is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Moment {
-    /// So many ms at most after the target has recorded that the VM runs there.
+    /// At most this many ms after the target has recorded that the VM runs there.
     Runs(u64),
-    /// After the VM was seen to be paused. It stays killed until the guest answers.
+    /// After the pause was seen. The agent stays down until the guest answers.
     Paused(u64),
 }
 
@@ -97,12 +98,12 @@ const ROWS: [Row; 7] = [
     },
 ];
 
-/// What came of one kill.
+/// The outcome of one kill.
 struct Fate {
     after_ms: u64,
     outcome: Option<Outcome>,
     silence_ms: f64,
-    /// From the agent's start until it is known where the VM runs.
+    /// The time from the agent's start until it is known where the VM runs.
     settled_ms: Option<f64>,
 }
 
@@ -150,7 +151,7 @@ fn set() -> Scene {
     Scene::of(lab, guest)
 }
 
-/// None if the moment was missed.
+/// `None` if the moment was missed.
 fn kill(scene: &Scene, runtime: &Runtime, row: &Row) -> Option<Fate> {
     let lab = &scene.lab;
     scene.guest.set_dirty(row.dirtying);
@@ -217,7 +218,7 @@ fn random_below(limit: u64) -> u64 {
     u64::from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos()) / 1000 % limit
 }
 
-/// What is left of a run that was not settled.
+/// Prints what is left of a run that did not settle.
 fn tell(scene: &Scene) {
     let mut report = String::new();
     for view in scene.lab.vms().vms {

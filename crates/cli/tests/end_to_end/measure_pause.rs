@@ -1,8 +1,8 @@
-//! Not a test: measures for how long each option pauses a guest, on quiet cores and on busy ones, for `bench/`.
+//! Not a test: measures how long each option pauses a guest, on quiet cores and on busy ones, for `bench/`.
 //!
-//! `DRAINPIPE_MEASURE_PAUSE=5 cargo test --release -p drainpipe-cli --test end_to_end` prints a table; with `-- WORD`, of
-//! the links and cores with that word. With `DRAINPIPE_TEST_QEMU` by that QEMU. `DRAINPIPE_MEASURE_PAUSE_MIB=8192` takes a
-//! guest of so much memory, half of it filled.
+//! `DRAINPIPE_MEASURE_PAUSE=5 cargo test --release -p drainpipe-cli --test end_to_end` prints a table; `-- WORD`
+//! selects the links and cores with that word. `DRAINPIPE_TEST_QEMU` names the QEMU to use.
+//! `DRAINPIPE_MEASURE_PAUSE_MIB=8192` uses a guest with that much memory, half of it filled.
 
 use std::env;
 use std::thread;
@@ -28,7 +28,7 @@ const GUEST: MeasuredGuest<'_> = MeasuredGuest {
     is_in_huge_pages: true,
 };
 
-/// All that a pause is held against goes first.
+/// The first way is the one with which all others are compared.
 const WAYS: [(&str, &[&str]); 4] = [
     ("tcp", &["--option", "tcp"]),
     ("multichannel", &["--option", "multichannel"]),
@@ -36,13 +36,13 @@ const WAYS: [(&str, &[&str]); 4] = [
     ("multichannel, encrypted", &["--option", "multichannel", "--encrypt"]),
 ];
 
-/// Twice as many as the machine has cores, which both hosts share.
+/// Twice as many programs as the machine has cores, which both hosts share.
 const BURNING: usize = 4;
 
 /// Often enough to see a pause, and little work for a guest without KVM.
 const BEAT: Duration = Duration::from_millis(10);
 
-/// Where it is measured.
+/// Links and cores on which it is measured.
 struct PauseCase {
     name: &'static str,
     rate: &'static str,
@@ -120,7 +120,7 @@ fn fly(lab: &TestLab, guest: &Guest, arguments: &[&str]) -> Flight {
 }
 
 impl Flight {
-    /// From the pause until the target has all state.
+    /// The time from the pause until the target has all state.
     fn state_ms(&self) -> f64 {
         let at = |what: &str| self.result.events.iter().find(|event| event.what.starts_with(what));
         let ms = |what| at(what).map_or(f64::NAN, |event| event.ms);

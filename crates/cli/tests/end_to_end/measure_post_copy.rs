@@ -1,4 +1,4 @@
-//! Not a test: measures what becomes of a guest that rewrites its memory faster than the links carry it, for `bench/`.
+//! Not a test: measures how a guest fares that rewrites its memory faster than the links carry it, for `bench/`.
 //!
 //! `DRAINPIPE_MEASURE_POST_COPY=3 cargo test --release -p drainpipe-cli --test end_to_end` prints a table.
 
@@ -21,11 +21,11 @@ const GUEST: MeasuredGuest<'_> = MeasuredGuest {
     filled_mib: 640,
     mix: "random:100",
     kernel_parameters: "",
-    // In pages of 2 MiB it would wait for 2 MiB each time.
+    // With pages of 2 MiB, it would wait for 2 MiB each time.
     is_in_huge_pages: false,
 };
 
-/// More than twice what both links carry, anywhere in what is filled.
+/// More than twice what both links carry, anywhere in the filled memory.
 const BUSY: Dirtying = Dirtying { mib_per_s: 500, locality_percent: 100 };
 
 /// A VM that has not arrived by then does not converge.
@@ -45,7 +45,7 @@ const WAYS: [(&str, &[&str]); 5] = [
 struct Flight {
     result: MigrationResult,
     silence_ms: f64,
-    /// What the guest rewrote of its memory in flight, in MiB/s.
+    /// How many MiB/s of its memory the guest rewrote in flight.
     work_mib_per_s: f64,
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn run(repeats: usize) {
     guest.wait_until_ready();
     let mut flights = WAYS.map(|_| vec![]);
     for _ in 0..repeats {
-        // There and back: so each goes in both directions.
+        // There and back, so that each goes in both directions.
         for ((name, arguments), flights) in WAYS.iter().zip(&mut flights) {
             flights.extend([(); 2].map(|()| fly(&lab, &guest, name, arguments)));
         }
@@ -92,7 +92,7 @@ fn fly(lab: &TestLab, guest: &Guest, name: &str, arguments: &[&str]) -> Flight {
     Flight { result, silence_ms, work_mib_per_s }
 }
 
-/// Has it rewrite its memory like that from now on. Gives what it has rewritten so far, in MiB.
+/// Makes the guest rewrite its memory like this from now on. Returns how many MiB it has rewritten so far.
 fn set(guest: &Guest, dirtying: Dirtying) -> f64 {
     guest.set_dirty(dirtying).rewritten_pages as f64 / PAGES_PER_MIB as f64
 }

@@ -1,8 +1,8 @@
-//! Not a test: measures encryption beside QEMU's own TLS, for `bench/`.
+//! Not a test: compares encryption with QEMU's own TLS, for `bench/`.
 //!
-//! `DRAINPIPE_MEASURE_TLS=5 cargo test --release -p drainpipe-cli --test end_to_end` prints a table. Drainpipe
-//! does not offer QEMU's TLS. Here the hosts' QEMU is a script that gives the real one certificates and a monitor,
-//! and has a target take nothing but TLS while there is a file of that name.
+//! `DRAINPIPE_MEASURE_TLS=5 cargo test --release -p drainpipe-cli --test end_to_end` prints a table. Drainpipe does not
+//! offer QEMU's TLS. Here, the hosts' QEMU is a script that gives certificates and a monitor to the real one, and makes
+//! a target accept only TLS as long as a file of that name exists.
 
 mod qemu;
 
@@ -25,7 +25,7 @@ const GUEST: MeasuredGuest<'_> = MeasuredGuest {
 };
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// Between the hosts, each of which has a core of its own.
+/// The links between the hosts, each of which has a core of its own.
 const LINKS: [(&str, &[&str]); 2] =
     [("unlimited", &["--link", "unlimited"]), ("2 × 5 Gb/s", &["--link", "5000", "--link", "5000"])];
 
@@ -55,7 +55,7 @@ pub(crate) fn run(repeats: usize) {
     }
 }
 
-/// By turns, so that each way goes in both directions: there are three, and each turn is the next one's way back.
+/// Takes turns, so that each way goes in both directions: there are three, and each turn is the next one's way back.
 fn measure(repeats: usize, links: &[&str]) -> [Vec<MigrationResult>; 3] {
     let qemu = TlsQemu::new(options::other_qemu().as_deref().unwrap_or("qemu-system-x86_64"));
     let huge_pages = set_aside(2 * GUEST.memory_mib);
@@ -63,7 +63,7 @@ fn measure(repeats: usize, links: &[&str]) -> [Vec<MigrationResult>; 3] {
     let guest = MeasuredGuest { is_in_huge_pages: huge_pages.is_some(), ..GUEST }.start(&lab);
     guest.wait_until_ready();
     let mut results = [vec![], vec![], vec![]];
-    // The first there and back is not counted: it touches memory that nobody has touched before.
+    // The first there and back does not count, since it touches memory for the first time.
     for _ in 0..2 {
         migrate(&lab, &qemu, WireEncryption::InTheClear);
     }

@@ -1,8 +1,8 @@
-//! Not a test: measures how VMs that write their disks arrive with these, for `bench/`.
+//! Not a test: measures how VMs that write to their disks arrive with them, for `bench/`.
 //!
-//! `DRAINPIPE_MEASURE_WRITERS=1 cargo test -p drainpipe-cli --test end_to_end` prints a table; with `-- MBPS`, of links with
-//! that rate only. `DRAINPIPE_MEASURE_HELD_WRITERS=1` does so in the distribution's own QEMU, whose writes cannot wait, and has each
-//! VM move once without its disks, too.
+//! `DRAINPIPE_MEASURE_WRITERS=1 cargo test -p drainpipe-cli --test end_to_end` prints a table; `-- MBPS` selects links
+//! with that rate. `DRAINPIPE_MEASURE_HELD_WRITERS=1` does so in the distribution's QEMU, in which writes cannot wait,
+//! and also moves each VM once without its disks.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,11 @@ use crate::program::Running;
 use crate::scene::result_of;
 use crate::writing_guests::Writing;
 
-/// The speed of each of two links, in Mb/s, and how often the guest writes 4 KiB each second.
+/// The speed of each of two links in Mb/s, and how many times per second the guest writes 4 KiB.
 const ROWS: [(&str, u32); 8] =
     [("20", 200), ("40", 0), ("40", 60), ("40", 200), ("40", 1000), ("500", 0), ("500", 200), ("500", 2000)];
 
-/// What is not over by then does not converge.
+/// A copy that is not over by then does not converge.
 const DEADLINE_S: u64 = 120;
 
 pub(crate) fn run(repeats: usize, word: &str) {
@@ -54,7 +54,7 @@ fn measure(mbps: &str, writes_per_s: u32) {
     );
 }
 
-/// Half of what links of 40 Mb/s carry, as a copy counts it, are 76 writes.
+/// 76 writes are half of what links of 40 Mb/s carry, as a copy counts it.
 const HELD_ROWS: [(&str, u32); 5] = [("40", 0), ("40", 76), ("40", 200), ("40", 1000), ("500", 200)];
 
 pub(crate) fn run_held(repeats: usize, word: &str) {
@@ -107,7 +107,7 @@ fn begin(writing: &Writing) -> Running {
     writing.apart.lab.start(&arguments)
 }
 
-/// Until all of each was there.
+/// The time until all disks were copied.
 fn disks_s(result: &MigrationResult) -> String {
     let ready_ms: Option<Vec<f64>> = result.copied.disks.iter().map(|disk| disk.ready_ms).collect();
     ready_ms.map_or("–".into(), |each| format!("{:.1}", each.into_iter().fold(0.0, f64::max) / 1000.0))

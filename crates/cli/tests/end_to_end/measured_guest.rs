@@ -1,6 +1,6 @@
-//! Guests for measuring: large, and in huge pages where the kernel has them. Those stay with a machine that is itself
-//! virtual. Others it may give back to its own host when a QEMU ends, and get again at the next touch: up to 2 s for a
-//! GiB, which the target would pay.
+//! Guests for measuring: large, and in huge pages if the kernel has them. If the machine is itself virtual, it keeps
+//! those. Other pages it may give back to its own host when a QEMU ends, and get again at the next touch, which takes
+//! up to 2 s for a GiB, at the target's expense.
 
 use crate::guest::{Guest, MIX, UNFILLED_MIB};
 use crate::huge_pages::SetAside;
@@ -9,7 +9,7 @@ use crate::support::TestLab;
 
 const HUGE_PAGE_MIB: u64 = 2;
 
-/// A guest that is to be measured.
+/// A guest to be measured.
 #[derive(Clone, Copy)]
 pub(crate) struct MeasuredGuest<'a> {
     pub(crate) name: &'a str,
@@ -21,7 +21,7 @@ pub(crate) struct MeasuredGuest<'a> {
     pub(crate) is_in_huge_pages: bool,
 }
 
-/// With memory like an operating system's, of which compression leaves two thirds.
+/// Memory like an operating system's, of which compression leaves two thirds.
 pub(crate) const OS_LIKE: MeasuredGuest<'_> = MeasuredGuest {
     name: "web",
     memory_mib: 1280,
@@ -32,8 +32,8 @@ pub(crate) const OS_LIKE: MeasuredGuest<'_> = MeasuredGuest {
 };
 
 impl MeasuredGuest<'_> {
-    /// Starts it on the lab's first host, with the newer machine type if there is a QEMU that has it. It is not
-    /// ready yet.
+    /// Starts the guest on the lab's first host, with the newer machine type if a QEMU has that. The guest is not ready
+    /// yet.
     pub(crate) fn start(&self, lab: &TestLab) -> Guest {
         let guest = Guest::new(self.name, lab.guest_address(), lab.namespace("client"));
         let specification =
@@ -51,9 +51,9 @@ impl MeasuredGuest<'_> {
     }
 }
 
-/// Huge pages for so much memory, each touched.
+/// Huge pages for this much memory, each touched.
 pub(crate) fn set_aside(mib: u64) -> Option<SetAside> {
-    // Guests without KVM need it for that.
+    // For that, guests without KVM need it.
     newer_qemu()?;
     let set_aside = SetAside::pages(mib / HUGE_PAGE_MIB);
     if set_aside.is_none() {

@@ -24,17 +24,17 @@ use crate::writing_guests::{WRITES_PER_S, Writing};
 pub(crate) const TESTS: &[Test] =
     &[("a_qemu_that_is_too_old_moves_no_disks", a_qemu_that_is_too_old_moves_no_disks)];
 
-/// Where there is a newer QEMU.
+/// Tests that need a newer QEMU.
 pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("a_disk_moves_while_its_guest_writes", a_disk_moves_while_its_guest_writes),
     ("whoever_dies_the_vm_has_all_that_was_written", whoever_dies_the_vm_has_all_that_was_written),
     ("what_is_refused_cancelled_or_fails_leaves_nothing", what_is_refused_cancelled_or_fails_leaves_nothing),
 ];
 
-/// A cancel may come too late, and then it is tried again.
+/// How often a cancel that comes too late is tried again.
 const TRIES_MAX: usize = 10;
 
-/// Keeps the record from being made, for longer than a test needs to end the agent meanwhile.
+/// Delays the record for longer than a test needs to end the agent meanwhile.
 const SLOW_RECORD: &str = "CREATE TRIGGER slow BEFORE UPDATE OF recorded ON disk_moves BEGIN \
     SELECT count(*) FROM (WITH RECURSIVE numbers(n) AS \
     (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 10000000000) SELECT n FROM numbers); END";
@@ -49,7 +49,7 @@ fn move_disk(apart: &Apart, disk: &str, name: &str) -> DiskMoveView {
     moved
 }
 
-/// Where the VM's definition says that its disks are.
+/// The paths of the disks in the VM's definition.
 #[track_caller]
 fn places(lab: &TestLab) -> Vec<String> {
     let definition: VmSpec = ask(lab, "a", "/v1/vms/web/definition", None).unwrap();
@@ -85,14 +85,14 @@ fn a_disk_moves_while_its_guest_writes() {
     lab.drainpipe(&["disk", "left", "a", "--remove"]).done();
     assert_eq!(apart.names("a"), ["moved.qcow2", "moved.raw"]);
 
-    // Another agent, which knows it from the runtime directory only; and once more.
+    // Another agent, which knows of the move only from the runtime directory; and once more.
     writing.kill_agent("a");
     writing.write(WRITES_PER_S);
     move_disk(apart, "vda", "again.raw");
     writing.wait_for_writes();
     writing.assert_intact();
 
-    // Both hosts see these files; then with copies of them.
+    // Both hosts see these files; afterwards, the disks are copied.
     writing.write(WRITES_PER_S);
     lab.migrate("web", "b", &[]);
     writing.wait_for_writes();
@@ -104,7 +104,7 @@ fn a_disk_moves_while_its_guest_writes() {
     writing.assert_intact();
 }
 
-/// A move of which the guest's writes are held, and whose agent has ended then.
+/// A move that holds the guest's writes, and whose agent then ends.
 #[track_caller]
 fn end_agent_in_hold(writing: &Writing, name: &str) {
     let lab = &writing.apart.lab;
@@ -122,7 +122,7 @@ fn end_agent_in_hold(writing: &Writing, name: &str) {
     connection.execute_batch("DROP TRIGGER slow").unwrap();
 }
 
-/// As the journal is when the agent ends right after the record.
+/// Makes the journal what it is when the agent ends right after the record.
 #[track_caller]
 fn record(lab: &TestLab, from: &str, to: &str) {
     let connection = Connection::open(journal(lab, "a")).unwrap();
@@ -159,7 +159,7 @@ fn whoever_dies_the_vm_has_all_that_was_written() {
     assert_eq!(places(lab)[0], path("two.raw"));
     assert_eq!(view(lab).unwrap().result.unwrap().outcome, DiskMoveOutcome::Completed);
 
-    // Wherever it is in the copy, one of the two.
+    // Wherever the copy is interrupted, the VM has one of the two.
     writing.write(WRITES_PER_S);
     let mut now = "two.raw".to_owned();
     for (number, after_ms) in [0, 150, 400].into_iter().enumerate() {
@@ -178,7 +178,7 @@ fn whoever_dies_the_vm_has_all_that_was_written() {
     }
     writing.assert_intact();
 
-    // The VM's process too: what the definition names has all that was acknowledged.
+    // The VM's process ends too: the disk that the definition names has everything that was acknowledged.
     writing.write(WRITES_PER_S);
     writing.wait_for_writes();
     end_agent_in_hold(&writing, "last.raw");
@@ -191,8 +191,8 @@ fn whoever_dies_the_vm_has_all_that_was_written() {
     assert_has(&fs::read(path("last.raw")).unwrap(), &generations);
 }
 
-/// Fails the test unless a disk has all that was acknowledged. Each writer's last write may be there of which the guest has not
-/// heard.
+/// Fails the test unless a disk has everything that was acknowledged. It may also have each writer's last write, if the
+/// guest did not hear of that.
 #[track_caller]
 fn assert_has(disk: &[u8], generations: &[u32]) {
     let blocks = disk.chunks(BLOCK_BYTES).zip(generations).enumerate();
@@ -204,7 +204,7 @@ fn assert_has(disk: &[u8], generations: &[u32]) {
     assert!(are_last_writes, "blocks that differ, and whether by one write: {differing:?}");
 }
 
-/// Has a copy take long, unless it is over before.
+/// Makes a copy take long, unless it is over before.
 #[track_caller]
 fn slow_down(apart: &Apart) {
     let mut monitor = apart.monitor();
@@ -232,7 +232,7 @@ fn what_is_refused_cancelled_or_fails_leaves_nothing() {
     refused("vda", &path("../x.raw"), &["is not in a directory"]);
     refused("vda", "/dev/x", &["block devices"]);
 
-    // It is not recorded: then it is not done.
+    // If it is not recorded, it is not done.
     let connection = Connection::open(journal(lab, "a")).unwrap();
     connection.execute_batch(NO_RECORD).unwrap();
     let failed = lab.drainpipe(&["vm", "move-disk", "web", "vda", &path("x.raw")]);

@@ -1,4 +1,4 @@
-//! A QEMU that answers nothing for a while: its VM is waited for, and nobody takes it for gone.
+//! A QEMU that answers nothing for a while: the agents wait for its VM, and do not take it for gone.
 
 use std::time::Duration;
 use std::{fs, thread};
@@ -14,7 +14,7 @@ use crate::scene::{Scene, hold_journal, record_that_it_ran, result_of, wait_unti
 use crate::silences::GUARDED_SILENCE_MAX;
 use crate::support::eventually;
 
-/// The source asks its target once a second, and waits 5 s for an answer.
+/// The source asks its target once a second, and waits up to 5 s for an answer.
 const ASKED_WITHIN: Duration = Duration::from_secs(7);
 
 pub(crate) const TESTS: &[Test] = &[
@@ -32,7 +32,7 @@ fn as_its_agent_starts() {
 
 fn as_its_agent_starts_with_nothing_open(scene: &Scene) {
     let qemu = scene.lab.qemu_pid("a", "web").unwrap();
-    // What is stopped when its agent ends is told by the kernel to hang up, and to go on.
+    // When its agent ends, the kernel tells a stopped process to hang up, and to continue.
     let _stopped = Still::of(qemu);
     scene.lab.stop_agent("a", Signal::KILL);
     scene.guest.assert_answers();
@@ -47,7 +47,7 @@ fn as_its_agent_starts_with_nothing_open(scene: &Scene) {
 
 fn as_its_agent_starts_with_a_migration_left_open(scene: &Scene) {
     let migrating = scene.migrate(&[]);
-    // Its guard would have stopped the migration by then.
+    // By then, its guard would have stopped the migration.
     for guard in scene.lab.pids("a", &[" guard --migration "]) {
         assert_eq!(getsid(Some(guard)), Ok(guard), "the end of the agent's session is not its own");
         kill_process(guard, Signal::KILL).unwrap();
@@ -75,12 +75,12 @@ fn at_the_target_as_it_is_told_to_run(scene: &Scene) {
     let _migrating = scene.migrate(&[]);
     let held = hold_journal(&scene.lab, "b");
     wait_until_handed_over(&scene.lab);
-    // The target has seen that all state is there, and waits for its journal.
+    // The target has seen that all state has arrived, and waits for its journal.
     thread::sleep(Duration::from_secs(1));
     let qemu = Still::of(scene.lab.qemu_pid("b", "web").unwrap());
     scene.lab.stop_agent("a", Signal::KILL);
     held.release();
-    // The order to run gets no answer, and the source asks no more.
+    // The order to run gets no answer, and the source no longer asks.
     thread::sleep(Duration::from_secs(7));
     drop(qemu);
     eventually("it is among the target's VMs", || {
@@ -93,12 +93,12 @@ fn at_the_target_as_it_is_told_to_run(scene: &Scene) {
     scene.assert_settled("b");
 }
 
-/// Its connections are not cut then: its threads may be anywhere, and QEMU would wait for some of them without end.
+/// Its connections are not cut then: its threads may be anywhere, and QEMU would wait for some of them for ever.
 fn as_its_migration_is_cancelled_in_the_pause(scene: &Scene) {
     const LONGER_THAN_A_MUTE_ONE_IS_LEFT_ALONE: Duration = Duration::from_millis(3500);
     const ATTEMPTS_MAX: u32 = 12;
     let is_cancelled = || {
-        // The last bytes go slowly through a relay, so that it mostly is stopped before they are there.
+        // Through a relay, the last bytes arrive slowly, so that QEMU is mostly stopped before they have arrived.
         let migrating = scene.migrate(&["--option", "compression", "--encrypt"]);
         let id = scene.id();
         scene.wait_until_paused(&id);
@@ -126,7 +126,7 @@ fn as_its_migration_is_cancelled_in_the_pause(scene: &Scene) {
     scene.assert_settled("a");
 }
 
-/// The result tells for how long the VM can have done nothing, which no pause of it shows.
+/// The result says how long the VM can have stood still, which none of its pauses shows.
 fn while_memory_is_in_flight(scene: &Scene) {
     const STILL_FOR: Duration = Duration::from_secs(2);
     let migrating = scene.migrate(&[]);
@@ -190,7 +190,7 @@ fn for_its_target_is_killed_with_its_agent(scene: &Scene) {
     let id = scene.id();
     let [qemu, agent] = [scene.lab.qemu_pid("b", "web").unwrap(), scene.lab.agent_pid("a").unwrap()];
     let heartbeat = scene.guest.heartbeat();
-    // Without its target's agent the source gets no further than to the pause.
+    // Without its target's agent, the source gets only as far as the pause.
     let targets_agent = Still::of(scene.lab.agent_pid("b").unwrap());
     scene.wait_until_paused(&id);
     for process in [qemu, agent] {
@@ -204,14 +204,14 @@ fn for_its_target_is_killed_with_its_agent(scene: &Scene) {
     scene.assert_settled("a");
 }
 
-/// A process that stands still until it is dropped.
+/// A process that is frozen until this is dropped.
 pub(crate) struct Still(Pid);
 
 impl Still {
     #[track_caller]
     pub(crate) fn of(process: Pid) -> Self {
         kill_process(process, Signal::STOP).unwrap();
-        // On a busy machine its threads stop one after the other, and it has not before the last one.
+        // On a busy machine, its threads stop one after the other, and the process has stopped only with the last one.
         eventually("all of its threads have stopped", || has_stopped(process));
         Self(process)
     }
@@ -227,7 +227,7 @@ fn has_stopped(process: Pid) -> bool {
 
 impl Drop for Still {
     fn drop(&mut self) {
-        // It is gone where the test has ended it.
+        // It may be gone, since the test has ended it.
         let _gone = kill_process(self.0, Signal::CONT);
     }
 }

@@ -1,4 +1,4 @@
-//! Every option moves a guest there and back, says truly what it did, and leaves the hosts as they were.
+//! Every option moves a guest there and back, reports truthfully what it did, and leaves the hosts as they were.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("dry_run_changes_nothing", dry_run_changes_nothing),
 ];
 
-/// Fields that scripts may rely on.
+/// The fields on which scripts may rely.
 const CONTRACT: [&str; 25] = [
     "vm",
     "source",
@@ -108,7 +108,7 @@ fn links_are_found_without_configuration() {
         for link in ["e0", "e1"] {
             lab.configure(host, &format!("[[link]]\nname = \"{link}\"\nspeed_mbps = 500\n"), "");
         }
-        // As libvirt's default network makes it, on every host with the same address; a guest is on it.
+        // A bridge like that of libvirt's default network, with the same address on every host; a guest uses it.
         let bridge = "ip link add virbr0 type bridge && ip address add 192.168.122.1/24 dev virbr0 && \
                       ip link set virbr0 up && ip link add vnet0 type veth peer name guest0 && \
                       ip link set guest0 up && ip link set vnet0 master virbr0 up";
@@ -129,7 +129,7 @@ fn links_are_found_without_configuration() {
     assert_eq!(links, ["e1"], "{result:#?}");
 }
 
-/// With the QEMU that `DRAINPIPE_TEST_QEMU` names on both hosts, such as a newer one.
+/// Uses the QEMU that `DRAINPIPE_TEST_QEMU` names on both hosts, such as a newer one.
 pub(crate) fn another_qemu() {
     let qemu = other_qemu().expect("the test runs only where there is one");
     let lab = TestLab::up(&["--link", "unlimited", "--link", "unlimited", "--qemu", &qemu]);
@@ -198,7 +198,7 @@ fn check_measurements(result: &MigrationResult) {
     );
     let parts_ms =
         result.times.setup_ms + result.times.held_ms + result.times.transfer_ms + result.times.completion_ms;
-    // Each is rounded to a tenth.
+    // Each part is rounded to a tenth.
     assert!((parts_ms - result.times.total_ms).abs() < 0.3, "{result:#?}");
     let downtime_ms = result.silence.downtime_ms.expect("the VM was paused");
     assert!(downtime_ms > 0.0 && downtime_ms < result.times.total_ms, "{result:#?}");
@@ -213,7 +213,7 @@ fn check_measurements(result: &MigrationResult) {
     assert_eq!((steps[0], steps[steps.len() - 1]), (Step::EstablishHosts, Step::CleanUp), "{result:#?}");
 }
 
-/// The source's history has the same result, in the list and by itself.
+/// Fails the test unless the source's history has the same result, in the list and by itself.
 #[track_caller]
 fn check_history(lab: &TestLab, result: &MigrationResult) {
     let past: Vec<MigrationView> = lab.json(&["history", "--host", &result.source]);

@@ -1,4 +1,4 @@
-//! What others send over the links of a migration is not the migration's.
+//! What others send over a migration's links does not count as the migration's.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,13 +14,13 @@ use crate::support::{TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[("is_not_counted", is_not_counted)];
 
-/// Together they take half of a link beside a migration, which has eight on each of two.
+/// Together, they take half of a link beside a migration, which has eight connections on each of two links.
 const CONNECTIONS: usize = 8;
 
-/// Looks whether to end.
+/// How often it checks whether to end.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// TCP from host `a` to host `b` over one link, as much as goes through.
+/// As much TCP traffic as possible from host `a` to host `b` over one link.
 struct Traffic {
     ended: Arc<AtomicBool>,
     sent_bytes: Arc<AtomicU64>,
@@ -35,7 +35,7 @@ impl Traffic {
         let mut threads = vec![];
         for _ in 0..CONNECTIONS {
             let sender = hosts.run_in("a", || TcpStream::connect(to).unwrap()).unwrap();
-            // It fills the link's queue, so that what is sent over the other one overtakes what is sent here.
+            // It fills the link's queue, so that what is sent over the other link overtakes what is sent here.
             set_tcp_congestion(&sender, "cubic").unwrap();
             let (receiver, _) = listener.accept().unwrap();
             threads.push(thread::spawn(move || drop_all(receiver)));
@@ -45,7 +45,7 @@ impl Traffic {
         Self { ended, sent_bytes, threads }
     }
 
-    /// Bytes that were sent.
+    /// Ends the traffic, and returns how many bytes were sent.
     fn end(self) -> u64 {
         self.ended.store(true, Ordering::Relaxed);
         for thread in self.threads {
@@ -68,7 +68,7 @@ fn drop_all(mut receiver: TcpStream) {
     while receiver.read(&mut buffer).is_ok_and(|count| count > 0) {}
 }
 
-/// Bytes that a link of host `a` has sent, whoever sent them.
+/// How many bytes a link of host `a` has sent for anybody.
 fn sent_by_link(lab: &TestLab, link: &str) -> u64 {
     let printed = lab.exec("a", &["ip", "-j", "-s", "link", "show", link]).done();
     let status: serde_json::Value = serde_json::from_str(&printed).unwrap();
@@ -90,7 +90,7 @@ fn is_not_counted() {
     assert!(e1.share > 0.1 && result.elsewhere.is_empty(), "{result:#?}");
     let total = result.memory.wire_bytes as f64;
     assert!(others > total * 0.2, "{others} of others beside {total} of the migration are no test");
-    // What the link has counted, less what the others know that they have sent.
+    // What the link counted, less what the others know that they have sent.
     let rest = on_link - others;
     assert!((rest - e1.bytes as f64).abs() < total * 0.05, "{rest} of {on_link} were left: {result:#?}");
     let alone = lab.migrate("web", "a", &["--option", "multichannel"]);

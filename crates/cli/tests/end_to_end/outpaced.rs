@@ -1,4 +1,4 @@
-//! A VM that changes its memory faster than the links carry it: that is told, and no time is promised.
+//! A VM that changes its memory faster than the links carry it: the agents say so, and promise no time.
 
 use std::cell::Cell;
 
@@ -19,7 +19,7 @@ const FORESEEN: &str = "vm-outpaces-paths";
 fn it_is_told_before_and_meanwhile() {
     let scene = Scene::set();
     assert!(!foreseen(&scene, &[]), "it rests");
-    // Several times what the links carry, also where other tests slow the guest down.
+    // Several times what the links carry, even if other tests slow the guest down.
     scene.guest.set_dirty(Dirtying { mib_per_s: 80, locality_percent: 100 });
     eventually("what would not converge is foreseen", || foreseen(&scene, &[]));
     assert!(!foreseen(&scene, &["--post-copy"]), "that arrives");

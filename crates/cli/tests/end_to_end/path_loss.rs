@@ -1,5 +1,4 @@
-//! Paths that are lost and return in mid-flight: the migration goes on over the rest, says so, and puts
-//! everything back.
+//! Paths that are lost and return in mid-flight: the migration continues over the rest, says so, and undoes everything.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,10 +34,10 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_target_agent_stands_still_for_a_while", the_target_agent_stands_still_for_a_while),
 ];
 
-/// More than the sockets hold: 277 hellos, of 50 ms each. And longer than either agent waits for an answer.
+/// Longer than the sockets can hold hellos for: 277, one each 50 ms. Also longer than either agent waits for an answer.
 const STANDS_STILL: Duration = Duration::from_secs(30);
 
-/// Longer than it takes to notice, and shorter than the flight.
+/// Longer than the agents take to notice, and shorter than the flight.
 const FAULT_LASTS: Duration = Duration::from_secs(2);
 
 fn a_link_goes_down_or_loses_packets() {
@@ -53,7 +52,7 @@ fn a_link_goes_down_or_loses_packets() {
     a_link_that_loses_packets_carries_when_the_other_is_switched_off(&scene);
 }
 
-/// On the way back.
+/// The guest moves back.
 fn a_link_that_loses_packets_carries_when_the_other_is_switched_off(scene: &Scene) {
     let is_routed = |link: &str| is_routed(&scene.lab, "b", link);
     let migrating = scene.migrate_to("a", &[]);
@@ -68,7 +67,7 @@ fn a_link_that_loses_packets_carries_when_the_other_is_switched_off(scene: &Scen
     scene.assert_settled("a");
 }
 
-/// Whether a host's route to the other one leads over this link too.
+/// Whether a host's route to the other one uses this link too.
 #[track_caller]
 fn is_routed(lab: &TestLab, host: &str, link: &str) -> bool {
     let routes = "ip route show proto 215; ip -6 route show proto 215";
@@ -87,18 +86,18 @@ fn a_link_falls_silent() {
     }
 }
 
-/// Small ones pass, hellos among them.
+/// Small packets pass, hellos among them.
 fn a_link_drops_large_packets() {
     let scene = Scene::set();
     as_soon_as_it_has_been_tried(&scene);
-    // Those of the memory alone.
+    // Only the memory's large packets are dropped.
     loses_e1_alone(&scene, "a", "blackhole-above a e1 1400 receive", "heal a e1");
     if whole::is_wanted() {
         loses_e1_alone(&scene, "b", "blackhole-above b e1 1400", "heal b e1");
     }
 }
 
-/// From before any large hello may have come through.
+/// The fault begins before any large hello can have come through.
 fn as_soon_as_it_has_been_tried(scene: &Scene) {
     let migrating = scene.migrate_to("b", &[]);
     eventually("the route goes over e1 too", || is_routed(&scene.lab, "a", "e1"));
@@ -118,7 +117,7 @@ fn loses_e1_alone(scene: &Scene, target: &str, fault: &str, cure: &str) {
     assert_eq!(turns(&result, "e0"), [], "{fault}: {result:#?}");
 }
 
-/// Migrates the guest to `b`, which does not need e1 for it.
+/// Migrates the guest to `b`, which does not need e1 for that.
 #[track_caller]
 pub(crate) fn goes_on_without_e1(scene: &Scene, fault: &str, cure: &str) -> MigrationResult {
     goes_on_without_e1_to(scene, "b", fault, cure)
@@ -127,7 +126,7 @@ pub(crate) fn goes_on_without_e1(scene: &Scene, fault: &str, cure: &str) -> Migr
 #[track_caller]
 fn goes_on_without_e1_to(scene: &Scene, target: &str, fault: &str, cure: &str) -> MigrationResult {
     let migrating = scene.migrate_to(target, &[]);
-    // What begins in flight: hellos of both ends have been heard by then.
+    // What begins in flight: both ends have heard hellos by then.
     let source = if target == "a" { "b" } else { "a" };
     eventually("it has been on its way for a second", || {
         let migrations = scene.lab.migrations(source);
@@ -160,13 +159,13 @@ fn a_link_that_returns_is_used_again(scene: &Scene) {
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     assert_eq!(turns(&result, "e1"), [PathState::Out, PathState::Back], "{result:#?}");
-    // One of them carries no memory.
+    // One of the connections carries no memory.
     let connections: Option<u64> = result.paths.iter().map(|path| path.connections).sum();
     assert_eq!(connections, Some(u64::from(MULTICHANNEL_CONNECTIONS.get()) + 1), "{result:#?}");
     scene.assert_settled("b");
 }
 
-/// At the target, as the guest goes back.
+/// At the target, while the guest moves back.
 fn a_link_that_flaps(scene: &Scene) {
     let migrating = scene.migrate_to("a", &[]);
     for _ in 0..3 {
@@ -195,7 +194,7 @@ fn a_link_that_is_made_again_is_used_again() {
     makes_e1_again(&Scene::set());
 }
 
-/// In mid-flight, as when the link's driver is loaded again: to the kernel it is another link of the same name.
+/// In mid-flight, as when the link's driver is loaded again: the kernel sees another link of the same name.
 #[track_caller]
 pub(crate) fn makes_e1_again(scene: &Scene) {
     let lab = &scene.lab;
@@ -217,18 +216,18 @@ pub(crate) fn makes_e1_again(scene: &Scene) {
     scene.assert_settled("b");
 }
 
-/// Prints what makes a new e1 what this one is.
+/// Prints what makes a new e1 like this one.
 const AS_IT_IS: &str = r"
     ip -oneline link show e1 |
         sed -E 's|.* mtu ([0-9]+) .* link/ether ([^ ]+) .*|ip link set e1 mtu \1 address \2 up|'
     ip -4 -oneline address show e1 | sed -E 's|.* inet ([^ ]+) .*|ip address add \1 broadcast + dev e1|'";
 
-/// As it was, once neither host counts on it.
+/// Makes the link again as it was, once neither host counts on it.
 #[track_caller]
 fn delete_e1_and_make_it_again(lab: &TestLab) {
     let run = |host: &str, script: &str| lab.exec(host, &["bash", "-ec", script]).done();
     let as_they_were = ["a", "b"].map(|host| run(host, AS_IT_IS));
-    // Both hosts' ends go with either.
+    // Both hosts' ends go with either one.
     run("a", "ip link delete e1");
     wait_for_news(lab, "path e1–e1 is out");
     let other = lab.namespace("b");
@@ -241,7 +240,7 @@ fn delete_e1_and_make_it_again(lab: &TestLab) {
     }
 }
 
-/// What e1 would bring is less than what it may cost.
+/// The link would bring less than it may cost.
 fn a_standby_link_carries_when_no_other_does() {
     let scene = Scene::in_lab(TestLab::up(&["--link", "200", "--link", "40"]));
     let migrating = scene.migrate(&[]);
@@ -255,7 +254,7 @@ fn a_standby_link_carries_when_no_other_does() {
     scene.assert_settled("b");
 }
 
-/// With a machine type since 8.1: before, all paths become slow with the slowest.
+/// Needs a machine type since 8.1: with older ones, the slowest path slows all of them down.
 pub(crate) fn a_link_that_becomes_slow_gets_a_smaller_share() {
     let qemu = options::other_qemu().expect("the test runs only where there is one");
     let lab = TestLab::up(&["--link", "60", "--link", "60", "--qemu", &qemu]);
@@ -269,14 +268,14 @@ pub(crate) fn a_link_that_becomes_slow_gets_a_smaller_share() {
     let result = result_of(&migrating.wait());
     scene.lab.fault("rate e1 60");
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
-    // Which of the two depends on how its queue fills.
+    // How its queue fills decides which of the two happens.
     let e1 = result.paths.iter().find(|path| path.link == "e1").unwrap();
     let first = e1.turns.first().map(|turn| turn.state);
     assert!(matches!(first, Some(PathState::Weighted | PathState::Out)), "{result:#?}");
     scene.assert_settled("b");
 }
 
-/// Counts a migration's TCP segments that leave by the management network.
+/// Counts a migration's TCP segments that leave over the management network.
 const LOOK: &str = "table inet look {
   counter elsewhere {}
   chain leaving { type filter hook output priority 0;
@@ -285,7 +284,7 @@ const LOOK: &str = "table inet look {
   }
 }";
 
-/// Without going another way meanwhile, though the hosts have one.
+/// The migration takes no other way meanwhile, though the hosts have one.
 fn all_links_are_lost_for_five_seconds() {
     let lab = slow_lab();
     for (host, other) in [("a", "b"), ("b", "a")] {
@@ -329,7 +328,7 @@ fn all_links_are_silent_for_longer_than_the_bound() {
 fn for_longer_than_the_migration_may_take(scene: &Scene) {
     let migrating = scene.migrate(&["--deadline", "10"]);
     silence(scene);
-    // It is over before the links are back.
+    // The migration is over before the links are back.
     assert_failed(&migrating.wait(), "not over within 10 s");
     heal(scene);
     scene.assert_settled("a");
@@ -344,11 +343,11 @@ fn for_longer_than_nothing_may_arrive(scene: &Scene) {
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Failed, "{result:#?}");
     let error = result.error.as_deref().unwrap_or_default();
-    // What fails first is out, and the other one has all that waits.
+    // The path that fails first is out, and everything waits on the other one.
     for words in ["nothing has arrived for 5 s over ", "e0–e0", "e1–e1"] {
         assert!(error.contains(words), "{result:#?}");
     }
-    // Told and tidied while the links are still dead: the agents reach each other by another network.
+    // The agents report and tidy up while the links are still dead: they reach each other over another network.
     scene.assert_settled("a");
     let to_the_target = "( dport >= :49152 and dport <= :49215 )";
     let unsent = scene.lab.exec("a", &["ss", "-Htn", "state", "fin-wait-1", to_the_target]).done();
@@ -356,9 +355,8 @@ fn for_longer_than_nothing_may_arrive(scene: &Scene) {
 }
 
 fn the_target_agent_stands_still_for_a_while() {
-    // In flight for longer than the agent stands still. On links so slow the lab's queues alone may hold
-    // hellos back for longer than the watch lets pass, so that paths may turn; the engine's tests look at
-    // that.
+    // In flight for longer than the agent is frozen. With links this slow, the lab's queues alone may delay hellos for
+    // longer than the watch tolerates, so that paths may turn; the engine's tests look at that.
     let scene = Scene::in_lab(TestLab::up(&["--link", "8", "--link", "8"]));
     let migrating = scene.migrate(&[]);
     let agent = scene.lab.agent_pid("b").expect("it runs");
@@ -374,7 +372,7 @@ fn the_target_agent_stands_still_for_a_while() {
     scene.assert_settled("b");
 }
 
-/// Both lists come while the agent stands still, and say that it does not answer.
+/// Both lists arrive while the agent is frozen, and say that it does not answer.
 fn lists_are_without_host_b(scene: &Scene) {
     let hosts: Vec<HostStatus> = scene.lab.incomplete_json(&["hosts"]);
     let answered: Vec<bool> = hosts.iter().map(|host| host.host.is_some()).collect();
@@ -387,7 +385,7 @@ fn lists_are_without_host_b(scene: &Scene) {
     assert!(vms.errors.len() == 1 && vms.errors[0].contains("the agent of b"), "{vms:#?}");
 }
 
-/// When a link was out, or not watched. That it carried less for a while, as on a busy machine, is left out.
+/// When a link was out, or not watched. Times when it only carried less, as on a busy machine, are left out.
 pub(crate) fn turns(result: &MigrationResult, link: &str) -> Vec<PathState> {
     let of_link = result.paths.iter().filter(|path| path.link == link);
     let states = of_link.flat_map(|path| &path.turns).map(|turn| turn.state);

@@ -1,4 +1,4 @@
-//! VMs that change their memory faster than it can be sent, and run on the target before all of it is there.
+//! VMs that change their memory faster than it can be sent, and run on the target before all of it has arrived.
 
 use std::thread;
 use std::time::Duration;
@@ -46,15 +46,15 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// The rate of the one link that is used: the rest of the memory is on its way for some seconds, also on a host so busy
-/// that the guest writes a quarter of what it is told to.
+/// The rate of the only link: the rest of the memory takes some seconds even on a host so busy that the guest writes
+/// only a quarter of what it should.
 const LINK_MBPS: &str = "75";
 
-/// More than the link carries, of all memory.
+/// More than the link carries, in all of the memory.
 const BUSY: &str = "drainpipe.dirty_mib_per_s=60";
 const BUSY_AGAIN: Dirtying = Dirtying { mib_per_s: 60, locality_percent: 100 };
 
-/// So little that it converges on a busy host too.
+/// So little that the VM converges even on a busy host.
 const QUIET: &str = "drainpipe.dirty_mib_per_s=1";
 
 const ATTEMPTS_MAX: u32 = 5;
@@ -66,7 +66,7 @@ fn scene(kernel_parameters: &str) -> Scene {
 }
 
 impl Scene {
-    /// Back when the guest runs on `b` and the rest of its memory is on its way.
+    /// Returns when the guest runs on `b` and the rest of its memory is on its way.
     #[track_caller]
     fn until_the_rest_follows(&self, arguments: &[&str]) -> Running {
         let migrating =
@@ -79,7 +79,7 @@ impl Scene {
         migrating
     }
 
-    /// Has the guest, which rests on `b` or comes to rest there, change its memory on `a` as before.
+    /// Makes the guest, which rests on `b` or comes to rest there, change its memory on `a` as before.
     #[track_caller]
     fn begin_again(&self) {
         self.guest.set_dirty(Dirtying::IDLE);
@@ -88,7 +88,7 @@ impl Scene {
         self.guest.set_dirty(BUSY_AGAIN);
     }
 
-    /// Resets what the source's QEMU has to the target's.
+    /// Resets the connections from the source's QEMU to the target's.
     #[track_caller]
     fn break_connection(&self) {
         let to_the_target = "( dport >= :49152 and dport <= :49215 )";
@@ -172,14 +172,14 @@ fn a_vm_that_converges_goes_whole_and_another_one_in_parts() {
         let protocol = result.encryption.as_ref().and_then(|used| used.protocol.as_ref());
         assert_eq!(protocol.is_some(), !encrypt.is_empty(), "{result:#?}");
     }
-    // It came from there in parts, and goes as any other.
+    // It came from there in parts, and now moves like any other.
     scene.guest.set_dirty(Dirtying::IDLE);
     scene.assert_moves("a");
 }
 
 fn a_connection_that_breaks_is_made_anew() {
     let scene = scene(BUSY);
-    // What comes for it its QEMU's main thread puts into pages that may not be there.
+    // Its QEMU's main thread puts the packets that arrive for it into pages that may not be there yet.
     let heartbeat = scene.guest.heartbeat_every(Duration::from_millis(2));
     let migrating = scene.until_the_rest_follows(&[]);
     scene.break_connection();
@@ -190,8 +190,8 @@ fn a_connection_that_breaks_is_made_anew() {
 }
 
 fn a_path_that_falls_silent_is_left_for_another() {
-    // The rest is on its way for longer than it takes to see that it is. QEMU 7.2 that has handed all of it to its
-    // socket waits for its target's last word, and a path that falls silent then is not left any more (seen once).
+    // The rest is on its way for longer than it takes to see that. A QEMU 7.2 that has handed all of it to its socket
+    // waits for its target's last word, and no longer leaves a path that falls silent then (seen once).
     let lab = TestLab::up(&["--link", LINK_MBPS, "--link", LINK_MBPS]);
     lab.stop_agent("a", Signal::TERM);
     lab.configure("a", "[tls]", "[limits]\nstall_s = 2\n\n[tls]");
@@ -214,7 +214,7 @@ fn a_target_whose_agent_stands_still_at_the_switchover_gets_the_vm_later() {
     let migrating = scene.migrate(&["--option", "tcp", "--post-copy"]);
     let agent_of_b = scene.lab.agent_pid("b").unwrap();
     kill_process(agent_of_b, Signal::STOP).unwrap();
-    // Nobody says whether it has what it needs, and it cannot go back.
+    // Nobody can say whether it has what it needs, and it cannot go back.
     eventually("the target is asked", || scene.step() == Some(Step::ResumeOnTarget));
     kill_process(agent_of_b, Signal::CONT).unwrap();
     let result = result_of(&migrating.wait());
@@ -251,7 +251,7 @@ fn kill_agents_meanwhile(arguments: &[&str]) {
     }
 }
 
-/// That the VM was ended on the target is told, and it can be booted there again.
+/// Fails the test unless the agents report that the VM was ended on the target. It can be booted there again.
 #[track_caller]
 fn assert_ended_and_boots(scene: &Scene) {
     let agent_of_b = scene.lab.agent_socket("b");
@@ -269,8 +269,8 @@ fn assert_lost_there(result: &MigrationResult, words: &str) {
     assert!(error.contains("the VM is lost: ") && error.contains(words), "{result:#?}");
 }
 
-/// The connection breaks, and the agent of the source ends, as the VM, or its QEMU's main thread, waits for a page: that
-/// QEMU says nothing, not even that the VM runs.
+/// The connection breaks, and the source's agent ends, while the VM, or its QEMU's main thread, waits for a page. That
+/// QEMU then says nothing, not even that the VM runs.
 #[track_caller]
 fn kill_as_it_is_told_to_run() -> Scene {
     let scene = scene(BUSY);

@@ -17,16 +17,16 @@ pub(crate) const BAD_INPUT: i32 = 2;
 pub(crate) const REFUSED: i32 = 3;
 pub(crate) const CANCELLED: i32 = 5;
 pub(crate) const WARNED: i32 = 6;
-/// A VM has ended as it was moved.
+/// The code if a VM ended during its migration.
 pub(crate) const LOST: i32 = 7;
 
-/// No command of these tests needs longer, on a machine that runs other tests too.
+/// The longest that any command of these tests needs, on a machine that runs other tests too.
 const DEADLINE: Duration = Duration::from_mins(2);
 
-/// How long what a program printed may be in coming once the program has ended.
+/// How long a program's output may still take to arrive after the program has ended.
 const OUTPUT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What a program did.
+/// The exit code and output of a program.
 #[derive(Debug)]
 pub(crate) struct Output {
     /// Its exit code; -1 if a signal ended it.
@@ -36,14 +36,14 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// What it printed; fails the test unless it ended well.
+    /// Its output; fails the test unless it succeeded.
     #[track_caller]
     pub(crate) fn done(self) -> String {
         assert_eq!(self.code, 0, "{self:#?}");
         self.stdout
     }
 
-    /// Fails the test unless it ended with this code, and its complaint holds all these words.
+    /// Fails the test unless it ended with this code, and its complaint contains all these words.
     #[track_caller]
     pub(crate) fn refused(self, code: i32, words: &[&str]) {
         assert_eq!(self.code, code, "{self:#?}");
@@ -54,12 +54,12 @@ impl Output {
     }
 }
 
-/// The program, to be given arguments; knows no agent of the machine.
+/// The program with these arguments; it knows no agent of the machine.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     command_of(DRAINPIPE, arguments)
 }
 
-/// The same, of this program.
+/// The same, for this program.
 pub(crate) fn command_of(program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(arguments).env_remove("DRAINPIPE_AGENT").env_remove("DRAINPIPE_IDENTITY");
@@ -73,7 +73,7 @@ pub(crate) fn drainpipe(arguments: &[&str]) -> Output {
     Running::start(command(arguments)).wait()
 }
 
-/// A program that runs. It is killed when it is dropped.
+/// A program that runs. It is killed when this is dropped.
 pub(crate) struct Running {
     child: Child,
     stdout: Receiver<String>,
@@ -100,7 +100,7 @@ impl Running {
         kill_process(Pid::from_child(&self.child), signal).expect("the program still runs");
     }
 
-    /// Whether [`Self::wait`] would not have to.
+    /// Whether [`Self::wait`] would return at once.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
@@ -129,7 +129,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Has ended already, unless the test failed.
+        // It has ended already, unless the test failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -141,7 +141,7 @@ fn collect(mut pipe: impl Read + Send + 'static) -> Receiver<String> {
         let mut bytes = Vec::new();
         let read = pipe.read_to_end(&mut bytes);
         let text = String::from_utf8_lossy(&bytes).into_owned();
-        // A test that has failed waits no longer.
+        // A test that has failed no longer waits.
         let _ = sender.send(read.map_or_else(|error| format!("{text}\n{error}"), |_| text.clone()));
     });
     receiver

@@ -1,5 +1,5 @@
-//! A real guest: Debian with systemd and a database (`scripts/guest-debian`), moved by all options while clients work with
-//! it. What they were told is committed must be there, and they must see nothing of it.
+//! A real guest: Debian with systemd and a database (`scripts/guest-debian`), moved by all options while clients use
+//! it. Every acknowledged commit must be there, and the clients must notice nothing.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -23,17 +23,17 @@ use crate::program::{Output, Running};
 use crate::support::{TestLab, eventually};
 use crate::whole;
 
-/// Where there is a newer QEMU, and what `scripts/guest-debian` makes.
+/// Tests that need a newer QEMU, and what `scripts/guest-debian` makes.
 pub(crate) const TESTS: &[Test] = &[("no_acknowledged_commit_is_lost", no_acknowledged_commit_is_lost)];
 
-/// How the guest is moved.
+/// A way to move the guest.
 struct GuestMove {
     arguments: &'static [&'static str],
     /// The speed of each link meanwhile.
     mbps: &'static str,
-    /// With its disk, to the other of two places.
+    /// Whether its disk moves along, to the other one of two places.
     takes_disk: bool,
-    /// Whether libvirt's domains can go so.
+    /// Whether libvirt's domains can move this way.
     suits_domains: bool,
 }
 
@@ -43,12 +43,12 @@ const fn by(arguments: &'static [&'static str]) -> GuestMove {
     GuestMove { arguments, ..BRISK }
 }
 
-/// So slow that memory changes as fast as it is sent.
+/// Links so slow that memory changes as fast as it is sent.
 const fn in_parts(arguments: &'static [&'static str]) -> GuestMove {
     GuestMove { arguments, mbps: "60", suits_domains: false, ..BRISK }
 }
 
-/// The short form has the first two.
+/// The short form uses the first two.
 const WAYS: [GuestMove; 10] = [
     by(&["--option", "multichannel"]),
     by(&["--option", "compression", "--encrypt"]),
@@ -68,13 +68,13 @@ const MOVES_OF_SHORT_FORM: usize = 2;
 const MEMORY_MIB: u64 = 320;
 const CLIENTS: u32 = 4;
 
-/// A whole operating system without KVM, on a machine that runs other tests too; alone it takes 12 s.
+/// For a whole operating system without KVM, on a machine that runs other tests too; alone, it takes 12 s.
 const BOOT_DEADLINE: Duration = Duration::from_mins(10);
 
-/// For what reads all of the database, and for a shutdown.
+/// For commands that read all of the database, and for a shutdown.
 const DEADLINE: Duration = Duration::from_mins(5);
 
-/// pgbench's own transaction, and beside it the client's number of it.
+/// pgbench's own transaction, which also stores the client's number for it.
 const TRANSACTION: &str = "\\set number :number + 1
 \\set aid random(1, 100000)
 \\set tid random(1, 10)
@@ -89,15 +89,15 @@ INSERT INTO acknowledged VALUES (:client_id, :number);
 END;
 ";
 
-/// How many transactions there are, and whether all that they added up to is the same.
+/// The number of transactions, and whether all of them add up to the same everywhere.
 const SUMS: &str = "SELECT count(*), sum(delta) = (SELECT sum(abalance) FROM pgbench_accounts)
     AND sum(delta) = (SELECT sum(tbalance) FROM pgbench_tellers)
     AND sum(delta) = (SELECT sum(bbalance) FROM pgbench_branches) FROM pgbench_history";
 
-/// What its kernel tells once where its virtual CPU waited for a core, as it does without KVM.
+/// The kernel logs this once if its virtual CPU had to wait for a core, as it does without KVM.
 const OF_A_BUSY_HOST: &str = "hrtimer: interrupt took";
 
-/// What this machine lacks for it.
+/// What this machine lacks for the test.
 pub(crate) fn missing() -> Option<String> {
     let built = files().join("built");
     let absent = (!built.exists())
@@ -121,7 +121,7 @@ fn no_acknowledged_commit_is_lost() {
     let mut moves = Vec::new();
     let is_possible = |way: &&GuestMove| way.suits_domains || Backend::of_test() == Backend::Qemu;
     let ways = WAYS.iter().filter(is_possible);
-    // Each there, and later back.
+    // Each way there, and later back.
     let ways = ways.clone().chain(ways.rev()).cycle();
     let wanted = if whole::is_wanted() { MOVES } else { MOVES_OF_SHORT_FORM };
     for (way, host) in ways.zip(["b", "a"].into_iter().cycle()).take(wanted) {
@@ -143,15 +143,15 @@ fn no_acknowledged_commit_is_lost() {
     debian.assert_disk_is_clean();
 }
 
-/// One that runs.
+/// A Debian guest that runs.
 struct Debian {
     lab: TestLab,
     address: Ipv4Addr,
     host: &'static str,
-    /// Where its disk is, and may be.
+    /// The present and the other place of its disk.
     disk: PathBuf,
     other_disk: PathBuf,
-    /// Over the disk, for libvirt: files on a file system that it does not know to be shared it refuses.
+    /// A device over the disk, for libvirt, which refuses files on a file system that it does not know to be shared.
     device: Option<Loop>,
 }
 
@@ -197,7 +197,7 @@ impl Debian {
         self.lab.drainpipe(&["vm", "start", "web"]).done();
     }
 
-    /// As of the lab's small guests, but for the watchdog: lockups are to be seen.
+    /// Like that of the lab's small guests, except for the watchdog: lockups are to show.
     fn kernel_command_line(&self) -> String {
         format!(
             "{} root=/dev/vda rw rootfstype=ext4 ip={}:::255.255.255.0:guest::off",
@@ -206,7 +206,7 @@ impl Debian {
         )
     }
 
-    /// A program of the database's, out of the guest's own files, to be run where its clients are.
+    /// A program of the database's, from the guest's own files, which runs where its clients are.
     fn program(&self, name: &str) -> Command {
         let root = files().join("root");
         let libraries = root.join("usr/lib/x86_64-linux-gnu");
@@ -234,7 +234,7 @@ impl Debian {
         Running::start(psql).wait_for(DEADLINE)
     }
 
-    /// The rows that it answers with, a line each.
+    /// The rows of its answer, a line each.
     #[track_caller]
     fn query(&self, query: &str) -> Vec<String> {
         self.try_query(query).done().lines().map(str::to_owned).collect()
@@ -250,7 +250,7 @@ impl Debian {
         ))
     }
 
-    /// Moves it to the other host.
+    /// Moves the guest to the other host.
     #[track_caller]
     fn go(&mut self, way: &GuestMove, host: &'static str) -> Move {
         for link in ["e0", "e1"] {
@@ -269,7 +269,7 @@ impl Debian {
         Move { way: way.arguments.join(" "), takes_disk: way.takes_disk, result, began, ended }
     }
 
-    /// Fails the test unless all of that is in its database, and nothing else.
+    /// Fails the test unless all of these commits are in its database, and no others.
     #[track_caller]
     fn assert_has_all(&self, acknowledged: &[Commit]) {
         let commits: BTreeSet<_> = acknowledged.iter().map(|commit| (commit.client, commit.number)).collect();
@@ -286,7 +286,7 @@ impl Debian {
         Running::start(check).wait_for(DEADLINE).done();
     }
 
-    /// What its kernel, its services and its database warn of.
+    /// The warnings of its kernel, its services and its database.
     #[track_caller]
     fn complaints(&self) -> BTreeSet<String> {
         let all = [
@@ -298,14 +298,14 @@ impl Debian {
         lines.filter(|line| !line.contains(OF_A_BUSY_HOST)).collect()
     }
 
-    /// Fails the test if it complains of more than it did when it had booted: without KVM, on a busy machine, its kernel
-    /// finds clocks that do not agree.
+    /// Fails the test if it warns of more than it did after its boot: on a busy machine without KVM, its kernel finds
+    /// clocks that disagree.
     #[track_caller]
     fn assert_clean_since(&self, boot: &BTreeSet<String>) {
         let now = self.complaints();
         let new: Vec<_> = now.difference(boot).collect();
         assert!(new.is_empty(), "{new:#?}");
-        // Fails where a service has.
+        // This fails if a service has failed.
         self.run("systemctl is-system-running");
     }
 
@@ -345,7 +345,7 @@ impl Debian {
     }
 }
 
-/// Its disk, of a domain.
+/// The XML of a domain's disk.
 fn device_xml(path: &str) -> String {
     format!(
         "<disk type='block' device='disk'><driver name='qemu' type='raw' cache='none'/><source dev='{path}'/>\
@@ -353,14 +353,14 @@ fn device_xml(path: &str) -> String {
     )
 }
 
-/// A transaction of which a client was told that it is committed.
+/// A transaction that a client was told is committed.
 struct Commit {
     client: u64,
     number: u64,
     at: Duration,
 }
 
-/// Clients that work with the database.
+/// Clients that use the database.
 struct Load {
     pgbench: Running,
     directory: PathBuf,
@@ -376,7 +376,7 @@ impl Load {
         pgbench
             .args(["--no-vacuum", "--define=number=0", "--file", &transaction])
             .arg(format!("--client={CLIENTS}"))
-            // Until it is told to end.
+            // It runs until it is ended.
             .arg("--time=86400")
             .arg("--log")
             .arg(format!("--log-prefix={}", directory.join("log").display()));
@@ -385,11 +385,11 @@ impl Load {
         load
     }
 
-    /// Waits until more is committed; false if the clients have ended, of which [`Self::end`] tells.
+    /// Waits until more is committed; false if the clients have ended, which [`Self::end`] reports.
     #[track_caller]
     fn goes_on(&mut self, debian: &Debian) -> bool {
-        // What does not come within its time, on a busy machine, is asked for again: whether a client saw an error is
-        // pgbench's to say.
+        // If an answer does not arrive in time on a busy machine, the question is repeated: pgbench says whether a
+        // client saw an error.
         let committed = || {
             let answer = debian.try_query("SELECT count(*) FROM acknowledged");
             (answer.code == 0).then(|| numbers::<1>(answer.stdout.trim_end())[0])
@@ -402,11 +402,11 @@ impl Load {
         !self.pgbench.has_ended()
     }
 
-    /// Ends the clients, who must have seen no error; what was acknowledged, in the order of its time.
+    /// Ends the clients, which must have seen no errors. Returns what was acknowledged, in the order of its time.
     #[track_caller]
     fn end(mut self) -> Vec<Commit> {
         if !self.pgbench.has_ended() {
-            // As at the end of its time: each client has its last transaction acknowledged.
+            // As at the end of its time: each client's last transaction is acknowledged.
             self.pgbench.signal(Signal::ALARM);
         }
         let output = self.pgbench.wait_for(DEADLINE).done();
@@ -432,7 +432,7 @@ fn numbers<const COUNT: usize>(line: &str) -> [u64; COUNT] {
     numbers.try_into().unwrap_or_else(|_| panic!("not {COUNT} numbers: {line}"))
 }
 
-/// One that was made.
+/// A move that was made.
 struct Move {
     way: String,
     takes_disk: bool,
@@ -458,7 +458,7 @@ impl Move {
         );
     }
 
-    /// The longest time without an acknowledged commit that began or ended in it.
+    /// The longest time without an acknowledged commit that began or ended during the move.
     fn longest_silence(&self, acknowledged: &[Commit]) -> Duration {
         let [began, ended] = [self.began, self.ended].map(|at| at.duration_since(UNIX_EPOCH).unwrap());
         let neighbours = acknowledged.windows(2).map(|pair| [pair[0].at, pair[1].at]);

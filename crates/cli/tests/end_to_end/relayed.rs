@@ -1,4 +1,5 @@
-//! Compressed migrations: when they are, and that whatever befalls the relay leaves the VM where it was.
+//! Compressed migrations: when migrations are compressed, and that the VM stays where it was whatever happens to the
+//! relay.
 
 use std::fs;
 use std::thread;
@@ -27,7 +28,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 const COMPRESSION: [&str; 2] = ["--option", "compression"];
 
-/// Changes eight bytes of all that TCP carries in large packets, and makes the checksums agree.
+/// Changes eight bytes of everything that TCP carries in large packets, and fixes the checksums.
 const CORRUPT: &str = "table netdev corrupt {
   chain e0 { type filter hook ingress device e0 priority 0; ip protocol tcp ip length > 1000 @th,256,64 set 0x1122334455667788
   }
@@ -53,18 +54,18 @@ fn over_one_path() {
     scene.assert_settled("b");
 }
 
-/// CPUs on which each thread that packs on host `a` may run.
+/// The CPUs on which each packing thread on host `a` may run.
 #[track_caller]
 fn packing_cpus(lab: &TestLab) -> Vec<String> {
     let tasks = format!("/proc/{}/task", lab.agent_pid("a").unwrap());
     let packs = |status: &String| status.starts_with("Name:\trelay-pack-");
     let look = || -> Vec<String> {
         let all = fs::read_dir(&tasks).unwrap().flatten();
-        // One may end meanwhile.
+        // A thread may end meanwhile.
         all.filter_map(|task| fs::read_to_string(task.path().join("status")).ok()).filter(packs).collect()
     };
     eventually("threads pack", || !look().is_empty());
-    // They are started one after the other, and then go to their CPUs.
+    // The threads start one after the other, and then move to their CPUs.
     thread::sleep(Duration::from_millis(200));
     let cpus = |status: &String| {
         let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t"));
@@ -137,7 +138,7 @@ fn the_relays_source_agent_is_killed_in_flight(scene: &Scene) {
     scene.lab.start_agent("a");
     assert_ne!(migrating.wait().code, 0);
     scene.assert_settled("a");
-    // The VM was started by the agent before, so nothing is packed where no core is idle.
+    // An earlier agent started the VM, so nothing is packed unless a core is idle.
     assert!(scene.lab.migrate("web", "b", &COMPRESSION).compression.is_some());
     scene.assert_settled("b");
 }

@@ -1,5 +1,5 @@
-//! Hosts one release apart, as while hosts are upgraded one by one: the program of the last release, which
-//! `scripts/released` builds, beside the present one.
+//! Hosts one release apart, as when hosts are upgraded one by one: the program of the last release, which
+//! `scripts/released` builds, runs beside the present one.
 
 use drainpipe_api_types::{BandwidthView, DrainKind, DrainView, HostStatus};
 use drainpipe_engine::bandwidth::BandwidthSetting;
@@ -27,17 +27,17 @@ pub(crate) const TESTS: &[Test] = &[
 
 const MEMORY_MIB: u64 = 128;
 
-/// Slow enough that the target's journal is held before the VM has arrived.
+/// Slow enough that the test holds the target's journal before the VM has arrived.
 const BRISK_MBPS: &str = "500";
 
-/// Three at once, each in another way; the last one gets its memory checked.
+/// Three VMs at once, each in another way. The last one's memory is checked.
 const WAYS: [(&str, &[&str], MigrationOption); 3] = [
     ("plain", &["--option", "tcp"], MigrationOption::Tcp),
     ("spread", &["--option", "multichannel"], MigrationOption::Multichannel),
     ("sealed", &["--option", "compression", "--encrypt"], MigrationOption::Compression),
 ];
 
-/// Why there is no program of the last release.
+/// Why the last release's program is missing.
 pub(crate) fn missing() -> Option<String> {
     let absent = "DRAINPIPE_TEST_RELEASED names no program of the last release: scripts/released builds it from its commit, \
                   which a shallow clone gets by `git fetch --unshallow`";
@@ -56,13 +56,13 @@ fn released_lab_with(arguments: &[&str]) -> TestLab {
     TestLab::up_by(&released().expect("else it is skipped"), arguments)
 }
 
-/// As the guide has it: the old agent ends, VMs run on, and the new one takes over.
+/// Upgrades a host as the guide says: the old agent ends, VMs run on, and the new one takes over.
 fn upgrade(lab: &TestLab, host: &str) {
     lab.stop_agent(host, Signal::TERM);
     lab.start_agent(host);
 }
 
-/// VMs without a guest, but for the last of them, whose guest knows what is in its memory.
+/// VMs without a guest, except the last one, whose guest knows what its memory contains.
 fn start_vms(lab: &TestLab, names: &[&str]) -> Guest {
     let (last, others) = names.split_last().expect("there are some");
     for name in others {
@@ -72,7 +72,7 @@ fn start_vms(lab: &TestLab, names: &[&str]) -> Guest {
 }
 
 fn vms_move_both_ways_by_what_both_know() {
-    // Compression is left out where the links outrun it.
+    // On faster links, the plan would not compress.
     let lab = released_lab("200");
     upgrade(&lab, "a");
     assert_eq!(versions(&lab), [("a".into(), own_version()), ("b".into(), "0.1.0".into())]);
@@ -81,7 +81,7 @@ fn vms_move_both_ways_by_what_both_know() {
     assert!(differ.is_some_and(|finding| finding.effect.contains("protocol 1")), "{report:#?}");
 
     let guest = start_vms(&lab, &WAYS.map(|(name, ..)| name));
-    // Nobody knows the protocol of a migration that 0.1.0 leads.
+    // Nobody reports the protocol of a migration that 0.1.0 leads.
     for (target, protocol) in [("b", Some(1)), ("a", None)] {
         assert_no_encrypted_post_copy(&lab, target);
         for result in move_all(&lab, target) {
@@ -89,14 +89,14 @@ fn vms_move_both_ways_by_what_both_know() {
         }
         guest.assert_intact();
     }
-    // An operator whose command line is not upgraded yet.
+    // An operator's command line that is not upgraded yet.
     let mut older = command_of(&released().unwrap(), &["history"]);
     older.env("DRAINPIPE_AGENT", lab.agent_socket("a"));
     let output = Running::start(older).wait().done();
     assert!(WAYS.iter().all(|(name, ..)| output.contains(name)), "{output}");
 }
 
-/// QEMU itself encrypts it since.
+/// Since then, QEMU itself encrypts post-copy.
 fn assert_no_encrypted_post_copy(lab: &TestLab, target: &str) {
     let refused = lab.start(&["migrate", "plain", target, "--post-copy", "--encrypt"]).wait();
     assert_eq!(refused.code, REFUSED, "{refused:#?}");
@@ -164,7 +164,7 @@ fn a_host_is_emptied_filled_and_upgraded_in_place() {
     guest.assert_intact();
 }
 
-/// What host `a` has in its journal, as its agent tells it.
+/// What host `a`'s agent reports from its journal.
 fn read_back(lab: &TestLab) -> (Vec<String>, Option<DrainKind>, Option<DrainStatus>, BandwidthSetting) {
     let migrations = lab.migrations("a").into_iter().map(|view| view.id).collect();
     let DrainView { kind, status, cordoned, .. } = view(lab, "a");
@@ -173,7 +173,7 @@ fn read_back(lab: &TestLab) -> (Vec<String>, Option<DrainKind>, Option<DrainStat
     (migrations, kind, status, limit.setting)
 }
 
-/// What the last release has begun and recorded, the present one ends: each VM once it is handed over, and before.
+/// The present release finishes what the last one began and recorded, before and after the hand-over.
 fn killed_agents_are_upgraded_in_mid_flight() {
     let scene = Scene::in_lab(released_lab(BRISK_MBPS));
     the_source_agent_is_killed_after_the_hand_over(&scene);
@@ -188,8 +188,8 @@ fn killed_agents_are_upgraded_in_mid_flight() {
     assert_moves_unless_qemu_is_stuck(&scene);
 }
 
-/// An agent of the last release that is killed may leave behind a QEMU 10.0 that never ends its cancelling, as seen once
-/// on a busy machine. That is told, and the VM runs on.
+/// An agent of the last release that is killed may leave behind a QEMU 10.0 that never stops cancelling, as seen once
+/// on a busy machine. The agent reports that, and the VM runs on.
 #[track_caller]
 fn assert_moves_unless_qemu_is_stuck(scene: &Scene) {
     let output = scene.migrate_to("a", &[]).wait();

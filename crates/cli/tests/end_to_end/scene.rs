@@ -1,5 +1,5 @@
-//! Two hosts and a VM that is slow to move, for things that go wrong in mid-flight: what is done to them, and what must
-//! be true after it.
+//! Two hosts and a VM that is slow to move, for failures in mid-flight: what can be done to them, and what must be true
+//! afterwards.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -23,16 +23,16 @@ pub(crate) const MEMORY_MIB: u64 = 160;
 /// The speed of each link of [`slow_lab`].
 pub(crate) const SLOW_MBPS: &str = "60";
 
-/// A flight without KVM on a machine that runs other tests too.
+/// The longest flight without KVM on a machine that runs other tests too.
 const FLIGHT_MAX: Duration = Duration::from_secs(100);
 
 /// Parts of the 5 s that an agent waits for its journal: how long a test may take to see that the guest stands still,
-/// and how long the other agent may take to say that all is there; and how often it is tried.
+/// and how long the other agent may take to say that everything has arrived. Then, how often the test tries.
 const SEEN_WITHIN: Duration = Duration::from_millis(2500);
 const SAID_WITHIN: Duration = Duration::from_millis(500);
 const HOLDS_MAX: usize = 5;
 
-/// A lab with a guest on host `a`, and what its hosts' network was.
+/// A lab with a guest on host `a`, and its hosts' network as it was before.
 pub(crate) struct Scene {
     pub(crate) lab: TestLab,
     pub(crate) guest: Guest,
@@ -57,14 +57,14 @@ impl Scene {
         Self { lab, guest, network }
     }
 
-    /// Begins to move the guest to `b`, by `multichannel` if nothing else is said: whether `auto` takes a relay, which
-    /// lives and dies with its agent, hangs on what else the machine does. Back when memory is being copied.
+    /// Begins to move the guest to `b`, by `multichannel` if nothing else is given: whether `auto` uses a relay, which
+    /// ends with its agent, would depend on the machine's load. Returns when memory is being copied.
     #[track_caller]
     pub(crate) fn migrate(&self, arguments: &[&str]) -> Running {
         self.migrate_to("b", arguments)
     }
 
-    /// As [`Self::migrate`], to either host.
+    /// Like [`Self::migrate`], to either host.
     #[track_caller]
     pub(crate) fn migrate_to(&self, host: &str, arguments: &[&str]) -> Running {
         let option: &[&str] =
@@ -77,22 +77,22 @@ impl Scene {
         migrating
     }
 
-    /// Waits until the VM stands still for its switch-over. Asks for nothing that is in the journal,
-    /// which the test may hold.
+    /// Waits until the VM stands still for its switch-over. Asks nothing that needs the journal, which the test may
+    /// hold.
     #[track_caller]
     pub(crate) fn wait_until_paused(&self, id: &str) {
         let end = Instant::now() + FLIGHT_MAX;
         while self.step_of(id) != Some(Step::Downtime) {
             assert!(Instant::now() < end, "the VM is not paused within {FLIGHT_MAX:?}");
-            // The pause itself may be over soon.
+            // The pause itself may be short.
             thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// Begins to move it to `b`, and keeps the hand-over from being recorded, so that the target is not told to run it; back
-    /// soon after `is_there` says that all state is on the target, for its agent to have said so. Before, `is_near` is
-    /// asked, which may cost less. The source's agent waits for 5 s, and a busy machine may have seen it too late: then all
-    /// is done again.
+    /// Begins to move the guest to `b`, and keeps the hand-over from being recorded, so that the target gets no order
+    /// to run. Returns soon after `is_there` says that all state is on the target, when its agent has had time to say
+    /// so. `is_near`, which may cost less, is asked before. The source's agent waits for 5 s, and a busy machine may
+    /// notice too late; then everything is tried again.
     #[track_caller]
     pub(crate) fn migrate_and_hold(
         &self,
@@ -103,7 +103,7 @@ impl Scene {
             let migrating = self.migrate(&[]);
             let id = self.id();
             let held = hold_journal(&self.lab, "a");
-            // Whoever is asked may not answer before the agent has waited in vain.
+            // Whoever is asked may answer only after the agent has waited in vain.
             let mut asked = Instant::now();
             eventually("the guest is paused", || {
                 asked = Instant::now();
@@ -125,7 +125,7 @@ impl Scene {
         panic!("that all state is on the target was seen too late, {HOLDS_MAX} times")
     }
 
-    /// The step of a migration that is under way. Asks for nothing that is in the journal.
+    /// The step of a migration under way. Asks nothing that needs the journal.
     #[track_caller]
     pub(crate) fn step_of(&self, id: &str) -> Option<Step> {
         let path = format!("/v1/migrations/{id}");
@@ -141,7 +141,6 @@ impl Scene {
         self.lab.migrations("a")
     }
 
-    /// The step of the migration under way.
     pub(crate) fn step(&self) -> Option<Step> {
         step(&self.migrations())
     }
@@ -155,7 +154,7 @@ impl Scene {
         self.migrations().remove(0).result.unwrap()
     }
 
-    /// Fails the test unless the guest runs whole on `host` alone, and nothing else is left.
+    /// Fails the test unless the guest runs intact on `host` alone, and nothing else is left of it.
     #[track_caller]
     pub(crate) fn assert_settled(&self, host: &str) {
         let other = if host == "a" { "b" } else { "a" };
@@ -182,14 +181,14 @@ impl Scene {
         });
     }
 
-    /// Fails the test unless the guest, wherever it was kept from going, goes there now.
+    /// Fails the test unless the guest now moves to where it was kept from going.
     #[track_caller]
     pub(crate) fn assert_moves(&self, host: &str) {
         self.lab.migrate("web", host, &["--option", "multichannel"]);
         self.assert_settled(host);
     }
 
-    /// Moves the guest back to `a`, from where the next case begins; over links that have no limit meanwhile.
+    /// Moves the guest back to `a`, where the next case begins, over links without a limit meanwhile.
     #[track_caller]
     pub(crate) fn take_back(&self) {
         self.set_rates("unlimited");
@@ -216,7 +215,7 @@ pub(crate) struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// Starts the host's agent again on it. It is there for this agent and its children alone, so that it goes with
+    /// Restarts the host's agent on this disk. Only this agent and its children see the mount, so that it ends with
     /// them.
     #[track_caller]
     pub(crate) fn under_journal(lab: &TestLab, host: &str, mib: usize) -> Self {
@@ -234,9 +233,9 @@ impl SmallDisk {
         Self { filler, bytes: mib << 20 }
     }
 
-    /// To the last byte.
+    /// Fills the disk to the last byte.
     pub(crate) fn fill(&self) {
-        // That it ends in an error is the purpose.
+        // It is meant to end in an error.
         let _ = fs::write(&self.filler, vec![0; self.bytes]);
     }
 
@@ -260,13 +259,13 @@ pub(crate) fn step(migrations: &[MigrationView]) -> Option<Step> {
     migrations.first()?.progress.as_ref().map(|progress| progress.step)
 }
 
-/// `nice` of a process's session, where the kernel groups threads by session.
+/// The `nice` value of a process's session, where the kernel groups threads by session.
 fn session_nice(pid: Pid) -> Option<i32> {
     let text = fs::read_to_string(format!("/proc/{}/autogroup", pid.as_raw_nonzero())).ok()?;
     text.trim().rsplit_once(" nice ")?.1.parse().ok()
 }
 
-/// `nice` of each thread of a process.
+/// The `nice` value of each thread of a process.
 fn thread_nices(pid: Pid) -> Vec<i32> {
     let threads = fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap();
     let ids = threads.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
@@ -274,7 +273,7 @@ fn thread_nices(pid: Pid) -> Vec<i32> {
     ids.filter_map(|id| getpriority_process(Pid::from_raw(id)).ok()).collect()
 }
 
-/// Keeps a host's agent from recording anything, for the 5 s that it waits for.
+/// Keeps a host's agent from recording anything for the 5 s that it waits for its journal.
 #[track_caller]
 pub(crate) fn hold_journal(lab: &TestLab, host: &str) -> HeldJournal {
     let connection = Connection::open(journal(lab, host)).unwrap();
@@ -286,7 +285,7 @@ pub(crate) fn journal(lab: &TestLab, host: &str) -> PathBuf {
     lab.directory(host).join("state/journal.sqlite")
 }
 
-/// As a host's journal is when it was lost between the order to run its last VM and the next question.
+/// Makes a host's journal what it is if it was lost between the order to run its last VM and the next question.
 #[track_caller]
 pub(crate) fn record_that_it_ran(lab: &TestLab, host: &str) {
     let definition = lab.files().join("web.toml");
@@ -299,7 +298,7 @@ pub(crate) fn record_that_it_ran(lab: &TestLab, host: &str) {
     connection.execute("INSERT INTO vms (name, spec) VALUES ('web', ?1)", [&definition]).unwrap();
 }
 
-/// As host `a`'s journal is when a hand-over that could not be recorded is found there later.
+/// Makes host `a`'s journal what it is if a hand-over that could not be recorded is found there later.
 #[track_caller]
 pub(crate) fn find_hand_over(lab: &TestLab) {
     let connection = Connection::open(journal(lab, "a")).unwrap();
@@ -307,7 +306,7 @@ pub(crate) fn find_hand_over(lab: &TestLab) {
     assert_eq!(connection.execute(found, []).unwrap(), 1);
 }
 
-/// Control traffic from and to a host passes no more.
+/// Stops control traffic from and to a host.
 #[track_caller]
 pub(crate) fn cut_off(lab: &TestLab, host: &str) {
     let cut = "add table inet cut; \
@@ -318,13 +317,13 @@ pub(crate) fn cut_off(lab: &TestLab, host: &str) {
     lab.exec(host, &["nft", cut]).done();
 }
 
-/// It passes again.
+/// Lets control traffic pass again.
 #[track_caller]
 pub(crate) fn rejoin(lab: &TestLab, host: &str) {
     lab.exec(host, &["nft", "delete table inet cut"]).done();
 }
 
-/// Waits for the commit point; the VM is neither here nor there then.
+/// Waits for the commit point, when the VM runs on neither host.
 #[track_caller]
 pub(crate) fn wait_until_handed_over(lab: &TestLab) {
     let end = Instant::now() + FLIGHT_MAX;
@@ -341,7 +340,7 @@ pub(crate) fn wait_until_told_to_run(lab: &TestLab) -> bool {
     let end = Instant::now() + FLIGHT_MAX;
     while Instant::now() < end {
         match last_incoming_state(&connection).as_deref() {
-            // So soon that it is not known yet what QEMU says to it.
+            // QEMU's answer is not known yet.
             None | Some("waiting") => thread::sleep(Duration::from_millis(1)),
             state => return state == Some("running"),
         }
@@ -361,7 +360,7 @@ fn last_incoming_state(journal: &Connection) -> Option<String> {
     journal.query_row(query, [], |row| row.get(0)).ok()
 }
 
-/// Whether host `a` has recorded a hand-over whose outcome it does not know yet.
+/// Whether host `a` has recorded a hand-over of which it does not know the outcome yet.
 #[track_caller]
 pub(crate) fn is_handed_over(lab: &TestLab) -> bool {
     let connection = Connection::open(journal(lab, "a")).unwrap();
@@ -369,13 +368,13 @@ pub(crate) fn is_handed_over(lab: &TestLab) -> bool {
     connection.query_row(query, [], |row| row.get::<_, u32>(0)).unwrap() > 0
 }
 
-/// Slow enough that a test does in mid-flight what it wants to, on a busy machine too.
+/// A lab slow enough that a test can do in mid-flight what it wants to, even on a busy machine.
 #[track_caller]
 pub(crate) fn slow_lab() -> TestLab {
     TestLab::up(&["--link", SLOW_MBPS, "--link", SLOW_MBPS])
 }
 
-/// Says soon that an outcome is not known.
+/// A lab whose agents soon report that an outcome is not known.
 pub(crate) fn impatient_lab() -> TestLab {
     let lab = slow_lab();
     lab.stop_agent("a", Signal::TERM);

@@ -18,13 +18,13 @@ pub(crate) const TESTS: &[Test] = &[
     ("what_others_may_write_to_is_not_believed", what_others_may_write_to_is_not_believed),
 ];
 
-/// By `systemd-analyze security`, in tenths. Of the agent's, most is the host's network and files, which it is there to
-/// change. Of the keeper's, most is that it becomes QEMU's user and reaches into its processes.
+/// The most exposure by `systemd-analyze security`, in tenths. The agent's is mostly due to the host's network and
+/// files, which it is there to change; the keeper's, to becoming QEMU's user and reaching into its processes.
 const EXPOSURE_MAX: [(&str, &str); 2] = [("drainpipe.service", "30"), ("drainpipe-keeper@.service", "28")];
 
 const PACKAGING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging");
 
-/// systemd enforces this setting by failing `openat2` altogether, and says so nowhere.
+/// systemd enforces this setting by making every `openat2` fail, which is not documented.
 fn the_unit_lets_the_agent_open_files() {
     let unit = fs::read_to_string(format!("{PACKAGING}/drainpipe.service")).unwrap();
     assert!(!unit.contains("\nRestrictSUIDSGID="));

@@ -1,5 +1,5 @@
-//! Several migrations between two hosts at once: they share the paths, the route and the watch, and one
-//! that ends takes nothing from another.
+//! Several migrations between two hosts at once. They share paths, route and watch, and one that ends takes nothing
+//! from another.
 
 use drainpipe_api_types::MigrationView;
 use drainpipe_engine::migration::result::{Outcome, PathState};
@@ -31,15 +31,15 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_target_agent_is_started_anew_in_flight", the_target_agent_is_started_anew_in_flight),
 ];
 
-/// Memory of the guest, of which 16 MiB are filled.
+/// The guest's memory, of which 16 MiB are filled.
 const MEMORY_MIB: u64 = 128;
 
 const VMS: [&str; 2] = ["web", "db"];
 
-/// More than both links of [`slow_lab`] carry: nothing arrives while the guests do that.
+/// More than both links of [`slow_lab`] carry: no guest arrives while it does that.
 pub(crate) const NEVER_DONE: Dirtying = Dirtying { mib_per_s: 20, locality_percent: 100 };
 
-/// Two guests, `web` on host `a` and `db` on the other one or on the same.
+/// Two guests: `web` on host `a`, and `db` on either host.
 struct Two {
     lab: TestLab,
     guests: [Guest; 2],
@@ -58,8 +58,8 @@ impl Two {
         Self { lab, guests, network }
     }
 
-    /// Begins to move each to its host of these, where none arrives before [`Self::let_arrive`]. Back when the memory
-    /// of both is being copied.
+    /// Begins to move each guest to its host; neither arrives before [`Self::let_arrive`]. Returns when the memory of
+    /// both is being copied.
     #[track_caller]
     fn migrate(&self, hosts: [&str; 2]) -> [Running; 2] {
         let start = |vm| {
@@ -82,14 +82,14 @@ impl Two {
         }
     }
 
-    /// What becomes of them once the guests rest.
+    /// The results after the guests have come to rest.
     #[track_caller]
     fn let_arrive<const COUNT: usize>(&self, migrating: [Running; COUNT]) -> [Output; COUNT] {
         self.have_them_rewrite(Dirtying::IDLE);
         migrating.map(Running::wait)
     }
 
-    /// The migrations from a host of which memory is being copied.
+    /// The migrations from a host whose memory is being copied.
     fn copying(&self, host: &str) -> Vec<MigrationView> {
         let is_copied = |view: &MigrationView| {
             let step = view.progress.as_ref().map(|progress| progress.step);
@@ -98,7 +98,7 @@ impl Two {
         self.lab.migrations(host).into_iter().filter(is_copied).collect()
     }
 
-    /// Fails the test unless both run whole where they belong, and nothing else is left.
+    /// Fails the test unless both run intact where they belong, and nothing else is left.
     #[track_caller]
     fn assert_settled(&self, hosts: [&str; 2]) {
         for (vm, host) in VMS.iter().zip(hosts) {
@@ -115,7 +115,7 @@ impl Two {
     }
 }
 
-/// Switches a link of a host silent, and waits until neither host counts on it.
+/// Makes a link of a host silent, and waits until neither host counts on it.
 #[track_caller]
 fn silence(lab: &TestLab, host: &str, link: &str) {
     lab.fault(&format!("blackhole {host} {link}"));
@@ -129,7 +129,7 @@ pub(crate) fn wait_for_news(lab: &TestLab, news: &str) {
     }
 }
 
-/// Kills the agent of `b`; back when a new one is there, and the other one watches with it.
+/// Kills the agent of `b`, and returns when a new one runs, and the other one watches with it.
 #[track_caller]
 fn start_agent_anew(lab: &TestLab) {
     lab.stop_agent("b", Signal::KILL);
@@ -180,7 +180,7 @@ fn one_of_two_is_cancelled(two: &Two) {
     let db = copying.iter().find(|view| view.vm == "db").expect("both are under way");
     two.lab.drainpipe(&["cancel", &db.id]).done();
     assert_eq!(result_of(&cancelled.wait()).outcome, Outcome::Cancelled);
-    // The other one still has its paths, and their watch.
+    // The other migration still has its paths and their watch.
     silence(&two.lab, "a", "e0");
     let [output] = two.let_arrive([moved]);
     two.lab.fault("heal a e0");
@@ -226,7 +226,7 @@ fn an_agent_is_started_anew_while_one_vm_comes_and_one_goes() {
     let came = result_of(&came);
     assert_eq!(came.outcome, Outcome::Completed, "{came:#?}");
     assert!(turns(&came, "e0").contains(&PathState::Out), "{came:#?}");
-    // Its agent was the one that led it.
+    // The agent that led the migration was killed.
     assert_ne!(went.code, 0);
     two.assert_settled(["b", "b"]);
 }

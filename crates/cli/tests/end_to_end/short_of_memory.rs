@@ -1,4 +1,4 @@
-//! A target whose kernel kills the VM's QEMU for lack of memory, when all had been found well before.
+//! A target whose kernel kills the VM's QEMU for lack of memory, although there was enough before.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,10 +8,10 @@ use rustix::process::Pid;
 use crate::scene::{Scene, assert_failed};
 use crate::support::{TestLab, unique_name};
 
-/// The limit of what a QEMU may take from mid-flight on: less than what is still to come of the guest's memory.
+/// The limit for a QEMU from mid-flight on: less than what is still to come of the guest's memory.
 const LIMIT_MIB: u64 = 32;
 
-/// A control group of processes that get no more memory than that; removed when dropped.
+/// A control group whose processes get no more memory than that. It is removed when this is dropped.
 struct Memory {
     group: PathBuf,
     version: Version,
@@ -24,7 +24,7 @@ enum Version {
     Two,
 }
 
-/// Where memory is limited, if it can be on this machine.
+/// Where memory can be limited on this machine, if it can.
 fn hierarchy() -> Option<(PathBuf, Version)> {
     let [one, two] = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(PathBuf::from);
     if one.join("memory.limit_in_bytes").exists() {
@@ -72,7 +72,7 @@ impl Memory {
         self.set("cgroup.procs", &process.to_string());
     }
 
-    /// Whether the kernel has killed somebody to keep the limit.
+    /// Whether the kernel has killed a process to keep the limit.
     fn has_killed(&self) -> bool {
         let file = match self.version {
             Version::One => "memory.oom_control",
@@ -92,9 +92,9 @@ impl Drop for Memory {
 }
 
 pub(crate) fn the_kernel_kills_the_targets_qemu() {
-    // Dropped last: when nothing is in it any more.
+    // Dropped last, when it has no processes any more.
     let memory = Memory::limited_to(LIMIT_MIB);
-    // Slow enough that most of it is still to come, however late the machine is.
+    // Slow enough that most of the memory is still to come, however late the machine is.
     let scene = Scene::in_lab(TestLab::slow());
     let migrating = scene.migrate(&[]);
     memory.take(scene.lab.qemu_pid("b", "web").unwrap());

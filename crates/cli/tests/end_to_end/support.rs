@@ -23,7 +23,8 @@ use crate::guest::Guest;
 use crate::options;
 use crate::program::{DRAINPIPE, FAILED, Output, Running, command, command_of, drainpipe};
 
-/// Long enough for anything that should happen at once, on a very busy machine. It tells a hang, not a promise.
+/// Long enough, even on a very busy machine, for anything that should happen at once. It detects a hang; it promises
+/// nothing.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A name that no other test, and no other run, uses.
@@ -32,7 +33,7 @@ pub(crate) fn unique_name() -> String {
     format!("e2e-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A lab with its agents, of the hosts `a` and `b` unless told otherwise. It goes down with the test, however that ends.
+/// A lab with its agents, with the hosts `a` and `b` by default. It goes down with the test, however that ends.
 pub(crate) struct TestLab {
     name: String,
     files: TempDir,
@@ -46,8 +47,8 @@ impl TestLab {
         Self::up(&["--link", "unlimited", "--link", "unlimited"])
     }
 
-    /// Two links on which a guest of 160 MiB is in flight for a second: for as long as agents may have to wait for a
-    /// core on a busy machine, before they lead QEMU's connections over both.
+    /// Two links on which a guest of 160 MiB is in flight for a second. On a busy machine, the agents may have to wait
+    /// that long for a core before they spread QEMU's connections over both.
     #[track_caller]
     pub(crate) fn brisk() -> Self {
         Self::up(&["--link", "500", "--link", "500"])
@@ -59,18 +60,18 @@ impl TestLab {
         Self::up(&["--link", "20", "--link", "20"])
     }
 
-    /// With arguments of `drainpipe lab up`.
+    /// A lab with these arguments of `drainpipe lab up`.
     #[track_caller]
     pub(crate) fn up(arguments: &[&str]) -> Self {
         Self::up_by(DRAINPIPE, arguments)
     }
 
-    /// The same, made by this program, which its agents are too.
+    /// A lab made by this program, whose agents are this program too.
     #[track_caller]
     pub(crate) fn up_by(program: &str, arguments: &[&str]) -> Self {
         let name = unique_name();
         let lab = Self { name, files: TempDir::new().unwrap(), guests: AtomicU8::new(0) };
-        // A program in place of QEMU is run by QEMU's user.
+        // QEMU's user must be able to run a program that stands in for QEMU.
         fs::set_permissions(lab.files.path(), fs::Permissions::from_mode(0o711)).unwrap();
         let backend = Backend::of_test().lab_arguments(arguments);
         let backend: Vec<&str> = backend.iter().map(String::as_str).collect();
@@ -95,8 +96,8 @@ impl TestLab {
         self.files.path()
     }
 
-    /// What the lab keeps for a host or for `client`: `agent.toml`, `agent.log`, `agent.sock`, `pki/`,
-    /// `state/`, `run/`.
+    /// The lab's directory for a host or for `client`: `agent.toml`, `agent.log`, `agent.sock`, `pki/`, `state/`,
+    /// `run/`.
     pub(crate) fn directory(&self, node: &str) -> PathBuf {
         Path::new("/run/drainpipe/lab").join(&self.name).join(node)
     }
@@ -126,7 +127,7 @@ impl TestLab {
         serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{arguments:?}: {error}\n{printed}"))
     }
 
-    /// As [`Self::json`], of a list that some host could not be asked for: the code says so.
+    /// Like [`Self::json`], for a list that some host could not be asked for: the exit code says so.
     #[track_caller]
     pub(crate) fn incomplete_json<T: DeserializeOwned>(&self, arguments: &[&str]) -> T {
         let output = self.drainpipe(&[arguments, &["--json"]].concat());
@@ -159,7 +160,7 @@ impl TestLab {
         result
     }
 
-    /// Fails the test unless the VM runs on this host, and on no other is anything left of it.
+    /// Fails the test unless the VM runs on this host, and nothing of it is left on any other.
     #[track_caller]
     pub(crate) fn assert_runs_on(&self, vm: &str, host: &str) {
         let found = self.answering(vm);
@@ -169,7 +170,7 @@ impl TestLab {
         assert_eq!(with_qemu.collect::<Vec<_>>(), [host], "hosts on which the VM has a QEMU");
     }
 
-    /// A VM, once its QEMU answers: one of a busy machine may take longer than lists wait for it.
+    /// A VM, once its QEMU answers. On a busy machine, that may take longer than the lists wait for it.
     #[track_caller]
     fn answering(&self, vm: &str) -> VmView {
         let end = Instant::now() + PATIENCE;
@@ -189,8 +190,8 @@ impl TestLab {
         }
     }
 
-    /// Boots a guest on host `a`, all but 112 MiB of its memory filled; back when it is ready.
-    /// 160 MiB will do for most tests.
+    /// Boots a guest on host `a`, with all but 112 MiB of its memory filled, and returns when it is ready. 160 MiB
+    /// suffice for most tests.
     #[track_caller]
     pub(crate) fn start_guest(&self, name: &str, memory_mib: u64, kernel_parameters: &str) -> Guest {
         if Backend::of_test() == Backend::Libvirt {
@@ -205,7 +206,7 @@ impl TestLab {
         guest
     }
 
-    /// Boots a VM that is off, as its owner does.
+    /// Boots a VM that is off, as its owner would.
     #[track_caller]
     pub(crate) fn start_again(&self, host: &str, name: &str) {
         match Backend::of_test() {
@@ -223,7 +224,7 @@ impl TestLab {
         self.drainpipe(&["vm", "create", &file]).done();
     }
 
-    /// Writes a file of the test's own; gives its path.
+    /// Writes a file for the test, and returns its path.
     #[track_caller]
     pub(crate) fn write(&self, name: &str, text: &str) -> String {
         let file = self.files().join(name);
@@ -256,7 +257,7 @@ impl TestLab {
     #[track_caller]
     pub(crate) fn agent_pid(&self, host: &str) -> Option<Pid> {
         let found = self.pids(host, &[" agent --config "]);
-        // What it starts has its command line until it becomes another program, and a lower number where these have begun
+        // Its children have its command line until they execute another program, and lower numbers if these have begun
         // again.
         found.iter().copied().find(|pid| parent(*pid).is_none_or(|parent| !found.contains(&parent)))
     }
@@ -267,7 +268,7 @@ impl TestLab {
         self.pids(host, &["qemu", &format!("guest={vm},")]).first().copied()
     }
 
-    /// Processes on a host whose command lines hold all these words.
+    /// Processes on a host whose command lines contain all these words.
     #[track_caller]
     pub(crate) fn pids(&self, host: &str, words: &[&str]) -> Vec<Pid> {
         let processes = self.lab().processes(host).unwrap().into_iter();
@@ -275,32 +276,33 @@ impl TestLab {
         found.map(|process| Pid::from_raw(process.pid).expect("the kernel named it")).collect()
     }
 
-    /// Ends a host's agent with this signal; back when it is gone.
+    /// Ends a host's agent with this signal, and returns when it is gone.
     #[track_caller]
     pub(crate) fn stop_agent(&self, host: &str, signal: Signal) {
         let pid = self.agent_pid(host).expect("the agent runs");
         let agent = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         kill_process(pid, signal).unwrap();
-        // Readable once the kernel has also told what it leaves behind, as a QEMU that is stopped.
+        // The process file becomes readable when the kernel has also sent what the agent's end causes, such as a QEMU's
+        // stop.
         let has_ended =
             || poll(&mut [PollFd::new(&agent, PollFlags::IN)], Some(&Timespec::default())) == Ok(1);
         eventually("the agent ends", has_ended);
     }
 
-    /// Starts a host's agent again; back when it answers.
+    /// Starts a host's agent again, and returns when it answers.
     #[track_caller]
     pub(crate) fn start_agent(&self, host: &str) {
         self.start_agent_by(host, &[DRAINPIPE]);
     }
 
-    /// As [`Self::start_agent`], by way of these words.
+    /// Like [`Self::start_agent`], but run by the program that these words name.
     #[track_caller]
     pub(crate) fn start_agent_by(&self, host: &str, words: &[&str]) {
         self.spawn_agent(host, words);
         self.wait_for_agent(host);
     }
 
-    /// As [`Self::start_agent_by`], without waiting for its answer.
+    /// Like [`Self::start_agent_by`], without waiting for the agent's answer.
     #[track_caller]
     pub(crate) fn spawn_agent(&self, host: &str, words: &[&str]) {
         let [config, log] = ["agent.toml", "agent.log"].map(|file| self.directory(host).join(file));
@@ -316,20 +318,19 @@ impl TestLab {
         eventually("the agent answers", || ask::<HostView>(self, host, "/v1/host", None).is_ok());
     }
 
-    /// All VMs of all hosts, as host `a` tells of them, without starting the program: for what is asked again and
-    /// again.
+    /// All VMs of all hosts, as host `a` lists them, without starting the program: for questions that are repeated.
     #[track_caller]
     pub(crate) fn vms(&self) -> VmList {
         ask(self, "a", "/v1/vms?scope=all", None).unwrap()
     }
 
-    /// The migrations that a host's agent knows, the newest first; without starting the program.
+    /// The migrations that a host's agent knows, newest first, without starting the program.
     #[track_caller]
     pub(crate) fn migrations(&self, host: &str) -> Vec<MigrationView> {
         ask(self, host, "/v1/migrations", None).unwrap()
     }
 
-    /// Runs a host's agent, stopped before, in expectation of its refusal to start.
+    /// Starts a host's agent, which was stopped before and must refuse to start.
     #[track_caller]
     pub(crate) fn refused_agent(&self, host: &str) -> Output {
         let config = self.directory(host).join("agent.toml");
@@ -345,7 +346,7 @@ impl TestLab {
         fs::write(&file, text.replace(from, to)).unwrap();
     }
 
-    /// What migrations may change on the hosts, to be compared before and after.
+    /// The parts of the hosts' network that migrations may change, to be compared before and after.
     #[track_caller]
     pub(crate) fn network(&self) -> [HostNetwork; 2] {
         ["a", "b"].map(|host| HostNetwork::read(self, host))
@@ -369,7 +370,7 @@ impl TestLab {
 }
 
 impl TestLab {
-    /// What the QEMUs and the consoles of a host's domains have said last, if it has libvirt.
+    /// Prints the last output of the QEMUs and consoles of a host's domains, if it has libvirt.
     fn print_logs_of_domains(&self, host: &str) {
         let files = fs::read_dir(self.directory(host).join("libvirt/log/qemu"));
         for file in files.into_iter().flatten().flatten() {
@@ -394,7 +395,7 @@ impl Drop for TestLab {
     }
 }
 
-/// How much of each log of a domain is shown when its test has failed.
+/// How much of each domain's log is shown when its test has failed.
 const LOG_SHOWN_BYTES: usize = 3000;
 
 /// The process that started this one, unless it has ended.
@@ -404,7 +405,7 @@ fn parent(pid: Pid) -> Option<Pid> {
     Pid::from_raw(parent.trim().parse().ok()?)
 }
 
-/// What each thread of a process waits for, by the kernel.
+/// What each thread of a process waits for, according to the kernel.
 pub(crate) fn threads(pid: &str) -> String {
     let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return String::new() };
@@ -421,14 +422,14 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
-        // Many conditions ask agents, which are not optimised.
+        // Many conditions ask agents, which are built without optimisation.
         thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// What migrations may change on a host, a line each: addresses, routes, settings. Of the links only
-/// those that migrations use, as guests' taps come and go with the guests; and without their numbers, since one
-/// that is made again has another.
+/// The parts of a host's network that migrations may change, a line each: addresses, routes, settings. Only links that
+/// migrations use are included, since guests' taps come and go with the guests; and without their numbers, since a link
+/// that is made again gets another one.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct HostNetwork(Vec<String>);
 
@@ -436,7 +437,7 @@ impl HostNetwork {
     #[track_caller]
     fn read(lab: &TestLab, host: &str) -> Self {
         let printed = lab.exec(host, &["bash", "-c", NETWORK]).done();
-        // Link-local and multicast addresses are the kernel's own affair, and settle by and by.
+        // The kernel itself manages link-local and multicast addresses, and they settle after a while.
         let kernels = |line: &&str| line.contains("fe80:") || line.contains("ff00:");
         let lines = printed.lines().filter(|line| !kernels(line) || line.contains("proto 215"));
         Self(lines.map(|line| format!("{host}: {}", line.trim_end())).collect())
@@ -447,7 +448,7 @@ impl HostNetwork {
     }
 }
 
-/// By as few programs as can be: many tests wait until it is what it was.
+/// As few programs as possible, since many tests wait until the network is as it was.
 const NETWORK: &str = "of_links() { for link in lo mgmt e0 e1; do echo $1 dev $link; done; }; \
     of_links 'address show' | ip -oneline -force -batch - | cut -d: -f2-; \
     { of_links 'route show table all'; echo rule; echo route show table all proto 215; } | ip -6 -force -batch -; \
@@ -477,7 +478,8 @@ pub(crate) fn lab_for_measuring() -> TestLab {
     TestLab::up(&up)
 }
 
-/// A program in this directory that stands in for a QEMU then runs as the same user in a lab, and may write there.
+/// Gives a directory to the user as which a QEMU runs in a lab, so that a program in it that stands in for QEMU may
+/// write there.
 pub(crate) fn give_to_user_of(qemu: &str, directory: &Path) -> io::Result<()> {
     let QemuUser { uid, gid } = QemuUser::of_lab(Path::new(qemu));
     fs::set_permissions(directory, fs::Permissions::from_mode(0o700))?;

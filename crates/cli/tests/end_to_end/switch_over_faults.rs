@@ -1,5 +1,5 @@
-//! What fails around the commit: the links for the last bytes, the network between the agents, the disk under the
-//! target's journal. Where the VM runs after that is what the source's journal says.
+//! Failures around the commit: of the links for the last bytes, the network between the agents, and the disk under the
+//! target's journal. Afterwards, the VM runs where the source's journal says.
 
 use std::thread;
 use std::time::Duration;
@@ -30,19 +30,19 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_journal_is_full_when_a_vm_comes_or_in_flight", a_journal_is_full_when_a_vm_comes_or_in_flight),
 ];
 
-/// A guest is in flight for 3 s over them.
+/// A guest is in flight for 3 s over these links.
 const LINKS: [&str; 4] = ["--link", "200", "--link", "200"];
 
-/// A program meets QEMU in the middle of its work.
+/// For a program that talks to QEMU in the middle of its work.
 const QMP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What a VM's QEMU says of it, by the socket that is for its guard; of a domain by libvirt's.
+/// The state that a VM's QEMU reports over its guard's socket; for a domain, the state that libvirt reports.
 #[track_caller]
 pub(crate) fn run_state(lab: &TestLab, host: &str, vm: &str) -> RunState {
     try_run_state(lab, host, vm).unwrap()
 }
 
-/// The same of one that may be starting, or ending.
+/// The same for a QEMU that may be starting or ending.
 fn try_run_state(lab: &TestLab, host: &str, vm: &str) -> Result<RunState, String> {
     if Backend::of_test() == Backend::Libvirt {
         let said = lab.qemu_says(host, vm).ok_or("its QEMU does not answer")?;
@@ -57,7 +57,7 @@ fn try_run_state(lab: &TestLab, host: &str, vm: &str) -> Result<RunState, String
     })
 }
 
-/// A source on which only QEMU goes on: paused for its last bytes, it waits for leave to send them.
+/// A source on which only QEMU continues: paused for its last bytes, it waits for permission to send them.
 struct PausedSource<'a> {
     scene: &'a Scene,
     agent: Pid,
@@ -65,7 +65,7 @@ struct PausedSource<'a> {
 }
 
 impl<'a> PausedSource<'a> {
-    /// Back when the VM is paused.
+    /// Returns when the VM is paused.
     #[track_caller]
     fn at_pause(scene: &'a Scene) -> Self {
         let lab = &scene.lab;
@@ -78,7 +78,7 @@ impl<'a> PausedSource<'a> {
         paused
     }
 
-    /// The guard after the agent has given it a sign of life, or it would let the VM run.
+    /// Freezes the guard after the agent's last sign of life, or it would let the VM run.
     #[track_caller]
     fn release(self) {
         kill_process(self.agent, Signal::CONT).unwrap();
@@ -109,7 +109,8 @@ fn all_links_fall_silent_for_good(scene: &Scene) {
     assert!(result.silence.standstill_ms >= result.silence.downtime_ms, "{result:#?}");
     scene.guest.assert_answers();
     assert!(heartbeat.longest_gap() < CUT_SILENCE_MAX, "{:?}", heartbeat.statistics());
-    // Also the target gives it up while the links are still dead: the agents reach each other by another network.
+    // The target, too, gives the VM up while the links are still dead: the agents reach each other over another
+    // network.
     scene.assert_settled("a");
     heal(scene);
 }
@@ -142,19 +143,19 @@ pub(crate) fn heal(scene: &Scene) {
     }
 }
 
-/// As [`Scene::migrate_and_hold`], by what the target's QEMU says.
+/// Like [`Scene::migrate_and_hold`], by what the target's QEMU says.
 #[track_caller]
 pub(crate) fn hold_until_all_is_there(scene: &Scene) -> (Running, HeldJournal) {
     let is_there = || try_run_state(&scene.lab, "b", "web") == Ok(RunState::Paused);
     let is_near = |id: &str| match Backend::of_test() {
         Backend::Qemu => is_there(),
-        // A libvirt keeps who asks of a domain that comes waiting, on a busy machine until all is over.
+        // On a busy machine, a libvirt that is asked about an incoming domain may answer only when all is over.
         Backend::Libvirt => scene.step_of(id).is_none_or(|step| step >= Step::Downtime),
     };
     scene.migrate_and_hold(is_near, is_there)
 }
 
-/// Nor can it be made to.
+/// Fails the test unless the VM runs on neither host, nor can be made to.
 #[track_caller]
 fn assert_runs_nowhere(scene: &Scene) {
     let states = ["a", "b"].map(|host| run_state(&scene.lab, host, "web"));
@@ -173,7 +174,7 @@ fn the_target_hears_nothing_or_cannot_write_after_the_hand_over() {
 }
 
 fn the_agents_lose_each_other_before_the_order_to_run(scene: &Scene) {
-    // All state arrives, and the hand-over is recorded when the target hears nothing any more.
+    // All state arrives, and the hand-over is recorded when the target no longer hears anything.
     let (migrating, paused) = hold_until_all_is_there(scene);
     cut_off(&scene.lab, "b");
     paused.release();
@@ -181,7 +182,7 @@ fn the_agents_lose_each_other_before_the_order_to_run(scene: &Scene) {
     let output = migrating.wait();
     assert_eq!(output.code, 4, "{output:#?}");
     assert_eq!(result_of(&output).outcome, Outcome::InDoubt);
-    // It is the target's, which does not know it yet.
+    // The VM is the target's, which does not know that yet.
     assert_runs_nowhere(scene);
     let migration = scene.migrations().remove(0);
     assert_eq!(migration.result.map(|result| result.outcome), Some(Outcome::InDoubt));
@@ -193,7 +194,7 @@ fn the_agents_lose_each_other_before_the_order_to_run(scene: &Scene) {
     scene.assert_settled("b");
 }
 
-/// Before the VM is paused: past the hand-over it would stand still until there is room.
+/// Before the VM is paused: after the hand-over, it would stand still until there is room.
 fn a_journal_is_full_when_a_vm_comes_or_in_flight() {
     let lab = slow_lab();
     let [sources, targets] = ["a", "b"].map(|host| SmallDisk::under_journal(&lab, host, 1));
@@ -247,7 +248,7 @@ fn the_targets_journal_is_full_after_the_hand_over(scene: &Scene, disk: &SmallDi
     assert!(result.error.as_ref().is_some_and(|error| error.contains("its disk")), "{result:#?}");
     let in_vain = result.events.iter().filter(|event| event.what.starts_with("failed: ")).count();
     assert!((1..=4).contains(&in_vain), "asked once a second for 2 s: {result:#?}");
-    // It is the target's, which cannot write that down.
+    // The VM is the target's, which cannot record that.
     assert_runs_nowhere(scene);
     disk.free();
     assert_eq!(scene.last_result().outcome, Outcome::Completed);

@@ -44,7 +44,7 @@ fn it_is_told_in_flight_and_before_the_next_migration() {
     });
 }
 
-/// Where the agents have chosen the migration addresses.
+/// The same if the agents have chosen the migration addresses.
 fn so_it_is_by_ipv6() {
     let lab = slow_lab();
     for (host, last) in [("a", "11"), ("b", "12")] {
@@ -65,7 +65,7 @@ fn is_told(scene: &Scene, others: impl FnOnce(&Scene) -> OthersRoute) {
     eventually("memory is sent", || scene.step() == Some(Step::CopyMemory));
     let others = others(scene);
     eventually("its agent has seen it", || {
-        // Again, as the agent may be about to write weights, which replaces what has come in that moment.
+        // Once more, since the agent may be about to write weights, and would then replace the new route.
         on_a(scene, &others.replaces());
         scene.lab.agent_log("a").contains("is another program's")
     });

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 
-/// The name in the target's certificate, which the source insists on.
+/// The name in the target's certificate, which the source requires.
 pub(crate) const TARGET_NAME: &str = "target.test";
 
-/// An authority, and what it has signed for either end, under the names that QEMU looks for.
+/// Writes an authority, and what it has signed for either end, under the names that QEMU looks for.
 pub(crate) fn write_certificates(directory: &Path) {
     let write = |name: &str, pem: String| fs::write(directory.join(name), pem).unwrap();
     let authority_key = KeyPair::generate().unwrap();

@@ -1,4 +1,4 @@
-//! Somebody on the network of the links who connects to every port there, before the source does.
+//! Somebody on the links' network who connects to every port there, before the source does.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,7 +18,7 @@ use crate::support::{TestLab, eventually};
 pub(crate) const TESTS: &[Test] =
     &[("who_connects_before_the_source_is_not_let_in", who_connects_before_the_source_is_not_let_in)];
 
-/// The migration addresses of a and b in a lab, and a way there for everybody on the links' network.
+/// The migration addresses of a and b in a lab, which everybody on the links' network can reach.
 const MIGRATION_ADDRESSES: [(&str, &str); 2] =
     [("10.77.255.11", "10.77.1.11"), ("10.77.255.12", "10.77.1.12")];
 
@@ -65,12 +65,12 @@ fn who_connects_before_the_source_is_not_let_in() {
     eventually("the network is put back", || lab.network() == before);
 }
 
-/// Connects to each port, and says something that is no migration.
+/// Connects to each port, and says something that no migration would.
 fn connect_to_all(address: IpAddr, held: &mut VecDeque<TcpStream>) {
     for port in PORTS {
         let to = SocketAddr::new(address, port);
         if let Ok(mut stream) = TcpStream::connect_timeout(&to, Duration::from_millis(20)) {
-            // It may be closed by now.
+            // The connection may be closed by now.
             let _ = stream.write_all(&[0x5a; 64]);
             held.push_back(stream);
             held.truncate(64);

@@ -1,14 +1,14 @@
-//! The short form of these tests, which `make test` runs, and the whole, which `make test-whole` does: the short form shows
-//! each mechanism once, the whole has the same faults at other ends, by other means and options.
+//! The short form of these tests, which `make test` runs, and the whole, which `make test-whole` runs. The short form
+//! shows each mechanism once; the whole has the same faults at other ends, by other means and with other options.
 
 use libtest_mimic::Trial;
 
 use crate::with_libvirt;
 
-/// Has all of them run.
+/// The variable that makes all of them run.
 const WHOLE: &str = "DRAINPIPE_TEST_WHOLE";
 
-/// Tests that the short form leaves out, each with the one that shows its mechanism there.
+/// Tests that the short form leaves out, each with a test that shows its mechanism there.
 const LEFT_OUT: &[(&str, &str)] = &[
     ("bad_luck::a_link_that_is_silent_from_the_start_is_left_out", "path_loss::a_link_falls_silent"),
     (
@@ -152,21 +152,21 @@ const POST_COPYS_AGENTS: &str = "post_copy::agents_that_are_killed_meanwhile";
 const TWO_VMS_COME: &str = "shared_paths::an_agent_is_started_anew_while_two_vms_come";
 const WRITES: &str = "writing_guests::their_disks_move_whole";
 
-/// Whether the whole is run; `make test-libvirt` is always whole.
+/// Whether the whole form runs; `make test-libvirt` always runs it.
 pub(crate) fn is_wanted() -> bool {
     std::env::var_os(WHOLE).is_some() || with_libvirt::is_wanted()
 }
 
-/// What a test goes through one by one; in the short form, the first `short` of them.
+/// The cases that a test goes through one by one; in the short form, the first `short` of them.
 pub(crate) fn first_or_all<T>(short: usize, all: &[T]) -> &[T] {
     if is_wanted() { all } else { &all[..short] }
 }
 
-/// Those of all tests that this run is to have.
+/// The tests of this run.
 ///
 /// # Panics
 ///
-/// Where one that is left out has gone, or the one that shows its mechanism has or is left out too.
+/// If a test that is left out does not exist, or if the one that shows its mechanism does not, or is left out too.
 pub(crate) fn wanted(mut trials: Vec<Trial>) -> Vec<Trial> {
     let is_left_out = |name: &str| LEFT_OUT.iter().any(|(left_out, _)| name == *left_out);
     for (left_out, instead) in LEFT_OUT {

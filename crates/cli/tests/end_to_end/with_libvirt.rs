@@ -1,4 +1,5 @@
-//! The tests of Drainpipe's own VMs, run with libvirt's domains: the same bodies. Those that cannot be the same say why.
+//! The tests of Drainpipe's own VMs with libvirt's domains: the same bodies. A reason stands beside each that cannot be
+//! the same.
 //!
 //! `make test` has a few of them, `make test-libvirt` all.
 
@@ -9,10 +10,11 @@ use libtest_mimic::{Completion, Trial};
 use crate::backend::Backend;
 use crate::{Named, domains, no_other_qemu, real_guest, trial, with_labs_alone, writing_guests};
 
-/// Has all of them run, and no others but those of domains alone. A path is that of the daemon of all libvirts.
+/// The variable that makes all of them run, and otherwise only tests of domains. If it is a path, all libvirts use the
+/// daemon there.
 const ALL: &str = "DRAINPIPE_TEST_WITH_LIBVIRT";
 
-/// In every run of all tests.
+/// The tests that every run includes.
 const IN_EVERY_RUN: [&str; 2] = [
     "bad_luck::an_agent_is_killed_and_its_program_replaced_while_its_vm_runs",
     "writing_guests::their_disks_move_whole",
@@ -32,7 +34,7 @@ const NOT_FORESEEN: &str = "the memory of domains is not sampled, so that it is 
 
 const NOT_TOLD_HOW_IT_ENDED: &str = "how a QEMU of libvirt's has ended, its host does not learn";
 
-/// What is not the same with domains: modules and tests, and why.
+/// The modules and tests that differ with domains, and why.
 const NOT_THE_SAME: &[(&str, &str)] = &[
     ("bad_input", "no VM takes part"),
     ("bad_luck::an_agent_is_killed_as_it_starts_a_vm", "`virsh start` starts a domain"),
@@ -90,18 +92,18 @@ pub(crate) fn is_wanted() -> bool {
     std::env::var_os(ALL).is_some()
 }
 
-/// The daemon that all libvirts of this run have, if it is another than the distribution's.
+/// The daemon that all libvirts of this run use, if it is not the distribution's.
 pub(crate) fn daemon() -> Option<PathBuf> {
     let daemon = std::env::var_os(ALL).map(PathBuf::from);
     daemon.filter(|path| path.components().count() > 1)
 }
 
-/// Whether the other parts of libvirt, such as networks, have daemons of their own.
+/// Whether the other parts of libvirt, such as networks, have their own daemons.
 pub(crate) fn is_modular() -> bool {
     daemon().is_some_and(|path| path.ends_with("virtqemud"))
 }
 
-/// Those of this run; on a machine that lacks something, all are reported as ignored for it.
+/// The tests of this run. On a machine that lacks something, all are reported as ignored for that reason.
 pub(crate) fn trials(missing: Option<&String>) -> Vec<Trial> {
     let no_newer_qemu = missing.cloned().or_else(no_other_qemu);
     let all = with_labs_alone().map(|test| (test, missing));
@@ -114,7 +116,7 @@ pub(crate) fn trials(missing: Option<&String>) -> Vec<Trial> {
     made.collect()
 }
 
-/// Those with a whole Debian.
+/// The tests with a whole Debian.
 pub(crate) fn real_guest(missing: Option<&String>) -> impl Iterator<Item = Trial> {
     let missing = missing.cloned().or_else(domains::missing);
     real_guest::TESTS.iter().map(move |(name, test)| {
@@ -123,7 +125,7 @@ pub(crate) fn real_guest(missing: Option<&String>) -> impl Iterator<Item = Trial
     })
 }
 
-/// Those of guests that move with their disks.
+/// The tests of guests that move with their disks.
 fn with_disks() -> impl Iterator<Item = Named> {
     writing_guests::WITH_NEWER_QEMU.iter().map(|(name, test)| (format!("writing_guests::{name}"), *test))
 }

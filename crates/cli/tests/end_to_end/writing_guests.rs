@@ -1,4 +1,4 @@
-//! Guests that write their disks while these move with them, remember what was acknowledged, and check all of it.
+//! Guests that write to their disks while these move along, remember what was acknowledged, and check all of it.
 
 use std::fs;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::guest::Guest;
 use crate::program::Running;
 use crate::support::{TestLab, eventually};
 
-/// Where there is a newer QEMU.
+/// Tests that need a newer QEMU.
 pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("their_disks_move_whole", their_disks_move_whole),
     ("the_agent_dies_once_all_is_there", the_agent_dies_once_all_is_there),
@@ -35,17 +35,17 @@ pub(crate) const WITH_NEWER_QEMU: &[Test] = &[
     ("the_target_is_full", the_target_is_full),
 ];
 
-/// The size of each disk; every other MiB begins as a hole.
+/// The size of each disk. Every other MiB begins as a hole.
 const DISK_MIB: usize = 32;
 
-/// Enough for the kernel, and 16 more.
+/// Enough for the kernel, and 16 MiB more.
 const MEMORY_MIB: u64 = 128;
 
-/// More than slow links carry, so that writes have to wait for a copy to end: until they do, QEMU sends 64 KiB for each of
-/// 4 KiB.
+/// More than slow links carry, so that writes have to wait for a copy to end: until they do, QEMU sends 64 KiB for each
+/// write of 4 KiB.
 pub(crate) const WRITES_PER_S: u32 = 200;
 
-/// The rate of a domain, whose writes never wait: less than slow links carry.
+/// The rate in a domain, whose writes never wait: less than slow links carry.
 const WRITES_OF_DOMAIN_PER_S: u32 = 20;
 
 fn writes_per_s() -> u32 {
@@ -55,13 +55,13 @@ fn writes_per_s() -> u32 {
     }
 }
 
-/// In each part of a test.
+/// How many writes each part of a test waits for.
 const WRITES: u64 = 50;
 
-/// A copy takes seconds.
+/// On these links, a copy takes seconds.
 const SLOW_MBPS: &str = "40";
 
-/// What is left of a copy takes long enough for a test to act.
+/// On these links, the rest of a copy takes long enough for a test to act.
 const SLOWER_MBPS: &str = "10";
 
 /// How much of the first disk is copied when something happens to its copy.
@@ -70,7 +70,7 @@ const COPIED_MIB: u64 = 20;
 /// Room for what the disks take when a copy begins.
 const SMALL_MIB: usize = 3 * DISK_MIB;
 
-/// For a guest without KVM that reads all its disks on a busy machine, and for writes that have to come back before.
+/// For a guest without KVM that reads all its disks on a busy machine, and for the writes that have to return first.
 const DEADLINE: Duration = Duration::from_mins(3);
 
 /// A VM that writes.
@@ -86,7 +86,7 @@ impl Writing {
         Self::of(Apart::under_two_paths_with(lab(), [&contents[0], &contents[1]]))
     }
 
-    /// In the distribution's own QEMU.
+    /// Uses the distribution's QEMU.
     #[track_caller]
     pub(crate) fn begin_in_any_qemu() -> Self {
         let contents = [0, 1].map(|disk| new_disk(disk, DISK_MIB));
@@ -94,7 +94,7 @@ impl Writing {
         Self::of(apart.on_any_machine())
     }
 
-    /// With little room on `b`.
+    /// Leaves little room on `b`.
     #[track_caller]
     fn begin_for_small_target() -> Self {
         let contents = [0, 1].map(|disk| new_disk(disk, DISK_MIB));
@@ -110,7 +110,7 @@ impl Writing {
         writing
     }
 
-    /// Begins to move it. Back when a part of its disks is there.
+    /// Begins to move the VM, and returns when a part of its disks has arrived.
     #[track_caller]
     pub(crate) fn copy(&self) -> Running {
         self.apart.set_links(SLOW_MBPS);
@@ -119,7 +119,8 @@ impl Writing {
         migrating
     }
 
-    /// Begins to move it. Back when its writes wait for the target, and some of its disks is still to be copied, or little.
+    /// Begins to move the VM, and returns when its writes wait for the target, and some or little of its disks is still
+    /// to be copied.
     #[track_caller]
     pub(crate) fn copy_until_writes_wait(&self) -> Running {
         self.apart.set_links(SLOW_MBPS);
@@ -134,7 +135,7 @@ impl Writing {
         migrating
     }
 
-    /// Begins to move it. Back when all of its disks is there, and memory follows.
+    /// Begins to move the VM, and returns when all of its disks has arrived, and memory follows.
     #[track_caller]
     pub(crate) fn copy_all(&self) -> Running {
         self.apart.set_links(SLOW_MBPS);
@@ -159,14 +160,14 @@ impl Writing {
         self.control().disks(DEADLINE).unwrap()
     }
 
-    /// Waits until more has been written since.
+    /// Waits until the guest has written more.
     #[track_caller]
     pub(crate) fn wait_for_writes(&self) {
         let wanted = self.written().acknowledged_writes + WRITES;
         eventually("the guest writes", || self.written().acknowledged_writes >= wanted);
     }
 
-    /// The only host that it runs on.
+    /// The only host on which the VM runs.
     #[track_caller]
     fn settled(&self) -> &'static str {
         let lab = &self.apart.lab;
@@ -180,7 +181,7 @@ impl Writing {
         host
     }
 
-    /// Fails the test unless every block holds what was acknowledged. Nothing is written from then on.
+    /// Fails the test unless every block contains what was acknowledged. Nothing is written from then on.
     #[track_caller]
     pub(crate) fn assert_intact(&self) {
         let found = self.control().verify_disks(DEADLINE).unwrap();
@@ -188,8 +189,8 @@ impl Writing {
         assert_eq!((found.blocks, found.wrong, found.failed_writes), (blocks as u64, 0, 0), "{found}");
     }
 
-    /// Fails the test unless one copy of it runs, writes on, and has lost nothing; moves, and has lost nothing on the way;
-    /// and its disks are whole, seen from outside too.
+    /// Fails the test unless one copy of the VM runs, writes on, and has lost nothing; moves, and has lost nothing on
+    /// the way; and unless its disks are intact, seen from outside too.
     #[track_caller]
     pub(crate) fn assert_nothing_lost(&self) {
         let host = self.settled();
@@ -214,14 +215,14 @@ impl Writing {
         self.apart.assert_has(host, disk_names(), [&contents[0], &contents[1]]);
     }
 
-    /// What the guest says that a disk must hold.
+    /// What a disk must contain, according to the guest.
     #[track_caller]
     fn acknowledged(&self, disk: usize) -> Vec<u8> {
         let blocks = self.generations(disk).into_iter().enumerate();
         blocks.flat_map(|(number, generation)| Block { disk, number, generation }.content()).collect()
     }
 
-    /// How often the guest says that each block of a disk was written.
+    /// How often each block of a disk was written, according to the guest.
     #[track_caller]
     pub(crate) fn generations(&self, disk: usize) -> Vec<u32> {
         let mut control = self.control();
@@ -390,7 +391,7 @@ fn the_target_is_full() {
     let writing = Writing::begin_for_small_target();
     let migrating = writing.copy();
     let filler = writing.apart.on("b", "filler");
-    // That it ends in an error is the purpose.
+    // It is meant to end in an error.
     let _ = fs::write(&filler, vec![0; SMALL_MIB << 20]);
     writing.apart.set_links(SLOW_MBPS);
     writing.assert_ended(migrating, Outcome::Failed);

@@ -1,4 +1,4 @@
-//! Certificates that the other host, or the agent itself, does not take.
+//! Certificates that the other host, or the agent itself, refuses.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::support::TestLab;
 
 const DAYS: NonZeroU32 = NonZeroU32::new(1).unwrap();
 
-/// Gives bad certificates to host `b`, where the VM `web` of host `a` is to go.
+/// Gives bad certificates to host `b`, to which the VM `web` of host `a` is to move.
 pub(super) fn bad_certificates(lab: &TestLab) {
     let ours = lab.directory("client").join("pki");
     let strange = lab.files().join("pki");
@@ -28,7 +28,7 @@ pub(super) fn bad_certificates(lab: &TestLab) {
     lab.start_agent("b");
     refused(&["another authority", "drainpipe pki init"]);
 
-    // Expires while the agent serves with it: a restart would show it at once.
+    // The certificate expires while the agent uses it; a restart would show that at once.
     lab.stop_agent("b", Signal::TERM);
     let now = Timestamp::now();
     let soon = now + SignedDuration::from_secs(3);
@@ -41,7 +41,7 @@ pub(super) fn bad_certificates(lab: &TestLab) {
     lab.stop_agent("b", Signal::TERM);
     lab.refused_agent("b").refused(REFUSED, &["host.pem", "expired", "drainpipe pki", "--force"]);
 
-    // What calls itself `c` answers at the address of `b`.
+    // A host that calls itself `c` answers at the address of `b`.
     issue(lab, &ours, "c", Validity::days(DAYS));
     lab.configure("b", "name = \"b\"", "name = \"c\"");
     lab.start_agent("b");
@@ -53,7 +53,7 @@ pub(super) fn bad_certificates(lab: &TestLab) {
     lab.start_agent("b");
 }
 
-/// Makes a certificate for the holder `name` in the place of host `b`'s.
+/// Makes a certificate for the holder `name`, and puts it in place of host `b`'s.
 fn issue(lab: &TestLab, authority_directory: &Path, name: &str, validity: Validity) {
     let out = Some(lab.directory("b").join("pki"));
     let options = IssueOptions { validity, out, overwrite: true };

@@ -70,7 +70,7 @@ pub(super) fn configurations_that_start_no_agent() {
         lab.refused_agent("b").refused(code, words);
         fs::write(&file, good).unwrap();
     };
-    // While another agent serves the host.
+    // Another agent already serves the host.
     refused("name = \"b\"", "name = \"b\"", REFUSED, &["another agent serves", "agent.sock"]);
     lab.stop_agent("b", Signal::TERM);
 
@@ -91,7 +91,7 @@ pub(super) fn configurations_that_start_no_agent() {
     lab.start_agent("b");
 }
 
-/// A program that greets as QEMU 5.2 does on the connection that it is given, and then says no more.
+/// A program that greets like QEMU 5.2 on its connection, and then says no more.
 fn old_qemu(lab: &TestLab) -> String {
     let script = r#"#!/usr/bin/perl
 open(my $client, "+<&=", 0) or die;
@@ -104,8 +104,8 @@ while (sysread($client, my $command, 4096)) {
 "#;
     let file = lab.write("old-qemu", script);
     fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
-    // A program may not be run while any process holds it open for writing, as a child of another
-    // thread does between its fork and its exec.
+    // A program cannot be executed while any process holds it open for writing, as a child of another thread does
+    // between fork and exec.
     thread::sleep(std::time::Duration::from_millis(50));
     file
 }

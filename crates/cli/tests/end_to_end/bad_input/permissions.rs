@@ -42,7 +42,7 @@ fn an_operator_works_over_tls(lab: &TestLab) {
 }
 
 fn a_host_manages_no_vms_of_another(lab: &TestLab, guest: &Guest) {
-    // The files of host `b`, as someone who took them would use them.
+    // The files of host `b`, used by somebody who stole them.
     let stolen = lab.files().join("stolen");
     fs::create_dir(&stolen).unwrap();
     for (from, to) in [("host.pem", "operator.pem"), ("host.key", "operator.key"), ("ca.pem", "ca.pem")] {
@@ -55,7 +55,7 @@ fn a_host_manages_no_vms_of_another(lab: &TestLab, guest: &Guest) {
     over_tls(lab, &stolen, &["vm", "create", &file]).refused(REFUSED, &["host b may not manage", cure]);
     lab.assert_runs_on("web", "a");
     guest.assert_answers();
-    // What the guide says that it can do.
+    // The guide says that it can do this.
     over_tls(lab, &stolen, &["migrate", "web", "a"])
         .refused(REFUSED, &["the agent of host b may not move a VM from here to a", cure]);
     over_tls(lab, &stolen, &["migrate", "web", "b"]).done();
@@ -63,7 +63,7 @@ fn a_host_manages_no_vms_of_another(lab: &TestLab, guest: &Guest) {
     lab.migrate("web", "a", &[]);
 }
 
-/// From the client, at the agent of host `a`, with the files of this directory.
+/// Asks the agent of host `a` from the client, with the files of this directory.
 #[track_caller]
 pub(crate) fn over_tls(lab: &TestLab, identity: &Path, arguments: &[&str]) -> Output {
     let agent = format!("a@{}", lab.agent_address("a"));

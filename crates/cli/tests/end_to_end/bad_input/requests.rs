@@ -1,4 +1,4 @@
-//! Migrations that cannot be.
+//! Migrations that are impossible.
 
 use drainpipe_api_types::{MigrationView, VmList};
 use drainpipe_engine::option::RequestedOption;
@@ -90,7 +90,7 @@ pub(super) fn a_target_short_of_memory() {
         lab.drainpipe(&["vm", "start", name]).done();
     }
     lab.drainpipe(&["migrate", "big", "b"]).done();
-    // Firmware without a disk touches little of it: what is promised to the first one is free still.
+    // Firmware without a disk touches little memory, so what is promised to the first VM is still free.
     lab.drainpipe(&["migrate", "second", "b"])
         .refused(REFUSED, &["b is short of memory for VM second", "385 MiB needed", "MiB available"]);
     lab.assert_runs_on("big", "b");

@@ -1,4 +1,4 @@
-//! Specifications that no VM can be made of.
+//! Specifications from which no VM can be made.
 
 use drainpipe_api_types::VmList;
 
@@ -30,7 +30,7 @@ pub(super) fn invalid() {
         .refused(BAD_INPUT, &["a knows no host c"]);
     assert!(lab.json::<VmList>(&["vms"]).vms.is_empty(), "nothing was made");
 
-    // A file may come later: it is missed when the VM is to start.
+    // A file may be added later: its lack is reported when the VM is to start.
     let [kernel, _] = image();
     changed(kernel.to_str().unwrap(), "/nonexistent/vmlinuz").done();
     lab.drainpipe(&["vm", "start", "web"])

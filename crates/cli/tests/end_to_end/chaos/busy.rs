@@ -1,17 +1,17 @@
-//! A machine whose cores are wanted by more programs than it has cores for.
+//! A machine on which more programs want a core than it has cores.
 
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::program::Running;
 
-/// A load of so much.
+/// The load.
 const PROGRAMS: usize = 16;
 
-/// They end by then, should this process be killed: they get a part of a core each.
+/// The programs end after this much CPU time if this process is killed: each gets a part of a core.
 const CPU_SECONDS_MAX: u64 = 60;
 
-/// The machine that has all labs: it is as busy when several of them want it to be.
+/// The machine on which all labs run. It is busy while at least one of them wants that.
 #[derive(Default)]
 pub(super) struct Machine(Mutex<Programs>);
 
@@ -29,7 +29,8 @@ impl Busy {
         let mut programs = machine.programs();
         programs.wanted_by += 1;
         if programs.running.is_empty() {
-            // In sessions of their own, or kernels would give all of them together what they give each agent and each QEMU.
+            // Each has its own session. Otherwise kernels would give all of them together as much as each agent and
+            // each QEMU.
             let burn = format!("ulimit -t {CPU_SECONDS_MAX}; while :; do :; done");
             let start = |_| {
                 let mut command = Command::new("setsid");

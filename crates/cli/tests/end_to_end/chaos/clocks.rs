@@ -1,8 +1,9 @@
-//! Wall clocks of hosts that are put forward and back. Hosts of a lab have the machine's, which is nobody's to change, and
-//! no namespace has one of its own. So agents, and the guards that they start, get a small library before the C library,
-//! which adds what a file says to each wall-clock time. Clocks since boot stay as they are, as on a host whose clock is set.
+//! Wall clocks of hosts that are set forward and back. Hosts of a lab share the machine's clock, which must not be
+//! changed, and no namespace has its own. So agents, and the guards that they start, load a small library before the C
+//! library, which adds an offset from a file to each wall-clock time. Clocks since boot stay right, as on a host whose
+//! clock is set.
 //!
-//! QEMU is started without it, and has the machine's clock: the monitor's wrapper sees to that.
+//! QEMU runs without the library, with the machine's clock: the monitor's wrapper sees to that.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -27,7 +28,7 @@ pub(super) struct Clocks {
 }
 
 impl Clocks {
-    /// They are right until told otherwise.
+    /// The clocks are right until they are set.
     pub(super) fn prepare(lab: &TestLab) -> Self {
         let clocks = Self { directory: lab.files().to_owned() };
         lab.hosts().iter().for_each(|host| fs::write(clocks.file(host), 0_i64.to_ne_bytes()).unwrap());
@@ -39,16 +40,16 @@ impl Clocks {
         clocks
     }
 
-    /// The words that run the program on a host with that host's clock.
+    /// The command line that runs the program on a host with that host's clock.
     pub(super) fn program(&self, host: &str) -> [String; 4] {
         let library = format!("LD_PRELOAD={}", self.library().display());
         let file = format!("DRAINPIPE_LAB_CLOCK={}", self.file(host).display());
         ["env".into(), library, file, DRAINPIPE.into()]
     }
 
-    /// Puts a host's clock so much before, or with a negative number behind, the machine's.
+    /// Sets a host's clock this far ahead of the machine's, or behind it if the number is negative.
     pub(super) fn set_ahead(&self, host: &str, seconds: i64) {
-        // In place: agents have it in their memory.
+        // Written in place, since agents have mapped the file.
         let file = File::options().write(true).open(self.file(host)).unwrap();
         file.write_all_at(&seconds.to_ne_bytes(), 0).unwrap();
     }
@@ -69,7 +70,7 @@ impl Clocks {
 
 const HOUR: Duration = Duration::from_hours(1);
 
-/// It is put forward before a migration, and is right again before its end.
+/// A clock is set forward before a migration, and is right again before its end.
 pub(super) fn agents_and_guards_have_the_clock_of_their_host() {
     let directory = TempDir::new().unwrap();
     let _monitor = Monitor::start(directory.path()).unwrap();

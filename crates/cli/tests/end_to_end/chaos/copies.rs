@@ -1,25 +1,25 @@
-//! Which QEMUs there are and were, and when their guests ran: by QEMU's own word and clock.
+//! All present and former QEMUs, and when their guests ran, by QEMU's own word and clock.
 
 use std::fmt;
 
-/// Number of a QEMU, in the order in which they were started.
+/// The number of a QEMU, in the order in which they were started.
 pub(super) type CopyId = usize;
 
-/// All QEMUs, from the first one on.
+/// All QEMUs, oldest first.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Copies(Vec<Copy>);
 
-/// Which QEMU it is.
+/// Identifies a QEMU.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
     pub(super) vm: String,
     pub(super) host: String,
     pub(super) pid: i32,
-    /// It was started to take a guest over.
+    /// Whether it was started to take over a guest.
     pub(super) is_incoming: bool,
 }
 
-/// A QEMU, and what it said of its guest.
+/// A QEMU, and what it said about its guest.
 #[derive(Debug, Clone)]
 pub(super) struct Copy {
     pub(super) identity: Identity,
@@ -29,18 +29,18 @@ pub(super) struct Copy {
     has_ended: bool,
 }
 
-/// A time in which a guest ran. In microseconds of the clock by which QEMU stamps its events.
+/// A time during which a guest ran, in microseconds of the clock with which QEMU stamps its events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Run {
     from: u64,
-    /// It said that it runs when it was asked at that time.
+    /// The last time at which it answered that the guest runs.
     seen: u64,
-    /// It said that it stopped then.
+    /// When it reported that the guest stopped.
     to: Option<u64>,
 }
 
 impl Run {
-    /// Until when it certainly ran: a QEMU that has been killed, or is mute, has said nothing since.
+    /// Until when the guest certainly ran. A QEMU that was killed, or is mute, has said nothing since.
     fn certain_until_us(&self) -> u64 {
         self.to.unwrap_or(self.seen).max(self.from)
     }
@@ -53,7 +53,7 @@ impl Run {
 }
 
 impl Copy {
-    /// Whether its guest runs, by the last that it said. One that has been frozen still does.
+    /// Whether its guest runs, by the QEMU's last word. The guest of a frozen QEMU counts as running.
     pub(super) fn is_running(&self) -> bool {
         !self.has_ended && self.ran_last()
     }
@@ -91,7 +91,7 @@ impl Copies {
         self.0[id].has_ended = true;
     }
 
-    /// Whether that is the guest's first run in a QEMU that it came to.
+    /// Notes that the guest runs; returns whether that is its first run in a QEMU to which it came.
     pub(super) fn resumed(&mut self, id: CopyId, at_us: u64) -> bool {
         let copy = &mut self.0[id];
         if copy.ran_last() {
@@ -121,7 +121,7 @@ impl Copies {
                 run.to = Some(run.seen);
             }
         } else if status == "running" {
-            // It began before the monitor was heard.
+            // The run began before the monitor could hear of it.
             copy.runs.push(Run { from: asked_us, seen: asked_us, to: None });
         }
     }
@@ -135,13 +135,13 @@ impl Copies {
         self.0.iter().filter(move |copy| copy.identity.vm == vm && !copy.has_ended)
     }
 
-    /// The host on which a VM runs, by its own QEMU.
+    /// The host on which a VM runs, according to its QEMU.
     pub(super) fn runs_on(&self, vm: &str) -> Option<&str> {
         let of_vm = self.0.iter().rev().filter(|copy| copy.identity.vm == vm);
         of_vm.into_iter().find(|copy| copy.is_running()).map(|copy| copy.identity.host.as_str())
     }
 
-    /// Two QEMUs whose guests ran at the same time, of one VM.
+    /// Two QEMUs of one VM whose guests ran at the same time.
     pub(super) fn two_at_once(&self) -> Option<String> {
         let pairs = self.0.iter().enumerate().flat_map(|(at, one)| {
             let others = self.0[..at].iter().filter(|other| other.identity.vm == one.identity.vm);
@@ -162,15 +162,15 @@ impl Copies {
         self.0.iter().filter(|copy| copy.has_ended && copy.ran_last())
     }
 
-    /// Everything, a line each.
+    /// Everything, one line each.
     pub(super) fn tell(&self) -> String {
         let lines: Vec<String> = self.0.iter().map(ToString::to_string).collect();
         lines.join("\n")
     }
 
-    /// What is over and done with is forgotten, or comparing would take longer and longer. For when all has settled.
+    /// Forgets what is over, or comparing would take longer and longer. Call this when everything has settled.
     pub(super) fn forget_the_ended(&mut self) {
-        // Ids are positions: those that have ended stay, without what would be compared.
+        // Ids are positions, so QEMUs that have ended stay in the list, without the runs that would be compared.
         self.0.iter_mut().filter(|copy| copy.has_ended).for_each(|copy| copy.runs.clear());
     }
 }

@@ -1,18 +1,18 @@
-//! An errand of a round as it takes its course.
+//! An errand of a round, from its beginning to its end.
 
 use std::time::{Duration, Instant};
 
 use super::monitor::Seen;
 use super::plan::{Errand, Moment, Next, Planned};
 
-/// An errand of the round: who has a part in it, as soon as that is known.
+/// An errand of the round, and who takes part in it, as soon as that is known.
 pub(super) struct Course {
     pub(super) errand: Errand,
     pub(super) source: Option<String>,
     pub(super) target: Option<String>,
     pub(super) vm: Option<String>,
     pub(super) next: Option<Next>,
-    /// What has become of that.
+    /// The second move once it has begun, for as long as it may have to be repeated.
     pub(super) gone_on: Option<Next>,
     pub(super) seen: Vec<(Moment, Instant)>,
     pub(super) begins: Duration,
@@ -45,7 +45,7 @@ impl Course {
         }
     }
 
-    /// A drain is about the VM that leaves first.
+    /// For a drain, the VM that leaves first counts.
     pub(super) fn sees(&mut self, seen: &Seen) {
         let Some(source) = &self.source else { return };
         let is_drain = matches!(self.errand, Errand::DrainAndBack { .. });

@@ -1,4 +1,4 @@
-//! Does what goes wrong, and undoes it.
+//! Causes faults, and repairs them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,13 +19,13 @@ use super::ledger::{Ledger, Victim};
 use super::plan::{FaultKind, Spoil};
 use crate::support::TestLab;
 
-/// Frames of at most so many bytes still pass where large ones do not.
+/// The largest frame that still passes when large frames do not.
 const LARGE_BYTES: u32 = 1400;
 
-/// An agent that ends by itself, as it does while its disk is full, is started again after so long.
+/// How soon an agent is restarted that has ended by itself, as it does when its disk is full.
 const START_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// What is wrong in a lab now.
+/// The faults that a lab has now.
 pub(super) struct Faults<'lab> {
     lab: &'lab TestLab,
     machine: Arc<Machine>,
@@ -37,7 +37,7 @@ pub(super) struct Faults<'lab> {
     /// VMs that may have been lost with a QEMU that was killed in this round.
     may_be_lost: BTreeSet<String>,
     started_at: BTreeMap<String, Instant>,
-    /// The last one that was found.
+    /// The agent that was found last on each host.
     agents: BTreeMap<String, Pid>,
 }
 
@@ -56,23 +56,23 @@ enum Undo {
     },
     FreeDisk(String),
     SetClock(String),
-    /// An operator has the agent go on with what there is; as soon as it says that it does not believe its journal.
+    /// An operator lets the agent continue with what there is, as soon as it says that it does not believe its journal.
     Adopt,
     Rest(Busy),
     Await(Flood),
 }
 
-/// Where a fault is to be, as far as that is known by now.
+/// Where a fault is to strike, as far as that is known.
 #[derive(Debug, Clone)]
 pub(super) struct Where {
     pub(super) host: String,
     pub(super) vm: String,
-    /// With post-copy, a VM on its way needs both its QEMUs.
+    /// With post-copy, a VM on its way needs both of its QEMUs.
     pub(super) needs_both: bool,
 }
 
 impl<'lab> Faults<'lab> {
-    /// Gives each host a clock of its own, and its journal a disk, which outlive its agent.
+    /// Gives each host a clock of its own, and its journal a disk of its own; both outlive its agent.
     pub(super) fn prepare(lab: &'lab TestLab, machine: Arc<Machine>, hosts: &[String]) -> Self {
         let clocks = Clocks::prepare(lab);
         let journals = Journals::prepare(lab, hosts, &clocks);
@@ -91,7 +91,7 @@ impl<'lab> Faults<'lab> {
         }
     }
 
-    /// Does it, unless the same thing suffers already, or there is nothing to do it to: whether it was done.
+    /// Causes the fault, unless its victim suffers already or does not exist; returns whether it did.
     pub(super) fn begin(
         &mut self,
         kind: FaultKind,
@@ -240,8 +240,8 @@ impl<'lab> Faults<'lab> {
         self.lab.pids(&at.host, &[" guard --migration "]).into_iter().find(of_vm)
     }
 
-    /// Whether the VM must survive it is known from what its other QEMU does: while that runs the guest, this one is not
-    /// needed, but with post-copy.
+    /// What the VM's other QEMU does tells whether this one is needed. It is not while the other one runs the guest,
+    /// except with post-copy.
     fn kill(&mut self, copy: &Copy, at: &Where, copies: &Copies) -> bool {
         let another_runs =
             copies.living(&at.vm).any(|other| other.identity.pid != copy.identity.pid && other.is_running());
@@ -266,13 +266,13 @@ impl<'lab> Faults<'lab> {
         self.journals.round_is_over();
     }
 
-    /// What an older copy of a journal is, in this round.
+    /// Keeps a copy of each journal, which may replace that journal later in this round.
     pub(super) fn round_begins(&mut self) {
         self.journals.copy();
     }
 
-    /// Spoils one host's journal in each round: if two were lost at once, one would have to know more than an operator
-    /// here does.
+    /// Spoils only one host's journal in each round. If two were lost at once, an operator would need to know more than
+    /// the one here does.
     fn spoil(&mut self, host: &str, way: Spoil) -> bool {
         if self.journals.spoiled().is_some() || self.lab.agent_pid(host).is_none() {
             return false;
@@ -287,12 +287,12 @@ impl<'lab> Faults<'lab> {
         self.journals.spoiled()
     }
 
-    /// Does what an operator does about journals that are not believed.
+    /// Does what an operator does if a journal is not believed.
     pub(super) fn adopt_journals(&mut self, ledger: &mut Ledger) {
         self.journals.adopt(ledger);
     }
 
-    /// Undoes what has lasted long enough.
+    /// Repairs the faults that have lasted long enough.
     pub(super) fn lift_what_is_due(&mut self, ledger: &mut Ledger) {
         let now = Instant::now();
         let (due, rest) = self.active.drain(..).partition(|one| one.until <= now);
@@ -300,7 +300,7 @@ impl<'lab> Faults<'lab> {
         self.lift(due, ledger);
     }
 
-    /// Whether nothing is to be undone any more.
+    /// Whether no fault is left to repair.
     pub(super) fn are_lifted(&self) -> bool {
         self.active.is_empty()
     }
@@ -315,7 +315,7 @@ impl<'lab> Faults<'lab> {
             ledger.note(&format!("lifted: {victim:?}"));
             match undo {
                 Undo::StartAgent(host) => self.start_agent(&host),
-                // It may have been killed meanwhile.
+                // The process may have been killed meanwhile.
                 Undo::Continue(process) => drop(pidfd_send_signal(process, Signal::CONT)),
                 Undo::Heal { host, link } => self.fault(&format!("heal {host} {link}")),
                 Undo::FreeDisk(host) => self.journals.free_disk(&host),
@@ -340,8 +340,8 @@ impl<'lab> Faults<'lab> {
         self.lab.spawn_agent(host, &["nsenter", &way_in, env, library, clock, program]);
     }
 
-    /// Starts agents again that have ended by themselves, as they may while their disks are full, or before their
-    /// certificates are valid. One that ends without that is told.
+    /// Restarts agents that have ended by themselves, as they may while their disks are full, or before their
+    /// certificates are valid. Reports one that has ended without such a reason.
     pub(super) fn look_after_agents(&mut self, hosts: &[String], ledger: &mut Ledger) -> Option<String> {
         for host in hosts {
             let is_killed = ledger.is_suffering(&Victim::Agent(host.clone()));
@@ -363,7 +363,7 @@ impl<'lab> Faults<'lab> {
         None
     }
 
-    /// Looks through all processes only when the one that was the agent the last time is none any more.
+    /// Searches all processes only if the process that was the agent last time is no longer one.
     fn has_agent(&mut self, host: &str) -> bool {
         if self.agents.get(host).is_some_and(|pid| is_agent(*pid)) {
             return true;
@@ -374,13 +374,13 @@ impl<'lab> Faults<'lab> {
         found.is_some()
     }
 
-    /// Where a host's journal can be read, from outside of its agent's mounts.
+    /// Where a host's journal can be read from outside its agent's mounts.
     pub(super) fn journal_directory(&self, host: &str) -> PathBuf {
         self.journals.directory(host)
     }
 }
 
-/// A process that has ended, and was not waited for yet, has no command line any more.
+/// A process that has ended, but was not waited for yet, has no command line any more.
 fn is_agent(pid: Pid) -> bool {
     let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
     String::from_utf8_lossy(&line).contains("\0agent\0--config\0")

@@ -1,4 +1,4 @@
-//! A host that has the certificate of one, and has another one forget what it holds, if it can.
+//! A host with a valid certificate that tries to make another host forget its records.
 
 use std::thread::{self, JoinHandle};
 
@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 use super::random::Random;
 use crate::support::TestLab;
 
-/// With those of the runs before in the same lab, more than a journal keeps of what is settled.
+/// Together with those of earlier runs in the same lab, more than the settled records that a journal keeps.
 const REQUESTS: usize = 2_500;
 
 /// Requests of one host to another, one after the other.
 pub(super) struct Flood(JoinHandle<Result<(), String>>);
 
 impl Flood {
-    /// From one host to another.
+    /// Begins to send requests from one host to another.
     pub(super) fn begin(lab: &TestLab, from: &str, to: &str) -> Self {
         let pki = lab.directory(from).join("pki");
         let identity =
@@ -34,17 +34,17 @@ impl Flood {
         }))
     }
 
-    /// Waits for its end; says what went wrong.
+    /// Waits for the end of the flood, and returns what went wrong.
     pub(super) fn end(self) -> Option<String> {
         self.0.join().expect("it does not panic").err()
     }
 }
 
-/// Migrations that there have never been are discarded, and one is permitted, which has the journal tidied up.
+/// Has migrations discarded that never existed, and one permitted, which makes the target tidy up its journal.
 async fn ask(client: &ApiClient) -> Result<(), Problem> {
     let mut random = Random(super::monitor::now_us());
     for _ in 0..REQUESTS {
-        // Whatever is answered: that it is not known, or that it will not run.
+        // The answer does not matter: the migration is unknown, or will not run.
         let _ = client.delete::<Value>(&format!("/v1/incoming/{}", id(&mut random))).await;
     }
     let id = id(&mut random);
@@ -59,7 +59,7 @@ fn id(random: &mut Random) -> String {
     format!("{}-{}-4{}-8{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])
 }
 
-/// A VM of that host's own.
+/// A VM that only this host knows.
 fn unknown_vm(id: &str) -> Value {
     let definition = json!({ "name": "unknown", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
     let mut spec = definition.clone();

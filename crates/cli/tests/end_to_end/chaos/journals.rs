@@ -1,4 +1,4 @@
-//! Journals: disks that run full, journals that are lost or older than they were, and what an operator does then.
+//! Journals whose disks run full, or that are lost or replaced by older ones, and what an operator then does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -21,18 +21,19 @@ use crate::support::{TestLab, eventually};
 /// The size of the disk under each journal.
 const JOURNAL_DISK_MIB: usize = 24;
 
-/// Its parts. What `SQLite` shares between processes is made again.
+/// The journal's files. `SQLite` makes again what its processes share.
 const FILES: [&str; 2] = ["journal.sqlite", "journal.sqlite-wal"];
 const SHARED_FILE: &str = "journal.sqlite-shm";
 
-/// An operator looks so often whether a journal is believed.
+/// How often an operator checks whether a journal is believed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// All journals of a lab.
 pub(super) struct Journals<'lab> {
     lab: &'lab TestLab,
     disks: BTreeMap<String, JournalDisk>,
-    /// Hosts whose journals have ever been spoiled: that one is older is heard from others, at any time.
+    /// Hosts whose journals have ever been spoiled: at any time, an agent may hear from others that its journal is
+    /// older.
     ever_spoiled: BTreeSet<String>,
     spoiled: Option<String>,
     adoptions: BTreeMap<String, Running>,
@@ -58,12 +59,12 @@ impl<'lab> Journals<'lab> {
         self.disks[host].way_in()
     }
 
-    /// Where a host's journal can be read, from outside of its agent's mounts.
+    /// Where a host's journal can be read from outside its agent's mounts.
     pub(super) fn directory(&self, host: &str) -> PathBuf {
         self.disks[host].directory.clone()
     }
 
-    /// To the last byte.
+    /// Fills the disk to the last byte.
     pub(super) fn fill_disk(&self, host: &str) {
         self.disks[host].fill();
     }
@@ -76,8 +77,8 @@ impl<'lab> Journals<'lab> {
         self.lab.files().join(format!("journal-of-{host}"))
     }
 
-    /// Keeps a copy of each one as it is now. That of a host that writes meanwhile may be a damaged one, which is told as
-    /// such.
+    /// Copies each journal as it is now. If a host writes meanwhile, its copy may be damaged, and the agent then says
+    /// so.
     pub(super) fn copy(&self) {
         for host in self.disks.keys() {
             let directory = self.copy_directory(host);
@@ -112,7 +113,7 @@ impl<'lab> Journals<'lab> {
         self.spoiled.as_deref()
     }
 
-    /// Has agents that do not believe their journals go on with what there is.
+    /// Lets agents that do not believe their journals continue with what there is.
     pub(super) fn adopt(&mut self, ledger: &mut Ledger) {
         if self.looked_at.elapsed() < LOOK_EVERY {
             return;
@@ -123,7 +124,7 @@ impl<'lab> Journals<'lab> {
             match is_adopting {
                 Some(true) => {}
                 Some(false) => self.take_adoption(&host, ledger),
-                // One that is down or frozen says nothing.
+                // An agent that is down or frozen says nothing.
                 None if ledger.is_suffering(&Victim::Agent(host.clone())) => {}
                 None => self.look(&host, ledger),
             }
@@ -154,12 +155,12 @@ impl<'lab> Journals<'lab> {
         self.adoptions.insert(host.to_owned(), self.lab.start(&adopt));
     }
 
-    /// For when all has settled: puts back what was changed on the network by a migration that the journal knew, as an
-    /// operator is told to.
+    /// Call this when everything has settled. As operators are told to, it undoes changes to the network by a migration
+    /// that only the lost journal knew.
     pub(super) fn round_is_over(&mut self) {
         let Some(host) = self.spoiled.take() else { return };
         self.lab.exec(&host, &["bash", "-c", TIDY_NETWORK]).done();
-        // They would fill the disk.
+        // The old files would fill the disk.
         for entry in fs::read_dir(self.directory(&host)).unwrap().filter_map(Result::ok) {
             if entry.file_name().to_string_lossy().contains("set-aside") {
                 remove_if_there(&entry.path());
@@ -188,15 +189,15 @@ fn remove_if_there(file: &Path) {
     }
 }
 
-/// A small disk under a host's journal, in mounts of their own that agents are started in.
+/// A small disk under a host's journal, in a mount namespace in which the host's agents are started.
 struct JournalDisk {
-    /// Keeps the mounts until the lab goes down.
+    /// The process that keeps the mounts until the lab goes down.
     keeper: Pid,
     directory: PathBuf,
 }
 
 impl JournalDisk {
-    /// With what the journal held before. The host's agent restarts on it.
+    /// The disk has what the journal held before. The host's agent restarts on it.
     fn under_journal(lab: &TestLab, host: &str, clocks: &Clocks) -> Self {
         lab.stop_agent(host, Signal::TERM);
         let state = lab.directory(host).join("state").display().to_string();
@@ -207,7 +208,7 @@ impl JournalDisk {
         let words = ["unshare", "--mount", "bash", "-c", &script];
         let mut child = lab.lab().spawn(host, &words, &lab.directory(host).join("disk.log")).unwrap();
         let keeper = Pid::from_child(&child);
-        // It ends with the lab.
+        // The process ends with the lab.
         thread::spawn(move || child.wait());
         let directory = PathBuf::from(format!("/proc/{keeper}/root{state}"));
         eventually("the disk is mounted", || directory.join(".mounted").exists());
@@ -217,7 +218,7 @@ impl JournalDisk {
         disk
     }
 
-    /// The option of nsenter(1).
+    /// The option of nsenter(1) that enters these mounts.
     fn way_in(&self) -> String {
         format!("--mount=/proc/{}/ns/mnt", self.keeper)
     }
@@ -235,7 +236,8 @@ impl JournalDisk {
             if free == 0 {
                 return;
             }
-            // Without a byte that is written, or it would be full too late. The agent may have taken some of it meanwhile.
+            // Nothing is written, or filling the disk would take too long. The agent may have used some of the space
+            // meanwhile.
             match fallocate(&file, FallocateFlags::empty(), filled, free) {
                 Ok(()) => filled += free,
                 Err(error) => assert_eq!(error, Errno::NOSPC),

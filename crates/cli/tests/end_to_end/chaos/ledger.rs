@@ -1,4 +1,4 @@
-//! What was done, when, and to whom: for the table at the end, and to tell how long a VM may have been silent.
+//! What was done, when, and to whom: for the table at the end, and to judge how long a VM may have been silent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -10,24 +10,25 @@ use std::time::{Duration, Instant};
 /// How long a VM may be silent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Promise {
-    /// One that no fault concerns, also while it is moved.
+    /// Bounds a VM that no fault concerns, even while it is moved.
     pub(super) undisturbed: Duration,
-    /// One that a fault concerns.
+    /// Bounds a VM that a fault concerns.
     pub(super) disturbed: Bound,
-    /// The same, for a silence in which no QEMU has paused the VM. Where QEMUs stand still too, nothing is promised.
+    /// Bounds such a VM in a silence during which no QEMU has paused it. `None` if QEMUs hang too: then nothing is
+    /// promised.
     pub(super) not_paused: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Bound {
     InAll(Duration),
-    /// That, and for as long as the faults last.
+    /// This time beyond that of the faults.
     BeyondFaults(Duration),
 }
 
 impl Promise {
-    /// For faults of all kinds that meet: a machine without KVM that is busy with many others, or 15 s until a source gives
-    /// up that its last bytes arrive, with what its QEMU and such a machine need.
+    /// For faults of all kinds at once: a machine without KVM that is busy with much else, or the 15 s until a source
+    /// gives up waiting for its last bytes to arrive, and what its QEMU and such a machine add.
     pub(super) const WHATEVER_HAPPENS: Self = Self {
         undisturbed: Duration::from_secs(8),
         disturbed: Bound::BeyondFaults(Duration::from_secs(25)),
@@ -35,13 +36,13 @@ impl Promise {
     };
 }
 
-/// A guest still answers for so long after QEMU says that it is paused: what it sent before is on its way.
+/// How long a guest may still be heard after QEMU says that it is paused, because its answers are on their way.
 const HEARD_AFTER_PAUSE: Duration = Duration::from_millis(500);
 
-/// A fault is felt for so long after its end: connections that it has slowed down recover late.
+/// How long a fault is felt after its end, since connections that it slowed down recover late.
 const AFTERMATH: Duration = Duration::from_secs(30);
 
-/// What a fault was done to.
+/// The victim of a fault.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Victim {
     Agent(String),
@@ -54,21 +55,21 @@ pub(super) enum Victim {
         host: String,
         link: String,
     },
-    /// It is lost, or an older one.
+    /// A host's journal is lost, or replaced by an older one.
     Journal(String),
     JournalDisk(String),
-    /// All hosts, as a lab has them on one machine.
+    /// The machine on which a lab has all its hosts.
     Machine,
-    /// It is wrong. No VM may stand still for that.
+    /// A host's clock is wrong. No VM may stand still because of that.
     Clock(String),
-    /// A host's certificates are not valid yet by its clock: it and the others do not reach each other.
+    /// By a host's clock, its certificates are not valid yet, so that it and the others cannot reach each other.
     Certificates(String),
-    /// A host gets many requests.
+    /// A host receives many requests.
     Requests(String),
 }
 
 impl Victim {
-    /// Whether a VM may stand still for it, which has been on its way from or to these hosts.
+    /// Whether a VM that has moved between these hosts may stand still because of it.
     fn concerns(&self, vm: &str, hosts: &BTreeSet<String>) -> bool {
         match self {
             Self::Agent(host)
@@ -98,21 +99,21 @@ pub(super) struct Ledger {
     log: File,
     suffered: Vec<Suffered>,
     promise: Promise,
-    /// When QEMUs have paused VMs in this round.
+    /// When QEMUs paused VMs in this round.
     pauses: Vec<(String, Instant)>,
-    /// Hosts from and to which a VM has been on its way in this round.
+    /// The hosts between which each VM has moved in this round.
     hosts_of: BTreeMap<String, BTreeSet<String>>,
     counts: BTreeMap<String, usize>,
     longest_silence: (Duration, String),
-    /// Since somebody asked.
+    /// Since the last call of [`Self::take_longest_silence`].
     longest_of_late: Duration,
-    /// The most that was used of what faults and promises allow, in percent.
+    /// The largest part, in percent, that a silence used of what faults and promises allow.
     most_used_percent: u128,
     longest_settling: Duration,
 }
 
 impl Ledger {
-    /// Keeps its log, and what else there is to be kept, in a new directory.
+    /// Keeps its log, and other files, in a new directory.
     pub(super) fn create(directory: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&directory)?;
         let log = File::create(directory.join("chaos.log"))?;
@@ -160,7 +161,7 @@ impl Ledger {
         self.suffered.iter().any(|one| one.victim == *victim && one.to.is_none())
     }
 
-    /// Whether it suffers now, or did so lately.
+    /// Whether the victim suffers now, or did so lately.
     pub(super) fn has_suffered(&self, victim: &Victim) -> bool {
         self.suffered
             .iter()
@@ -171,7 +172,7 @@ impl Ledger {
         self.hosts_of.entry(vm.to_owned()).or_default().extend(hosts);
     }
 
-    /// How long it took after the end of all faults until everything was over.
+    /// Notes how long it took after the end of all faults until everything was over.
     pub(super) fn settled_after(&mut self, elapsed: Duration) {
         self.longest_settling = self.longest_settling.max(elapsed);
     }
@@ -180,7 +181,7 @@ impl Ledger {
         self.promise = promise;
     }
 
-    /// A QEMU has paused a VM.
+    /// Notes that a QEMU has paused a VM.
     pub(super) fn paused(&mut self, vm: &str, at: Instant) {
         self.pauses.push((vm.to_owned(), at));
     }
@@ -192,7 +193,7 @@ impl Ledger {
         self.suffered.retain(|one| one.to.is_none_or(|to| now - to < AFTERMATH));
     }
 
-    /// How long a VM may be silent that has been so since then.
+    /// How long a VM may be silent that has been silent since then.
     fn silence_max(&self, vm: &str, since: Instant, now: Instant) -> Duration {
         let Some(faults) = self.time_of_faults(vm, since, now) else { return self.promise.undisturbed };
         let is_within = |at: Instant| at + HEARD_AFTER_PAUSE > since && at <= now;
@@ -204,7 +205,8 @@ impl Ledger {
         }
     }
 
-    /// For how long of that time there were faults that concern this VM. None without any, also recently.
+    /// How much of that time there were faults that concern this VM. `None` if there were none, and none shortly
+    /// before.
     fn time_of_faults(&self, vm: &str, since: Instant, now: Instant) -> Option<Duration> {
         let none = BTreeSet::new();
         let hosts = self.hosts_of.get(vm).unwrap_or(&none);
@@ -225,7 +227,7 @@ impl Ledger {
         (!times.is_empty()).then_some(covered)
     }
 
-    /// What is wrong with a silence that began then and still goes on, or has just ended.
+    /// What is wrong with a silence that began then and goes on, or has just ended.
     pub(super) fn judge_silence(&mut self, vm: &str, since: Instant, now: Instant) -> Option<String> {
         let (silence, max) = (now - since, self.silence_max(vm, since, now));
         if silence > self.longest_silence.0 {
@@ -239,7 +241,7 @@ impl Ledger {
         })
     }
 
-    /// Since this was asked.
+    /// The longest silence since the last call.
     pub(super) fn take_longest_silence(&mut self) -> Duration {
         std::mem::take(&mut self.longest_of_late)
     }
@@ -248,7 +250,7 @@ impl Ledger {
         self.counts.get(what).copied().unwrap_or(0)
     }
 
-    /// The sum of all that begin like this.
+    /// The sum of all counts whose names begin with this.
     pub(super) fn counted_as(&self, beginning: &str) -> usize {
         self.counts.iter().filter(|(what, _)| what.starts_with(beginning)).map(|(_, count)| count).sum()
     }

@@ -1,14 +1,14 @@
-//! Not a test: the scenarios again and again, for `bench/`.
+//! Not a test: runs the scenarios again and again, for `bench/`.
 //!
-//! `DRAINPIPE_MEASURE_SCENARIOS=200 cargo test --release -p drainpipe-cli --test end_to_end` makes each of them 200 times
-//! with the QEMU that `DRAINPIPE_TEST_QEMU` names; with `-- WORD`, those with that word, or with one of several as in
-//! `'tcp|frames'`. `DRAINPIPE_MEASURE_LABS=4` has four labs at once, `DRAINPIPE_MEASURE_FROM=25` begins with run 25. What a
-//! run decides depends on `DRAINPIPE_CHAOS_SEED`, its row and its number alone: what was cut off is continued by the same
-//! command, as runs that have a line already are not made again.
-//! What is found does not end it: it is counted, and the next run has a new lab.
+//! `DRAINPIPE_MEASURE_SCENARIOS=200 cargo test --release -p drainpipe-cli --test end_to_end` runs each of them 200
+//! times with the QEMU that `DRAINPIPE_TEST_QEMU` names; `-- WORD` selects those with that word, or with one of several
+//! as in `'tcp|frames'`. `DRAINPIPE_MEASURE_LABS=4` uses four labs at once; `DRAINPIPE_MEASURE_FROM=25` begins with run
+//! 25. The decisions of a run depend only on `DRAINPIPE_CHAOS_SEED`, its row and its number. So the same command
+//! continues what was interrupted: it does not repeat runs that have a line already.
+//! A violation does not end the measurement: it is counted, and the next run gets a new lab.
 //!
-//! Each run leaves a line in `target/chaos/runs`. `DRAINPIPE_MEASURE_SCENARIOS=0` makes none, and prints the tables of all
-//! lines that are there.
+//! Each run leaves a line in `target/chaos/runs`. `DRAINPIPE_MEASURE_SCENARIOS=0` runs nothing, and prints the tables
+//! of all lines there.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,15 +30,15 @@ use crate::options;
 
 const MEMORY_MIB: u64 = 160;
 
-/// What a lab is set up with.
+/// The settings of a lab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bed {
     pub(super) link_mbps: &'static str,
-    /// For how long a transfer may stand still, unless it is as usual.
+    /// How long a transfer may stand still, if not as long as usual.
     pub(super) stall_s: Option<u32>,
 }
 
-/// Each scenario whose name contains `word`, so often; prints tables.
+/// Runs each scenario whose name contains `word` this often, and prints tables.
 pub(crate) fn measure(repeats: usize, word: &str) {
     let rows: Vec<&str> = SCENARIOS.iter().map(|one| one.name).collect();
     if repeats == 0 {
@@ -76,7 +76,7 @@ fn in_memory(variable: &str) -> Option<usize> {
     number(variable).map(|number| usize::try_from(number).unwrap())
 }
 
-/// Its own name and version.
+/// QEMU's own name and version.
 fn qemu() -> String {
     let qemu = options::other_qemu().unwrap_or_else(|| "qemu-system-x86_64".into());
     let output = Command::new(&qemu).arg("-version").output().unwrap();
@@ -85,7 +85,7 @@ fn qemu() -> String {
     format!("QEMU {}", version.lines().next().unwrap_or(version))
 }
 
-/// What is measured. Tests are no part of it.
+/// The program that is measured. Tests are no part of it.
 fn program() -> String {
     let git = |words: &[&str]| {
         let paths = ["--", ":(top,glob)crates/*/src/**", ":(top)Cargo.lock"];
@@ -114,7 +114,7 @@ impl Run {
     }
 }
 
-/// What several labs do together.
+/// What several labs share.
 struct Sitting {
     to_come: Mutex<VecDeque<Run>>,
     seed: u64,
@@ -125,10 +125,10 @@ struct Sitting {
 }
 
 impl Sitting {
-    /// One lab after the other, until all runs are done.
+    /// Uses one lab after the other, until all runs are done.
     fn work(&self) {
         while let Some(first) = self.next(None) {
-            // A test's own assertion counts as a finding like any other.
+            // A test's own failed assertion counts as a violation like any other.
             let mut at = first;
             let began = Instant::now();
             if catch_unwind(AssertUnwindSafe(|| self.in_one_lab(&mut at))).is_err() {
@@ -139,18 +139,18 @@ impl Sitting {
         }
     }
 
-    /// Whether that line is of this run.
+    /// Whether that line belongs to this run.
     fn has_made(&self, run: Run, ran: &Ran) -> bool {
         let same_program = ran.program == self.program && ran.qemu == self.qemu;
         same_program && ran.seed == self.seed && ran.row == run.scenario().name && ran.run == run.run
     }
 
-    /// The next run, if it can be made in such a lab.
+    /// The next run, if a lab with these settings can make it.
     fn next(&self, bed: Option<Bed>) -> Option<Run> {
         held(&self.to_come).pop_front_if(|next| bed.is_none_or(|bed| next.scenario().bed == bed))
     }
 
-    /// Until something is found, or all runs in such a lab are done.
+    /// Continues until something is found, or all runs for such a lab are done.
     fn in_one_lab(&self, at: &mut Run) {
         let bed = at.scenario().bed;
         let directory = tempfile::TempDir::new().unwrap();
@@ -175,7 +175,7 @@ impl Sitting {
         }
     }
 
-    /// Whether nothing was found.
+    /// Makes a run; returns whether nothing was found.
     fn make(&self, run: Run, world: &mut World<'_>) -> bool {
         let began = Instant::now();
         let scenario = run.scenario();
@@ -207,7 +207,7 @@ impl Sitting {
         is_calm
     }
 
-    /// One of which nothing is known yet but when it was.
+    /// The line of a run of which only the beginning is known yet.
     fn ran(&self, Run { row, run }: Run, began: Instant) -> Ran {
         Ran {
             qemu: self.qemu.clone(),
@@ -227,8 +227,8 @@ impl Sitting {
         }
     }
 
-    /// What a run decides does not depend on the runs before it, nor on which lab makes it. Rows are known by their names:
-    /// others may come.
+    /// A run's decisions depend neither on earlier runs nor on its lab. Rows are identified by their names, since
+    /// others may be added.
     fn random(&self, run: Run) -> Random {
         let of_name = |sum: u64, byte: u8| Random(sum ^ u64::from(byte)).next();
         let row = run.scenario().name.bytes().fold(self.seed, of_name);

@@ -1,5 +1,5 @@
-//! Looks at each QEMU of a lab without its agent: by a control connection of its own, which a wrapper around QEMU gives
-//! it. QEMU connects to us, not we to QEMU: one that starts may be mute for good to whoever connects too early.
+//! Observes each QEMU of a lab without its agent, over its own control connection, which a wrapper around QEMU
+//! provides. QEMU connects to the monitor, since a starting QEMU may stay mute to whoever connects too early.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -17,16 +17,16 @@ use super::copies::{Copies, CopyId, Identity};
 use super::plan::Moment;
 use crate::support::give_to_user_of;
 
-/// Between two questions for the state of a QEMU.
+/// The time between two questions for the state of a QEMU.
 pub(super) const ASK_EVERY: Duration = Duration::from_millis(250);
 
-/// Watches all QEMUs that are started by its wrapper.
+/// Watches all QEMUs that its wrapper starts.
 pub(super) struct Monitor {
     copies: Arc<Mutex<Copies>>,
     seen: Receiver<Seen>,
 }
 
-/// What a QEMU has just told.
+/// What a QEMU has just reported.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub(super) vm: String,
@@ -36,14 +36,14 @@ pub(super) struct Seen {
 }
 
 impl Monitor {
-    /// With a socket in `directory`.
+    /// Starts a monitor with a socket in `directory`.
     pub(super) fn start(directory: &Path) -> io::Result<Self> {
         let listener = UnixListener::bind(socket(directory))?;
         fs::set_permissions(socket(directory), fs::Permissions::from_mode(0o666))?;
         let copies = Arc::new(Mutex::new(Copies::default()));
         let (tell, seen) = channel();
         let shared = Arc::clone(&copies);
-        // Both kinds of thread end with the test's process, or with the QEMU.
+        // Both kinds of thread end with the test's process, or with QEMU.
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let (copies, tell) = (Arc::clone(&shared), tell.clone());
@@ -53,12 +53,12 @@ impl Monitor {
         Ok(Self { copies, seen })
     }
 
-    /// A program that is QEMU, and tells a monitor in this directory what its guest does.
+    /// A program that runs QEMU, and connects it to a monitor in this directory.
     pub(super) fn wrapper(directory: &Path, qemu: &str) -> io::Result<PathBuf> {
         let program = directory.join("qemu");
         let socket = socket(directory).display().to_string();
-        // A QEMU that is only asked what it can do has no name. Both it and the monitor are open to QEMU's user. What gives
-        // its agent a clock of its own it does not get.
+        // A QEMU that is only asked for its capabilities has no name. QEMU's user can reach both QEMU and the monitor.
+        // The wrapper removes what gives the agent a clock of its own.
         let text = format!(
             "#!/bin/sh\nunset LD_PRELOAD\ncase \" $* \" in *' -name '*)\n  exec {qemu} \"$@\" -chardev socket,id=chaos,path={socket} \
              -mon chardev=chaos,mode=control;;\nesac\nexec {qemu} \"$@\"\n"
@@ -69,7 +69,7 @@ impl Monitor {
         Ok(program)
     }
 
-    /// All that has been seen so far. Nothing more is seen while it is held: not across anything that takes long.
+    /// All that has been seen so far. Nothing more is seen while this is held, so release it before anything slow.
     pub(super) fn copies(&self) -> MutexGuard<'_, Copies> {
         lock(&self.copies)
     }
@@ -104,13 +104,13 @@ fn attend(stream: &UnixStream, copies: &Mutex<Copies>, tell: &Sender<Seen>) {
     if identity.is_incoming {
         seen(Moment::IncomingVm);
     }
-    // Whatever breaks the connection, there is nobody left to ask.
+    // Whatever breaks the connection, nobody is left to be asked.
     let _ended = converse(stream, |message| take(message, id, copies, &seen));
     lock(copies).ended(id);
     seen(Moment::Left);
 }
 
-/// Identifies the client, by its command line and its working directory.
+/// Identifies the client by its command line and its working directory.
 fn identify(stream: &UnixStream) -> Option<Identity> {
     let pid = socket_peercred(stream).ok()?.pid.as_raw_nonzero().get();
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -123,12 +123,12 @@ fn identify(stream: &UnixStream) -> Option<Identity> {
     Some(Identity { vm: name(1)?, host: name(4)?, pid, is_incoming })
 }
 
-/// Asks again and again what QEMU does, and hands on all that it says, to the last word: one that has ended takes no
-/// question any more, but what it said before is still to be read.
+/// Asks QEMU for its state again and again, and hands on everything that it says, to the end: a QEMU that has ended
+/// takes no questions any more, but what it said before can still be read.
 fn converse(stream: &UnixStream, mut take: impl FnMut(&Value)) -> io::Result<()> {
     stream.set_read_timeout(Some(ASK_EVERY))?;
     let mut reading = BufReader::new(stream);
-    // Only reading tells the end.
+    // Only reading shows that QEMU has ended.
     let ask = |question: &str| drop((&*stream).write_all(question.as_bytes()));
     ask("{\"execute\":\"qmp_capabilities\"}\n");
     let mut line = Vec::new();
@@ -148,7 +148,7 @@ fn converse(stream: &UnixStream, mut take: impl FnMut(&Value)) -> io::Result<()>
             Err(error) => return Err(error),
         }
         if !is_asked && asked_at.elapsed() >= ASK_EVERY {
-            // It comes back with the answer: from then on, what QEMU says is true.
+            // The time comes back with the answer: what QEMU says has been true since then.
             ask(&format!("{{\"execute\":\"query-status\",\"id\":{}}}\n", now_us()));
             (is_asked, asked_at) = (true, Instant::now());
         }
@@ -180,7 +180,7 @@ fn take(message: &Value, id: CopyId, copies: &Mutex<Copies>, seen: &impl Fn(Mome
     }
 }
 
-/// By the clock that QEMU stamps its events with.
+/// The time by the clock with which QEMU stamps its events.
 pub(super) fn now_us() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)

@@ -1,4 +1,4 @@
-//! What operators ask for, by the program itself, and whether what it says of it is true.
+//! What operators ask for, through the program itself, and whether what it says about it is true.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use super::plan::MoveOptions;
 use crate::program::{Output, Running};
 use crate::support::TestLab;
 
-/// No operation takes longer: the deadlines of migrations, faults, and what agents then take to agree.
+/// The longest time of any operation: the deadlines of migrations, faults, and the time that agents then need to agree.
 const OPERATION_MAX: Duration = Duration::from_mins(5);
 
-/// What was asked for, and has not ended yet.
+/// An operation under way.
 pub(super) struct Operation {
     pub(super) what: What,
-    /// Which errand of the round it belongs to.
+    /// The errand of the round to which it belongs.
     pub(super) errand: usize,
     running: Running,
     pub(super) began: Instant,
@@ -30,22 +30,22 @@ pub(super) enum What {
     Drain {
         host: String,
     },
-    /// What a drain has moved comes back.
+    /// The VMs that a drain moved come back.
     Resume,
 }
 
-/// What became of an operation.
+/// The outcome of an operation.
 #[derive(Debug, Clone)]
 pub(super) struct End {
-    /// For the table.
+    /// Its name in the table.
     pub(super) name: String,
     /// How often one of its paths went out of use.
     pub(super) paths_out: usize,
-    /// The agent has not taken it on.
+    /// The agent did not begin it.
     pub(super) is_refused: bool,
 }
 
-/// What is said of where a VM is.
+/// What the program says about where a VM is.
 #[derive(Debug)]
 pub(super) struct Claim {
     pub(super) vm: String,
@@ -96,19 +96,19 @@ impl Operation {
         self.running.has_ended()
     }
 
-    /// What was asked for, by which errand, and what became of it.
+    /// What was asked for, by which errand, and the program's output.
     pub(super) fn end(self) -> (What, usize, Output) {
         (self.what, self.errand, self.running.wait())
     }
 
-    /// What is wrong with one that goes on.
+    /// What is wrong with an operation that takes too long.
     pub(super) fn overdue(&self) -> Option<String> {
         let elapsed = self.began.elapsed();
         (elapsed > OPERATION_MAX).then(|| format!("{:?} goes on after {elapsed:.0?}", self.what))
     }
 }
 
-/// What became of it; and what it says of where the VM is.
+/// The outcome of an operation, and what it says about where the VM is.
 pub(super) fn judge(what: &What, output: &Output) -> Result<(End, Option<Claim>), String> {
     let end = |name: &str, paths_out| End {
         name: format!("{}: {name}", what.name()),

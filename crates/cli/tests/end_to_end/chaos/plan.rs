@@ -1,4 +1,4 @@
-//! What happens next: decisions from a seed, and from nothing else. The same seed gives the same rounds.
+//! What happens next: decisions that depend on a seed alone. The same seed gives the same rounds.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,32 +6,32 @@ use std::time::Duration;
 use super::ledger::Promise;
 use super::random::Random;
 
-/// Faults that are drawn begin, and last, at most this long: then all of them are lifted.
+/// Random faults begin within this time and last at most as long; then all of them are lifted.
 const STORM_MAX: Duration = Duration::from_secs(25);
 
 const FAULT_MS_MIN: u64 = 200;
 const FAULT_MS_MAX: u64 = 20_000;
 
-/// Errands begin within so many ms, so that they overlap.
+/// Errands begin within this many ms, so that they overlap.
 const BEGIN_MS_MAX: u64 = 5_000;
 
-/// Faults that are not aimed at a moment begin within so many ms.
+/// Faults that are not aimed at a moment begin within this many ms.
 const UNAIMED_MS_MAX: u64 = 12_000;
 
-/// Between a moment and a fault that is aimed at it.
+/// The longest time between a moment and a fault that is aimed at it.
 const AIMED_MS_MAX: u64 = 80;
 
-/// What a fault can be aimed at from longer away.
+/// The same for a fault that is aimed at the flight.
 const FLIGHT_MS_MAX: u64 = 3_000;
 
-/// A while of errands and faults. When it is over, all faults are lifted, and everything must settle.
+/// A while of errands and faults. At its end, all faults are lifted, and everything must settle.
 #[derive(Debug, Clone)]
 pub(super) struct Round {
     pub(super) errands: Vec<Planned>,
     pub(super) faults: Vec<Fault>,
-    /// After that, all faults are lifted at the latest.
+    /// All faults are lifted after this time at the latest.
     pub(super) storm_max: Duration,
-    /// Faults last for as long as they are to, also when all errands are over.
+    /// Whether faults last their full time even when all errands are over.
     pub(super) outlasts_errands: bool,
     pub(super) promise: Promise,
 }
@@ -43,12 +43,12 @@ pub(super) struct Planned {
     pub(super) errand: Errand,
 }
 
-/// What an operator asks for.
+/// An operator's request.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Errand {
-    /// A VM goes to the host that is `turn` further on than its own.
+    /// A VM moves to the host that is `turn` places after its own.
     Move { vm: usize, turn: usize, way: MoveOptions, next: Option<Next> },
-    /// A host is emptied, and what left it is fetched back.
+    /// A host is drained, and its VMs are then brought back.
     DrainAndBack { host: usize, post_copy: bool, encrypt: bool },
 }
 
@@ -56,9 +56,9 @@ pub(super) enum Errand {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Next {
     pub(super) turn: usize,
-    /// It begins as soon as the VM runs on its first target, instead of when that move is over.
+    /// Whether it begins as soon as the VM runs on its first target, and not when that move is over.
     pub(super) at_once: bool,
-    /// A refused request is repeated, for as long as the storm lasts.
+    /// Whether a refused request is repeated while the storm lasts.
     pub(super) insists: bool,
     pub(super) way: MoveOptions,
 }
@@ -73,7 +73,7 @@ pub(super) struct MoveOptions {
     pub(super) deadline_s: u64,
 }
 
-/// One fault, in the words of an errand's source and target.
+/// A fault, by the roles of an errand's hosts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fault {
     pub(super) errand: usize,
@@ -85,22 +85,22 @@ pub(super) struct Fault {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum When {
-    /// So long after the round's begin.
+    /// This long after the beginning of the round.
     At(Duration),
-    /// So long after something that the monitor sees of the errand.
+    /// This long after something that the monitor sees of the errand.
     After(Moment, Duration),
 }
 
 /// Something that the monitor sees of a VM on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Moment {
-    /// The target has a QEMU for it.
+    /// The target has a QEMU for the VM.
     IncomingVm,
-    /// Its memory is being sent.
+    /// The VM's memory is being sent.
     Active,
-    /// It stands still on the source.
+    /// The VM stands still on the source.
     Paused,
-    /// It runs on the target.
+    /// The VM runs on the target.
     Resumed,
     /// The source's QEMU has ended.
     Left,
@@ -110,7 +110,7 @@ pub(super) enum Moment {
 pub(super) enum HostRole {
     Source,
     Target,
-    /// The host that has no part in the errand.
+    /// The host that takes no part in the errand.
     Third,
 }
 
@@ -140,28 +140,28 @@ pub(super) enum FaultKind {
         percent: u8,
     },
     FullJournal,
-    /// Its agent is killed, and comes back to what is then there.
+    /// A host's agent is killed, and finds this journal when it comes back.
     SpoilJournal(Spoil),
-    /// Many programs want all that the machine's cores can do.
+    /// Many programs want all of the machine's CPU time.
     BusyMachine,
-    /// It differs from those of the other hosts; the clock since boot does not.
+    /// A host's wall clock differs from those of the other hosts; its clock since boot does not.
     Clock {
         ahead_s: i64,
     },
-    /// A host with no part in it has thousands of migrations discarded that there have never been, and begins one.
+    /// An uninvolved host orders thousands of migrations discarded that never existed, and begins one.
     FloodOfDeletes,
 }
 
-/// What becomes of a journal.
+/// What happens to a journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Spoil {
     Delete,
     Empty,
-    /// As it was when the round began.
+    /// It is replaced by a copy from the beginning of the round.
     PutBackOlder,
 }
 
-/// Kinds of faults with their weights: a link of the two, and how wrong a clock is, is drawn later.
+/// The kinds of faults with their weights. Which of the two links fails, and how wrong a clock is, is drawn later.
 const KINDS: [(FaultKind, u64); 18] = [
     (FaultKind::KillAgent, 18),
     (FaultKind::FreezeAgent, 12),
@@ -183,13 +183,13 @@ const KINDS: [(FaultKind, u64); 18] = [
     (FaultKind::Clock { ahead_s: 0 }, 8),
 ];
 
-/// Certificates of a lab are valid from an hour before they are made, and for a year.
+/// The certificates of a lab are valid from an hour before they are made, for a year.
 const VALID_BEFORE_S: i64 = 3_600;
 
-/// How wrong clocks are. Before certificates are valid there is only the first: after an hour's run, too.
+/// How wrong clocks may be. Even after an hour's run, only the first is before the certificates are valid.
 const CLOCKS_AHEAD_S: [i64; 8] = [-14_400, -3_000, -90, -5, 5, 90, 3_600, 86_400];
 
-/// What faults are aimed at, the hand-over more often than the rest.
+/// The moments at which faults are aimed: the hand-over more often than the rest.
 const MOMENTS: [Moment; 8] = [
     Moment::IncomingVm,
     Moment::Active,
@@ -201,13 +201,13 @@ const MOMENTS: [Moment; 8] = [
     Moment::Left,
 ];
 
-/// What there is to decide about.
+/// The limits of the decisions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
     pub(super) vms: usize,
     pub(super) hosts: usize,
     pub(super) links: usize,
-    /// At a time, without drains.
+    /// The most moves at a time, without drains.
     pub(super) moves_max: usize,
 }
 
@@ -234,7 +234,7 @@ fn drain(random: &mut Random, bounds: Bounds) -> Planned {
     Planned { after: Duration::ZERO, errand }
 }
 
-/// Each of another VM: who asks for two migrations of one VM at a time is refused, which is no news.
+/// Moves of different VMs: a second migration of the same VM would be refused, which shows nothing.
 fn moves(random: &mut Random, bounds: Bounds) -> Vec<Planned> {
     let mut vms: Vec<usize> = (0..bounds.vms).collect();
     let count = 1 + random.index(bounds.moves_max.min(bounds.vms));
@@ -264,7 +264,7 @@ fn turn(random: &mut Random, bounds: Bounds) -> usize {
 fn way(random: &mut Random) -> MoveOptions {
     let option = ["tcp", "compression", "multichannel", "auto"][random.index(4)];
     let encrypt = random.chance(40);
-    // It goes over one connection.
+    // Post-copy uses one connection.
     let post_copy = random.chance(25);
     MoveOptions {
         option: if post_copy { "tcp" } else { option },
@@ -295,7 +295,7 @@ fn is_of_a_vm(kind: FaultKind) -> bool {
     )
 }
 
-/// Half of them at moments of the hand-over, which a time drawn at random meets seldom.
+/// Half of the faults strike at moments of the hand-over, which a random time seldom meets.
 fn when(random: &mut Random) -> When {
     if random.chance(30) {
         return When::At(milliseconds(random, 0, UNAIMED_MS_MAX));
@@ -305,7 +305,7 @@ fn when(random: &mut Random) -> When {
     When::After(moment, milliseconds(random, 0, max))
 }
 
-/// As many short ones as long ones.
+/// Short and long times are equally likely.
 fn lasts(random: &mut Random) -> Duration {
     let scale = [1_000, 4_000, FAULT_MS_MAX][random.index(3)];
     milliseconds(random, FAULT_MS_MIN, scale)
@@ -342,12 +342,12 @@ fn milliseconds(random: &mut Random, min: u64, max: u64) -> Duration {
 }
 
 impl FaultKind {
-    /// No certificate is valid yet by that clock.
+    /// Whether no certificate is valid yet by that clock.
     pub(super) fn is_before_certificates(self) -> bool {
         matches!(self, Self::Clock { ahead_s } if ahead_s < -VALID_BEFORE_S)
     }
 
-    /// What it is counted as.
+    /// The name under which it is counted.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::KillAgent => "agent killed, started again later",

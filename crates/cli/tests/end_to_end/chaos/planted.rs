@@ -1,4 +1,4 @@
-//! That the monitor sees what it is there for.
+//! Tests that the monitor sees what it should.
 
 use std::io::Write;
 use std::os::unix::net::UnixListener;
@@ -12,7 +12,7 @@ use crate::options;
 use crate::program::Running;
 use crate::support::eventually;
 
-/// Two QEMUs of one VM, on two hosts that are but directories, and no agent that could do better.
+/// Two QEMUs of one VM, on two hosts that are only directories, without an agent that could prevent that.
 pub(super) fn the_monitor_sees_two_copies_and_a_lost_one() {
     let directory = tempfile::TempDir::new().unwrap();
     let monitor = Monitor::start(directory.path()).unwrap();
@@ -35,8 +35,8 @@ pub(super) fn the_monitor_sees_two_copies_and_a_lost_one() {
     eventually("the first one has ended", || lost(&monitor.copies()) == 1);
 }
 
-/// Two QEMUs that end as they are told to, one with its guest paused and one with its guest running, while the monitor is
-/// held up: it hears what they said last all the same.
+/// Two QEMUs end on request, one with its guest paused and one with its guest running, while the monitor is held up. It
+/// still hears their last words.
 pub(super) fn a_qemu_that_paused_its_guest_before_it_ended_is_not_lost() {
     for qemu in ["qemu-system-x86_64".into()].into_iter().chain(options::other_qemu()) {
         let directory = tempfile::TempDir::new().unwrap();
@@ -52,7 +52,7 @@ pub(super) fn a_qemu_that_paused_its_guest_before_it_ended_is_not_lost() {
     }
 }
 
-/// A QEMU that gets these commands while the monitor is held up, until it has ended.
+/// Gives these commands to a QEMU while the monitor is held up, until the QEMU has ended.
 fn end_unheard(monitor: &Monitor, wrapper: &Path, directory: &Path, host: &str, commands: &[&str]) {
     let socket = directory.join(format!("{host}.sock"));
     let listener = UnixListener::bind(&socket).unwrap();
@@ -61,7 +61,7 @@ fn end_unheard(monitor: &Monitor, wrapper: &Path, directory: &Path, host: &str, 
     eventually("it runs", || monitor.copies().runs_on("web") == Some(host));
     let (mut control, _) = listener.accept().unwrap();
     let held_up = monitor.copies();
-    // So that it has an answer to take, and then another question to ask.
+    // The monitor then has an answer to take, and another question to ask.
     thread::sleep(ASK_EVERY * 4);
     for command in [&["qmp_capabilities"], commands].concat() {
         control.write_all(format!("{{\"execute\":\"{command}\"}}\n").as_bytes()).unwrap();
@@ -70,7 +70,7 @@ fn end_unheard(monitor: &Monitor, wrapper: &Path, directory: &Path, host: &str, 
     drop(held_up);
 }
 
-/// Without a guest: firmware runs, too.
+/// Starts a QEMU without a guest: its firmware runs, too.
 fn start(wrapper: &Path, directory: &Path, host: &str, more: &[&str]) -> Running {
     let files = directory.join(host).join("run/vms/web/qemu");
     fs::create_dir_all(&files).unwrap();

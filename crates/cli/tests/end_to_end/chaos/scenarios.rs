@@ -1,5 +1,5 @@
-//! Rounds that are not drawn: the same faults of the same migration, at moments that are. Each says how long its VM may be
-//! silent, from what the agents promise.
+//! Fixed rounds: the same faults during the same migration, at random moments. Each says how long its VM may be silent,
+//! by what the agents promise.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -20,12 +20,12 @@ pub(super) struct Scenario {
     way: MoveOptions,
     goes_on: GoesOn,
     faults: [Option<Aimed>; 2],
-    /// They last as long as they are to, also when the migration is over.
+    /// Whether the faults last their full time even when the migration is over.
     outlasts_errands: bool,
     promise: Promise,
-    /// The fault is none that may end the migration.
+    /// Whether the migration must complete despite the fault.
     pub(super) completes: bool,
-    /// No path may be taken out of use.
+    /// Whether all paths must stay in use.
     pub(super) keeps_paths: bool,
 }
 
@@ -33,13 +33,13 @@ pub(super) struct Scenario {
 #[derive(Clone, Copy)]
 enum GoesOn {
     No,
-    /// As soon as it runs on the second one.
+    /// As soon as it runs on the second host.
     AtOnce,
-    /// As soon as it is said to be there.
+    /// As soon as the program says that it is there.
     WhenTold,
 }
 
-/// What happens where, so many ms after which moment, and for how many ms.
+/// A fault and its place, how many ms after which moment it strikes, and for how many ms.
 struct Aimed {
     kind: FaultKind,
     place: HostRole,
@@ -61,21 +61,21 @@ const ENCRYPTED: MoveOptions = MoveOptions { encrypt: true, ..MULTICHANNEL };
 const POST_COPY: MoveOptions = MoveOptions { post_copy: true, ..TCP };
 const ENCRYPTED_POST_COPY: MoveOptions = MoveOptions { encrypt: true, ..POST_COPY };
 
-/// On which a VM is in flight for a second.
+/// A VM is in flight for a second on these links.
 const FAST: Bed = Bed { link_mbps: "400", stall_s: None };
-/// One that is busy does not converge over one link.
+/// A busy VM does not converge over one of these links.
 const SLOW: Bed = Bed { link_mbps: "200", stall_s: None };
-/// Outages end before the source gives up, and after.
+/// Outages end before the source gives up, or after.
 const IMPATIENT: Bed = Bed { link_mbps: "100", stall_s: Some(7) };
 
 /// A sixth of what two fast links carry.
 const QUIET: u32 = 16;
-/// The same on slow links.
+/// As much of what slow links carry.
 const QUIET_ON_SLOW_LINKS: u32 = 8;
 /// More than both links carry where sources are impatient, so that the VM is throttled.
 const BUSY: u32 = 30;
 
-/// The first two rounds of a busy VM take as long.
+/// As long as the first two rounds of a busy VM take.
 const LATER_ROUND_MS: Range<u64> = 4_000..8_000;
 const OUTAGE_MS: Range<u64> = 4_000..10_000;
 
@@ -84,32 +84,35 @@ const FROZEN_MS: Range<u64> = 4_000..4_001;
 
 const IN_FLIGHT_MS: Range<u64> = 0..1_500;
 
-/// Within which a fault meets the hand-over: from the pause on, for as long as it takes on this machine, which is three
-/// times as long over one connection or by a relay; and once the VM runs on its target.
+/// The times within which a fault meets the hand-over. It lasts from the pause on for as long as this machine needs,
+/// which is three times as long over one connection or through a relay; and then from the moment at which the VM runs
+/// on its target.
 const PAUSED_MS: Range<u64> = 0..100;
 const PAUSED_LONG_MS: Range<u64> = 0..400;
 const RESUMED_MS: Range<u64> = 0..50;
 
-/// What a machine with two cores, no KVM and other work to do may add.
+/// What a machine with two cores, no KVM and other work may add.
 const SLACK_S: u64 = 2;
 
-/// One that its QEMU has not paused has no reason to be silent: the slack, and as much again for a throttled one.
+/// A VM that its QEMU has not paused has no reason to be silent. It gets the slack, and as much again if it is
+/// throttled.
 const UNDISTURBED: Duration = Duration::from_secs(2 * SLACK_S + 1);
 
-/// `guard.rs`: a guard acts after 3 s (`SILENCE_MAX`), or at once when its agent has ended, in or before the hand-over.
+/// `guard.rs`: during or before the hand-over, a guard acts after 3 s (`SILENCE_MAX`), or at once if its agent has
+/// ended.
 const BY_GUARD: Promise = promise(Bound::InAll(Duration::from_secs(3 + SLACK_S)));
 
 /// `ending.rs`: 15 s for the last bytes (`SWITCH_OVER_DEADLINE`), 3 s more for the target's answer
-/// (`RECEIVED_ANSWER_DEADLINE`), 2 s for a QEMU that waits (`MUTE_AFTER`). However long the outage is: agents reach each other
-/// by another network.
+/// (`RECEIVED_ANSWER_DEADLINE`), and 2 s for a QEMU that waits (`MUTE_AFTER`). The length of the outage does not
+/// matter, since agents reach each other over another network.
 const BY_SOURCE: Promise = promise(Bound::InAll(Duration::from_secs(15 + 3 + 2 + SLACK_S)));
 
-/// `executor.rs`: a target that is back is asked after 5 s at the latest (`IN_DOUBT_PAUSE`), and `order.rs` has it say
+/// `executor.rs`: a target that is back is asked after 5 s at the latest (`IN_DOUBT_PAUSE`), and by `order.rs` it says
 /// within 4 s whether the VM runs (`RUNS_WITHIN`).
 const BY_TARGET: Promise = promise(Bound::BeyondFaults(Duration::from_secs(5 + 4 + SLACK_S)));
 
-/// `executor/post_copy.rs`: a source that is back connects within 5 s (`RECONNECTED_WITHIN`) to a target that it asks every
-/// 5 s (`IN_DOUBT_PAUSE`). The VM waits for pages meanwhile, and is not paused for it.
+/// `executor/post_copy.rs`: a source that is back connects within 5 s (`RECONNECTED_WITHIN`) to a target that it asks
+/// every 5 s (`IN_DOUBT_PAUSE`). Meanwhile the VM waits for pages, but is not paused.
 const BY_CONNECTION: Promise =
     Promise { not_paused: None, ..promise(Bound::BeyondFaults(Duration::from_secs(5 + 5 + SLACK_S))) };
 
@@ -117,7 +120,7 @@ const fn promise(disturbed: Bound) -> Promise {
     Promise { undisturbed: UNDISTURBED, disturbed, not_paused: Some(UNDISTURBED) }
 }
 
-/// Those of which one stands for each kind of fault come first.
+/// The first ones represent each kind of fault.
 pub(super) const SCENARIOS: &[Scenario] = &[
     killed("source's agent just after the pause, tcp", Moment::Paused, PAUSED_LONG_MS, TCP),
     outage("all links down in a later round, multichannel", FaultKind::AllLinksDown, MULTICHANNEL),
@@ -232,14 +235,14 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
 ];
 
-/// By these clocks all certificates are valid.
+/// A clock by which all certificates are valid.
 const HOUR_AHEAD: FaultKind = FaultKind::Clock { ahead_s: 3_600 };
 const FIFTY_MINUTES_BEHIND: FaultKind = FaultKind::Clock { ahead_s: -3_000 };
-/// By this one none is.
+/// A clock by which no certificate is valid.
 const BEFORE_CERTIFICATES: FaultKind = FaultKind::Clock { ahead_s: -14_400 };
 const WRONG_MS: Range<u64> = 2_000..8_000;
 
-/// An agent that is killed is started again so many ms later.
+/// How many ms later a killed agent is restarted.
 const GONE_MS: Range<u64> = 2_000..2_001;
 
 const fn aimed(
@@ -262,7 +265,7 @@ const fn at(
     [Some(aimed(kind, place, moment, after_ms, lasts_ms)), None]
 }
 
-/// A VM is in flight for a second, and nothing else happens.
+/// A VM in flight for a second, without any fault.
 const fn quiet(name: &'static str) -> Scenario {
     Scenario {
         name,
@@ -278,7 +281,8 @@ const fn quiet(name: &'static str) -> Scenario {
     }
 }
 
-/// The source's journal, adopted by an operator as soon as its agent, back after 2 s, says that it is not believed.
+/// The source's journal is spoiled. An operator adopts it as soon as the agent, back after 2 s, says that it does not
+/// believe it.
 const fn spoiled(name: &'static str, way: Spoil) -> Scenario {
     let mut scenario = quiet(name);
     scenario.faults =
@@ -286,7 +290,7 @@ const fn spoiled(name: &'static str, way: Spoil) -> Scenario {
     scenario
 }
 
-/// A VM is throttled.
+/// An outage, during which a VM is throttled.
 const fn outage(name: &'static str, kind: FaultKind, way: MoveOptions) -> Scenario {
     let mut scenario = quiet(name);
     (scenario.bed, scenario.dirty_mib_per_s, scenario.way) = (IMPATIENT, BUSY, way);
@@ -296,7 +300,7 @@ const fn outage(name: &'static str, kind: FaultKind, way: MoveOptions) -> Scenar
     scenario
 }
 
-/// The source's agent.
+/// The source's agent is killed.
 const fn killed(name: &'static str, moment: Moment, after_ms: Range<u64>, way: MoveOptions) -> Scenario {
     let mut scenario = quiet(name);
     scenario.way = way;
@@ -308,7 +312,7 @@ const fn killed(name: &'static str, moment: Moment, after_ms: Range<u64>, way: M
     scenario
 }
 
-/// When all faults are lifted at the latest: more than any migration here takes, and its outage.
+/// When all faults are lifted at the latest: longer than any migration here takes together with its outage.
 const STORM_MAX: Duration = Duration::from_secs(70);
 
 impl Scenario {

@@ -1,4 +1,4 @@
-//! Whether all is over and told as it is, once nothing is wrong any more.
+//! Checks, once no fault is left, whether everything is over, and reported as it is.
 
 use drainpipe_api_types::{DrainView, MigrationView, VmList, VmState, VmView};
 
@@ -8,17 +8,17 @@ use super::monitor::Monitor;
 use crate::drain::ask;
 use crate::support::TestLab;
 
-/// What an agent says of its own VMs does not change by itself when all is over: why it is not yet, if so.
+/// Why what the agents say about their VMs may still change, or needs an operator.
 pub(super) enum Unsettled {
     /// It may settle by itself.
     Yet(String),
-    /// A VM that a fault has ended, and that is told to be off: it is to be started.
+    /// A fault ended this VM, which is reported as off: it has to be started.
     Ended { vm: String, host: String },
     /// The definition of such a VM was in a journal that is lost.
     Forgotten { vm: String },
-    /// A journal that is older lists a VM that has gone since.
+    /// An older journal lists a VM that has gone since.
     Stale { vm: String, host: String },
-    /// A drain was cut short: its host is to take VMs again.
+    /// A drain was interrupted, and its host has to accept VMs again.
     Cordoned { host: String },
 }
 
@@ -32,7 +32,7 @@ pub(super) fn unsettled(
 ) -> Option<Unsettled> {
     let yet = |why: String| Some(Unsettled::Yet(why));
     let mut vm_views = Vec::new();
-    // The last ones of each VM: there and on.
+    // Each VM's last migrations: there and on.
     let last_migrations = format!("/v1/migrations?limit={}", 4 * vms.len());
     for host in hosts {
         let views: Vec<MigrationView> = match ask(lab, host, &last_migrations, None) {
@@ -55,7 +55,7 @@ pub(super) fn unsettled(
             Err(problem) => return yet(format!("{host} does not tell of its drain: {problem}")),
         }
     }
-    // Asked after the agents: what changes meanwhile is seen the next time.
+    // Asked after the agents, so that changes in between show the next time.
     let copies = monitor.copies();
     for vm in vms {
         let of_vm: Vec<_> = vm_views.iter().filter(|view| view.name == *vm).collect();
@@ -81,15 +81,15 @@ pub(super) fn unsettled(
         }
     }
     drop(copies);
-    // Through all processes of the machine: once all else is over.
+    // This searches all processes of the machine, so it comes last.
     hosts.iter().find_map(|host| {
         let guards = lab.pids(host, &[" guard --migration "]);
         (!guards.is_empty()).then(|| Unsettled::Yet(format!("{host} has guards left: {guards:?}")))
     })
 }
 
-/// The host with the older journal, if it lists what another one has for sure: running, or off like all that there is of
-/// it.
+/// The host with the older journal, if it lists a VM that another host certainly has: running, or off when no QEMU of
+/// it is left.
 fn stale(of_vm: &[&VmView], living: &[&Copy], faults: &Faults<'_>) -> Option<String> {
     let spoiled = faults.spoiled()?;
     let is_listed = |host: &str, state| of_vm.iter().any(|view| (view.host == host) && view.state == state);

@@ -1,4 +1,4 @@
-//! Whether each VM answers, and since when it does not: as a client of all of them sees it.
+//! Whether each VM answers, and since when it does not, as a client of all of them sees it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use drainpipe_guest::protocol::{BEAT_BYTES, Beat};
 use drainpipe_lab::{CLIENT, Lab};
 
-/// Guests without KVM that answer more often are busy with that alone.
+/// Guests without KVM that answer more often have no time for anything else.
 const BEAT_EVERY: Duration = Duration::from_millis(100);
 
-/// Shorter silences are the scheduling of a busy machine.
+/// Shorter silences come from the scheduling of a busy machine.
 pub(super) const SILENCE_MIN: Duration = Duration::from_millis(500);
 
 /// A client of all VMs. It stops when it is dropped.
@@ -31,13 +31,13 @@ struct Shared {
 
 struct Listened {
     vm: String,
-    /// None while no answer is expected.
+    /// `None` while no answer is expected.
     heard_at: Option<Instant>,
-    /// That have ended since somebody looked.
+    /// The silences that have ended since the last look.
     silences: Vec<Silence>,
 }
 
-/// A VM that did not answer.
+/// A time during which a VM did not answer.
 #[derive(Debug, Clone)]
 pub(super) struct Silence {
     pub(super) vm: String,
@@ -64,7 +64,7 @@ impl Silences {
         self.shared.guests().insert(address, listened);
     }
 
-    /// Expects nothing of a VM any more: its QEMU has been killed.
+    /// Expects no answers from a VM any more: its QEMU has been killed.
     pub(super) fn expect_nothing(&self, vm: &str) {
         for one in self.shared.guests().values_mut().filter(|one| one.vm == vm) {
             one.heard_at = None;
@@ -72,7 +72,7 @@ impl Silences {
         }
     }
 
-    /// Silences that have ended since the last look, and those that go on.
+    /// The silences that have ended since the last look, and those that go on.
     pub(super) fn take(&self) -> Vec<Silence> {
         let now = Instant::now();
         let mut guests = self.shared.guests();
@@ -95,7 +95,7 @@ impl Drop for Silences {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // One that died shows as silences.
+            // If a thread has died, that shows as silences.
             let _ = thread.join();
         }
     }
@@ -115,7 +115,7 @@ fn listen(socket: &UdpSocket, shared: &Shared) {
             sequence += 1;
             let beat = Beat { session: 1, sequence }.encode();
             for address in shared.guests().keys() {
-                // Not sent is not answered.
+                // A beat that cannot be sent is not answered.
                 let _ = socket.send_to(&beat, address);
             }
             due = Instant::now() + BEAT_EVERY;

@@ -1,4 +1,4 @@
-//! What came of runs: a line of a file for each, and tables of all lines of however many sittings.
+//! The outcomes of runs: a line in a file for each, and tables of all lines, from however many sittings.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -11,41 +11,41 @@ use serde::{Deserialize, Serialize};
 use super::silences::SILENCE_MIN;
 use super::violation::Violation;
 
-/// What came of one run. What it decided depends on seed, row and run alone.
+/// The outcome of a run. Its decisions depend only on seed, row and run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Ran {
-    /// Which QEMU.
+    /// The QEMU that it used.
     pub(super) qemu: String,
-    /// The last commit that changed the program, and whether anything of it was changed since.
+    /// The last commit that changed the program, and whether the program has been changed since.
     pub(super) program: String,
     pub(super) seed: u64,
     pub(super) row: String,
     pub(super) run: usize,
     pub(super) seconds: f64,
-    /// How many programs wanted a core when it was over, over a minute.
+    /// How many programs wanted a core in its last minute.
     pub(super) load: f64,
-    /// Labs at once.
+    /// The number of labs at once.
     pub(super) labs: usize,
     pub(super) faults: usize,
     pub(super) told_as_lost: usize,
-    /// How requests have ended.
+    /// How its requests ended.
     pub(super) ends: Vec<String>,
     pub(super) paths_out: usize,
     pub(super) longest_silence_ms: u64,
     pub(super) violation: Option<RecordedViolation>,
 }
 
-/// A violation as it is written down.
+/// A violation, as it is recorded.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct RecordedViolation {
-    /// The column of the table.
+    /// Its column in the table.
     kind: String,
     what: String,
-    /// What there is to understand it.
+    /// The directory with what helps to understand it.
     kept: Option<PathBuf>,
 }
 
-/// Columns of what must never be.
+/// The columns of what must never happen.
 const KINDS: [&str; 7] =
     ["lost", "two copies", "silent for too long", "untrue", "not completed", "not settled", "broken"];
 
@@ -64,18 +64,18 @@ impl RecordedViolation {
     }
 }
 
-/// Where the lines are.
+/// The directory of the lines.
 pub(super) fn directory() -> PathBuf {
     super::directory().join("runs")
 }
 
-/// Adds a line to the file of this process, and says it.
+/// Adds a line to this process's file, and prints it.
 pub(super) fn write(ran: &Ran) -> io::Result<()> {
     let line = serde_json::to_string(ran)?;
     eprintln!("{line}");
     fs::create_dir_all(directory())?;
     let file = directory().join(format!("{}-{}.jsonl", ran.seed, std::process::id()));
-    // In one call: several threads write.
+    // In one call, since several threads write.
     OpenOptions::new().create(true).append(true).open(file)?.write_all(format!("{line}\n").as_bytes())
 }
 
@@ -85,13 +85,13 @@ pub(super) fn read() -> io::Result<Vec<Ran>> {
     fs::create_dir_all(directory())?;
     for entry in fs::read_dir(directory())? {
         let text = fs::read_to_string(entry?.path())?;
-        // The last line of one that was killed may be half a line.
+        // If a process was killed, its last line may be incomplete.
         all.extend(text.lines().filter_map(|line| serde_json::from_str::<Ran>(line).ok()));
     }
     Ok(all)
 }
 
-/// A table for each program and QEMU, its rows in this order.
+/// A table for each program and QEMU, with its rows in this order.
 pub(super) fn tables(all: &[Ran], rows: &[&str]) -> String {
     let mut of: BTreeMap<(&str, &str), Vec<&Ran>> = BTreeMap::new();
     for ran in all {
@@ -149,7 +149,7 @@ fn line(name: &str, all: &[&Ran]) -> String {
     )
 }
 
-/// The end of a migration that did what it was to.
+/// The end of a migration that did what it should.
 pub(super) const COMPLETED: &str = "migration: completed";
 
 fn silence(ms: u64) -> String {

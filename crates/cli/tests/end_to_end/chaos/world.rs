@@ -1,4 +1,4 @@
-//! A lab with its VMs, errands and faults, looked at all the time.
+//! A lab with its VMs, errands and faults, checked all the time.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -26,35 +26,35 @@ use crate::drain::ask;
 use crate::guest::Guest;
 use crate::support::{TestLab, threads};
 
-/// What is wrong is looked for so often.
+/// How often the world is checked for violations.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 const CHECK_EVERY: Duration = Duration::from_millis(200);
 
-/// Once all faults are lifted, everything is over and told as it is within that.
+/// How soon everything must be over and reported as it is, after all faults are lifted.
 const SETTLE_MAX: Duration = Duration::from_mins(4);
 
-/// For what an agent said of a VM to be so.
+/// How soon what an agent said about a VM must be true.
 const CLAIM_GRACE: Duration = Duration::from_secs(5);
 
-/// How that is counted.
+/// The name under which that is counted.
 pub(super) const TOLD_AS_LOST: &str = "VM lost with the QEMU that was killed, told so, and started again";
 const MISSED: &str = "fault: its moment did not come";
 
-/// What is to be set up.
+/// What a world consists of.
 pub(super) struct Setting {
     /// The memory of each VM.
     pub(super) memory_mib: u64,
-    /// One for each VM.
+    /// How fast each VM rewrites its memory.
     pub(super) dirty_mib_per_s: Vec<u32>,
     /// The name of its directory.
     pub(super) name: String,
-    /// Which has the lab.
+    /// The machine of the lab.
     pub(super) machine: Arc<Machine>,
 }
 
-/// A lab with its VMs, and what is known of them.
+/// A lab with its VMs, and what is known about them.
 pub(super) struct World<'lab> {
-    // Dropped before the lab that they look at.
+    // Dropped before the lab that it observes.
     silences: Silences,
     faults: Faults<'lab>,
     monitor: Monitor,
@@ -66,14 +66,14 @@ pub(super) struct World<'lab> {
     claims: Vec<Claim>,
     /// When each VM was last sent somewhere.
     sent: BTreeMap<String, Instant>,
-    /// How operations have ended since somebody asked.
+    /// How operations have ended since the last call of [`Self::take_ends`].
     ends: Vec<End>,
     checked_at: Instant,
     lab: &'lab TestLab,
 }
 
 impl<'lab> World<'lab> {
-    /// Boots the VMs, on all hosts by turns.
+    /// Boots the VMs, on all hosts in turn.
     pub(super) fn set(lab: &'lab TestLab, monitor: Monitor, setting: &Setting) -> Self {
         let hosts = HOSTS.map(str::to_owned).to_vec();
         let directory = directory().join(&setting.name);
@@ -119,7 +119,7 @@ impl<'lab> World<'lab> {
         table
     }
 
-    /// Has all VMs rewrite so much of their memory from now on.
+    /// Makes all VMs rewrite this much of their memory from now on.
     pub(super) fn set_dirty(&self, mib_per_s: u32) {
         let dirtying = Dirtying { mib_per_s, locality_percent: 100 };
         for guest in self.guests.values() {
@@ -127,17 +127,17 @@ impl<'lab> World<'lab> {
         }
     }
 
-    /// What became of all that was asked for since this was asked.
+    /// The ends of all operations since the last call.
     pub(super) fn take_ends(&mut self) -> Vec<End> {
         std::mem::take(&mut self.ends)
     }
 
-    /// The longest silence of a VM since this was asked.
+    /// The longest silence of a VM since the last call.
     pub(super) fn take_longest_silence(&mut self) -> Duration {
         self.ledger.take_longest_silence()
     }
 
-    /// How many faults were done.
+    /// How many faults were caused.
     pub(super) fn faults_done(&self) -> usize {
         self.ledger.counted_as("fault: ") - self.counted(MISSED)
     }
@@ -151,13 +151,13 @@ impl<'lab> World<'lab> {
         SocketAddr::from((self.guests[vm].address(), HEARTBEAT_PORT))
     }
 
-    /// What may be decided about.
+    /// The limits of the decisions.
     pub(super) fn bounds(&self) -> Bounds {
         let links = self.lab.lab().spec().links.len();
         Bounds { vms: self.names.len(), hosts: self.hosts.len(), links, moves_max: self.names.len().min(4) }
     }
 
-    /// One storm, and what comes after it.
+    /// Runs one storm, and waits for everything to settle.
     pub(super) fn round(&mut self, number: usize, round: &Round) -> Result<(), Violation> {
         self.ledger.note(&format!("round {number}: {:?}", round.errands));
         round.faults.iter().for_each(|fault| self.ledger.note(&format!("  to come: {fault}")));
@@ -191,7 +191,7 @@ impl<'lab> World<'lab> {
         Ok(())
     }
 
-    /// Waits for a moment, and tells the errands of it.
+    /// Waits for a moment, and hands it to the errands.
     fn see(&mut self, courses: &mut [Course]) {
         let mut seen = self.monitor.next(LOOK_EVERY);
         while let Some(moment) = seen {
@@ -254,7 +254,7 @@ impl<'lab> World<'lab> {
     fn send(&mut self, number: usize, [vm, source, target]: [&str; 3], way: MoveOptions) {
         self.ledger.note(&format!("{vm}: {source} to {target}, {way:?}"));
         self.ledger.moves(vm, [source.to_owned(), target.to_owned()]);
-        // What was said of it is out of date as soon as it goes on.
+        // What was said about the VM is out of date as soon as it moves on.
         self.claims.retain(|claim| claim.vm != vm);
         let operation = Operation::migrate(self.lab, number, [vm, source, target], way);
         self.sent.insert(vm.to_owned(), operation.began);
@@ -266,7 +266,7 @@ impl<'lab> World<'lab> {
         self.hosts[(at + turn) % self.hosts.len()].clone()
     }
 
-    /// Whether it has been done, or can be no more.
+    /// Begins a fault; returns whether that is done, or has become impossible.
     fn begin_fault(&mut self, fault: &Fault, courses: &[Course], began: Instant) -> bool {
         let course = &courses[fault.errand];
         let is_due = match fault.when {
@@ -276,7 +276,7 @@ impl<'lab> World<'lab> {
             }
         };
         let Some(at) = is_due.then(|| self.place(fault.place, course)).flatten() else { return false };
-        // To do it may take seconds, in which the monitor is to hear what QEMUs say.
+        // Causing a fault may take seconds, in which the monitor must hear what QEMUs say.
         let copies = self.monitor.copies().clone();
         let is_done = self.faults.begin(fault.kind, &at, fault.lasts, &copies, &mut self.ledger);
         let is_running = copies.runs_on(&at.vm).is_some();
@@ -288,7 +288,7 @@ impl<'lab> World<'lab> {
         true
     }
 
-    /// None while the errand has not begun.
+    /// `None` while the errand has not begun.
     fn place(&self, place: HostRole, course: &Course) -> Option<Where> {
         let source = course.source.clone()?;
         let target = course.target.clone().unwrap_or_else(|| self.further(&source, 1));
@@ -302,7 +302,7 @@ impl<'lab> World<'lab> {
         Some(Where { host, vm, needs_both: course.has_post_copy() })
     }
 
-    /// Looks whether all is as it must be, at any time.
+    /// Checks what must hold at any time.
     fn check(&mut self, courses: &mut [Course]) -> Result<(), Violation> {
         if self.checked_at.elapsed() < CHECK_EVERY {
             return Ok(());
@@ -343,7 +343,7 @@ impl<'lab> World<'lab> {
             } else {
                 self.ends.push(end);
             }
-            // It may have been sent on from where it runs while its source was still tidying up.
+            // The VM may have moved on while its source was still tidying up.
             let is_last = |vm: &str| self.sent.get(vm).is_none_or(|sent| *sent <= began);
             self.claims.extend(claim.filter(|claim| is_last(&claim.vm)));
             match what {
@@ -368,7 +368,7 @@ impl<'lab> World<'lab> {
         }
     }
 
-    /// What an agent says of a VM is so at least once within a while.
+    /// What an agent says about a VM must come true within a while.
     fn check_claims(&mut self) -> Result<(), Violation> {
         let copies = self.monitor.copies();
         self.claims.retain(|claim| copies.runs_on(&claim.vm) != Some(&claim.host));
@@ -400,7 +400,7 @@ impl<'lab> World<'lab> {
         Ok(())
     }
 
-    /// Waits until everything is over and told as it is.
+    /// Waits until everything is over and reported as it is.
     fn settle(&mut self, courses: &mut [Course]) -> Result<(), Violation> {
         self.ledger.note("all faults are lifted");
         for course in courses.iter_mut() {
@@ -457,7 +457,7 @@ impl<'lab> World<'lab> {
         unsettled(self.lab, &self.hosts, &self.names, &self.monitor, &self.faults)
     }
 
-    /// A VM that was lost with its QEMU.
+    /// Starts a VM again that was lost with its QEMU.
     fn start_again(&mut self, vm: &str, host: &str) -> Result<(), Violation> {
         self.ledger.count(TOLD_AS_LOST);
         self.ledger.note(&format!("{vm} is started again on {host}"));
@@ -467,7 +467,7 @@ impl<'lab> World<'lab> {
         Ok(())
     }
 
-    /// By the API: the program asks the host on which it finds the VM first, which may be the one where it runs.
+    /// Uses the API: the program would first ask the host on which it finds the VM, which may be the one where it runs.
     fn forget(&mut self, vm: &str, host: &str) -> Result<(), Violation> {
         self.ledger.note(&format!("on {host}: {vm} is removed"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -477,7 +477,7 @@ impl<'lab> World<'lab> {
             .map_err(|problem| Violation::Broken(format!("{vm} is not removed on {host}: {problem}")))
     }
 
-    /// Does what an operator does about it, which must be done.
+    /// Runs an operator's command, which must succeed.
     fn operate(&mut self, host: &str, words: &[&str]) -> Result<(), Violation> {
         self.ledger.note(&format!("on {host}: {words:?}"));
         let output = self.lab.drainpipe(&[words, &["--agent", &self.lab.agent_socket(host)]].concat());
@@ -487,7 +487,7 @@ impl<'lab> World<'lab> {
         Err(Violation::Broken(format!("{words:?} on {host} is not done: {output:#?}")))
     }
 
-    /// Every page of each VM is as it was written.
+    /// Checks that every page of each VM is as it was written.
     fn assert_intact(&mut self) -> Result<(), Violation> {
         for (vm, guest) in &self.guests {
             self.silences.expect(vm, self.heartbeat(vm));
@@ -503,12 +503,12 @@ impl<'lab> World<'lab> {
         }
     }
 
-    /// Keeps what there is to understand what went wrong; says where.
+    /// Keeps everything that helps to understand the violation, and returns where.
     pub(super) fn keep(&mut self, violation: &Violation) -> PathBuf {
         self.ledger.note(&format!("VIOLATION: {violation}"));
         self.table();
         let directory = self.ledger.directory().to_owned();
-        // As much as can be had.
+        // As much as can be read.
         let _ = fs::write(directory.join("qemus.txt"), self.monitor.copies().tell());
         for host in &self.hosts {
             let kept = directory.join(host);
@@ -530,7 +530,7 @@ impl<'lab> World<'lab> {
     }
 }
 
-/// Files whose names begin like that.
+/// Copies files whose names begin with this.
 fn copy_files(from: &Path, to: &Path, prefix: &str) {
     let Ok(entries) = fs::read_dir(from) else { return };
     for entry in entries.filter_map(Result::ok) {

@@ -1,4 +1,4 @@
-//! What the disks hold that are measured.
+//! The content of the disks that are measured.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,10 +9,10 @@ use drainpipe_guest::page::{Content, PAGE_BYTES, PAGE_WORDS};
 /// The size of a piece; pieces of each kind take turns.
 const PIECE_BYTES: u64 = 64 << 20;
 
-/// Read or written at once.
+/// How much is read or written at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Random, text, and a hole. Gives how many bytes are stored.
+/// Writes random data, text, and holes. Returns how many bytes are stored.
 pub(super) fn write_mixed(disk: &Path, size_bytes: u64) -> u64 {
     write(disk, size_bytes, |piece| match piece % 3 {
         0 => Some(random),
@@ -21,12 +21,12 @@ pub(super) fn write_mixed(disk: &Path, size_bytes: u64) -> u64 {
     })
 }
 
-/// Gives how many bytes are stored: all.
+/// Returns how many bytes are stored: all.
 pub(super) fn write_random(disk: &Path, size_bytes: u64) -> u64 {
     write(disk, size_bytes, |_| Some(random))
 }
 
-/// One mebibyte, of a number of its own.
+/// The mebibyte with this number.
 type Filled = fn(u64) -> Vec<u8>;
 
 fn write(disk: &Path, size_bytes: u64, of: impl Fn(u64) -> Option<Filled>) -> u64 {
@@ -60,7 +60,7 @@ fn pages(number: u64, of: fn(u64) -> Content) -> Vec<u8> {
     (number..number + (CHUNK_BYTES / PAGE_BYTES) as u64).flat_map(page).collect()
 }
 
-/// Byte by byte.
+/// Compares byte by byte.
 #[track_caller]
 pub(super) fn assert_same(one: &Path, other: &Path) {
     let [one_file, other_file] = [one, other].map(|path| File::open(path).unwrap());

@@ -1,4 +1,4 @@
-//! A host is emptied of VMs with disks of their own.
+//! A host that is emptied of VMs with their own disks.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::support::{lab_for_measuring, measured_links_mbps};
 
 const VMS: usize = 6;
 
-/// Against the time in which both links carry all that is stored.
+/// Compares with the time in which both links carry everything that is stored.
 pub(super) fn measure(repeats: usize) {
     println!("| drain of {VMS} VMs, each with a disk of random bytes | took, s | of the links' own time |");
     println!("|---|---|---|");
@@ -25,7 +25,7 @@ pub(super) fn measure(repeats: usize) {
     );
 }
 
-/// What is stored on all disks, and how long it took.
+/// How much is stored on all disks, and how long the drain took.
 fn drain() -> (u64, f64) {
     let site = Site::of(lab_for_measuring());
     let names = || (0..VMS).map(|number| format!("w{number}"));

@@ -1,4 +1,4 @@
-//! QEMU's own mirror of a VM's disk, over one link, as a script drives it: what Drainpipe's copies are held against.
+//! QEMU's own mirror of a VM's disk, over one link, as a script uses it: Drainpipe's copies are compared with this.
 
 use std::fs::{self, File};
 use std::process::{Child, Command};
@@ -12,12 +12,12 @@ use super::{Copied, Moved, content};
 use crate::interrupted_copies::Monitor;
 use crate::support::eventually;
 
-/// For what a guest without KVM has to read.
+/// How long a guest without KVM may read.
 pub(super) const PATIENCE: Duration = Duration::from_mins(10);
 
 const PORT: u16 = 10809;
 
-/// What serves the copy on `b`.
+/// The process that serves the copy on `b`.
 struct Server {
     process: Child,
     file: std::path::PathBuf,
@@ -57,7 +57,7 @@ fn address(moved: &Moved) -> String {
     moved.lab.lab().spec().link_address("b", "e0").unwrap().to_string()
 }
 
-/// Until all is there; the copy is compared, then removed.
+/// Returns when everything is copied; the copy is compared, and then removed.
 pub(super) fn mirror(moved: &Moved) -> Copied {
     let server = Server::start(moved);
     let qemu = moved.lab.qemu_pid("a", "web").unwrap();
@@ -89,7 +89,7 @@ fn begin(moved: &Moved) -> (Monitor, Instant) {
     (monitor, began)
 }
 
-/// What the VM's device has on top.
+/// The top node of the VM's device.
 fn disk_node(monitor: &mut Monitor) -> String {
     let devices = monitor.ask("query-block", &json!({}));
     let inserted =
@@ -109,7 +109,7 @@ fn end(monitor: &mut Monitor) {
     monitor.ask("blockdev-del", &json!({ "node-name": "stock" }));
 }
 
-/// The CPU time of all its threads, in user and system mode.
+/// The CPU time of all of its threads, in user and system mode.
 fn cpu_s(pid: Pid) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
     let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();

@@ -1,4 +1,4 @@
-//! What becomes of a move whose cable is pulled in flight.
+//! Moves whose cable is pulled in flight.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -12,13 +12,13 @@ use crate::support::TestLab;
 
 const MEMORY_MIB: u64 = 256;
 
-/// Slow enough for it to be in flight for long.
+/// Slow enough for the domain to be in flight for long.
 const SLOW_LINKS: [&str; 5] = ["--libvirt", "--link", "100", "--link", "100"];
 
-/// When all of them are in flight.
+/// By then, all of them are in flight.
 const PULLED_AFTER: Duration = Duration::from_secs(2);
 
-/// What is not over by then waits for the cable.
+/// A move that is not over by then waits for the cable.
 const WATCHED: Duration = Duration::from_mins(1);
 
 /// How long TCP may take to try again once the cable is back.
@@ -55,7 +55,7 @@ fn by_drainpipe() -> (f64, String) {
     (ended_s, how)
 }
 
-/// Over the link whose cable is pulled, which is put back if it is not over after [`WATCHED`].
+/// Moves over the link whose cable is pulled. The cable is put back if the move is not over after [`WATCHED`].
 fn by_virsh(more: &[&str]) -> (String, String) {
     let lab = TestLab::up(&SLOW_LINKS);
     let guest = lab.start_domain("a", "web", MEMORY_MIB, "");

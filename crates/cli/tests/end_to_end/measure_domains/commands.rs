@@ -1,4 +1,4 @@
-//! How a domain is moved, and what that takes.
+//! The ways to move a domain, and what they take.
 
 use std::fs;
 use std::time::Instant;
@@ -8,16 +8,16 @@ use drainpipe_engine::migration::result::{MigrationResult, Outcome};
 use crate::support::TestLab;
 use crate::tls_certificates::TARGET_NAME;
 
-/// One way to move it.
+/// One way to move a domain.
 pub(super) struct MoveCommand {
     pub(super) name: &'static str,
     by: By,
 }
 
 enum By {
-    /// With these options beside `--live`.
+    /// `virsh` with these options besides `--live`.
     Virsh(&'static [&'static str]),
-    /// `drainpipe migrate` with these.
+    /// `drainpipe migrate` with these options.
     Drainpipe(&'static [&'static str]),
 }
 
@@ -45,15 +45,15 @@ impl MoveCommand {
     }
 }
 
-/// What a move has taken.
+/// What a move took.
 pub(super) struct Move {
-    /// The whole command.
+    /// The time of the whole command.
     pub(super) total_s: f64,
-    /// What the hypervisor has sent of memory, by the time in which it did.
+    /// The rate at which the hypervisor sent memory while it did.
     pub(super) gbps: f64,
-    /// The CPU time of everything on the machine meanwhile, which is both hosts.
+    /// The CPU time of the whole machine meanwhile, which is both hosts.
     pub(super) cpu_s: f64,
-    /// As the hypervisor says.
+    /// The pause that the hypervisor reports.
     pub(super) pause_ms: f64,
 }
 
@@ -85,13 +85,13 @@ fn gbps_of(job: &str) -> f64 {
     sent_bytes * 8.0 / elapsed_ms / 1e6
 }
 
-/// As in `Total downtime:   325          ms`.
+/// A number as in `Total downtime:   325          ms`.
 fn number(job: &str, key: &str) -> Option<f64> {
     let line = job.lines().find(|line| line.starts_with(key))?;
     line.strip_prefix(key)?.split_whitespace().next()?.parse().ok()
 }
 
-/// As in `Memory processed: 130.525 MiB`.
+/// An amount as in `Memory processed: 130.525 MiB`.
 fn bytes(job: &str, key: &str) -> Option<f64> {
     let line = job.lines().find(|line| line.starts_with(key))?;
     let unit = match line.split_whitespace().last()? {

@@ -1,4 +1,4 @@
-//! What was measured, as tables.
+//! The measurements, as tables.
 
 use drainpipe_engine::drain::status::DrainStatus;
 use drainpipe_engine::format::{estimate, estimate_up_to};
@@ -78,7 +78,7 @@ fn worst(drained: &Drained, round: &Round) -> f64 {
     ratios.fold(0.0, f64::max)
 }
 
-/// What became of each VM, and when the links stood still.
+/// The outcome of each VM, and the times when the links stood still.
 fn print_vms(round: &Round) {
     for (way, drained) in round.drains() {
         println!();
@@ -122,7 +122,7 @@ fn print_vms(round: &Round) {
     }
 }
 
-/// The time left that was told, and what it was.
+/// The reported time left, and the true one.
 fn print_told(drained: &Drained) {
     let DrainStatus { predicted_ms, predicted_most_ms, elapsed_ms, warnings, .. } = &drained.status;
     let predicted = estimate_up_to(*predicted_ms, *predicted_most_ms);

@@ -39,7 +39,7 @@ impl TlsQemu {
         &self.program
     }
 
-    /// Whether the next migration of the guest of this QEMU goes by QEMU's TLS.
+    /// Sets whether the guest's next migration uses QEMU's TLS.
     pub(super) fn set_tls(&self, source: Pid, is_on: bool) {
         let switch = self.directory.path().join("tls");
         if is_on {
@@ -52,7 +52,7 @@ impl TlsQemu {
         self.command(source, &format!("migrate_set_parameter tls-hostname {TARGET_NAME}"));
     }
 
-    /// Has a QEMU carry out a line of its monitor.
+    /// Makes a QEMU execute a line in its monitor.
     fn command(&self, pid: Pid, line: &str) {
         let mut monitor =
             UnixStream::connect(self.directory.path().join(pid.as_raw_nonzero().to_string())).unwrap();
@@ -75,7 +75,7 @@ fn read_until_prompt(monitor: &mut UnixStream) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// QEMU as it would be, and for a VM with what TLS needs.
+/// QEMU as usual, and for a VM also with what TLS needs.
 fn script(qemu: &str, directory: &Path) -> String {
     format!(
         "#!/bin/sh\nqemu={qemu} directory={directory}\n\
