@@ -1,36 +1,36 @@
-//! Step 2: may this VM come? What is known here of its name and of its migration decides it. Whether this host can run it, and
-//! whether it takes one more now, is asked beside.
+//! Step 2: may this VM come? The answer depends on what this host knows of its name and its migration. Other checks say
+//! whether this host can run it, and whether it takes one more VM now.
 
 use crate::problem::ProblemKind;
 
-/// What a target finds of a VM that asks to come.
+/// What a target knows about a VM that asks to come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
-    /// A VM of its name is one of this host's.
+    /// A VM with its name belongs to this host.
     pub is_here: bool,
-    /// A VM of its name is on its way here, by whatever migration, or was given up and is not removed yet.
+    /// A VM with its name is on its way here by whatever migration, or was given up and is not removed yet.
     pub is_coming: bool,
     /// The journal has a record of this migration.
     pub is_recorded: bool,
 }
 
-/// Why it may not.
+/// Why the VM may not come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// Its name is that of another VM, or it is here.
+    /// Another VM has its name, or it is already here.
     NameTaken,
-    /// The order is one of long ago: the VM may have been discarded since, which its source was told.
+    /// The order is an old one. The VM may have been discarded since, and its source told so.
     WasHereBefore,
 }
 
 impl Refusal {
-    /// As which kind of problem it is told.
+    /// The kind of problem that the source hears of.
     pub fn kind(self) -> ProblemKind {
         ProblemKind::Conflict
     }
 }
 
-/// Whether it may come. Nobody else is let in meanwhile, until it is recorded and on its way.
+/// Whether the VM may come. The caller lets no other VM in until this one is recorded and on its way.
 pub fn may_come(asked: Asked) -> Result<(), Refusal> {
     match asked {
         Asked { is_here: true, .. } | Asked { is_coming: true, .. } => Err(Refusal::NameTaken),

@@ -1,13 +1,14 @@
-//! Step 3: what of a host's memory is promised to VMs that have not taken it yet, so that nothing is promised twice.
+//! Step 3: how much of a host's memory is promised to VMs that have not taken it yet, so that none is promised twice.
 
 use crate::host::facts::{HugePages, MemoryNeeds};
 
-/// What a VM was promised, and how much of it it has.
+/// The memory that a VM was promised, and how much of that it has taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Promise {
-    /// What it was promised.
+    /// The memory that the VM was promised.
     pub needs: MemoryNeeds,
-    /// What its hypervisor has of it, by the kernel, which does not call that free any more; none before there is one.
+    /// How much of that its hypervisor has taken: the kernel does not count it as free any more. `None` before there is
+    /// a hypervisor.
     pub resident_bytes: Option<u64>,
 }
 
@@ -16,42 +17,42 @@ impl Promise {
         self.needs.bytes.saturating_sub(self.resident_bytes.unwrap_or(0))
     }
 
-    /// A hypervisor has all its huge pages reserved from its start on.
+    /// A hypervisor reserves all its huge pages when it starts.
     fn outstanding_huge_pages(&self) -> Option<HugePages> {
         self.needs.huge_pages.filter(|_| self.resident_bytes.is_none())
     }
 }
 
-/// Memory that nobody has.
+/// Memory that nobody has taken.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FreeMemory {
     /// Ordinary memory.
     pub bytes: u64,
-    /// Of each size that the host has.
+    /// Free huge pages, for each size that the host has.
     pub huge_pages: Vec<HugePages>,
 }
 
-/// Why there is no room for a VM.
+/// What a VM lacks on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shortage {
-    /// Of ordinary memory.
+    /// Ordinary memory is short.
     Memory {
-        /// What it needs.
+        /// How much the VM needs.
         needed_bytes: u64,
-        /// What is free, and promised to nobody.
+        /// How much is free, and promised to nobody.
         free_bytes: u64,
     },
-    /// Of huge pages of one size.
+    /// Huge pages of one size are short.
     HugePages {
-        /// What it needs.
+        /// How many the VM needs.
         needed: HugePages,
-        /// What is free, and promised to nobody.
+        /// How many are free, and promised to nobody.
         free: u64,
     },
 }
 
 impl FreeMemory {
-    /// What is left beside what is promised.
+    /// What is left without the promised memory that nobody has taken yet.
     #[must_use]
     pub fn beside(mut self, promises: &[Promise]) -> Self {
         let outstanding = promises.iter().map(Promise::outstanding_bytes).fold(0, u64::saturating_add);
@@ -64,7 +65,7 @@ impl FreeMemory {
         self
     }
 
-    /// Whether there is room in it for a VM with such needs.
+    /// Whether the VM's needs fit into it.
     pub fn check(&self, needs: MemoryNeeds) -> Result<(), Shortage> {
         if let Some(needed) = needs.huge_pages {
             let of_size = self.huge_pages.iter().find(|pages| pages.size_mib == needed.size_mib);
@@ -93,7 +94,7 @@ mod tests {
         HugePages { size_mib: SIZE_MIB, count }
     }
 
-    /// What happens to one of the VMs that come.
+    /// An event of a VM that comes.
     #[derive(Debug, Clone)]
     enum Happens {
         Asks(MemoryNeeds),
@@ -115,7 +116,7 @@ mod tests {
         ]
     }
 
-    /// By the kernel.
+    /// What the kernel counts as free.
     fn free(vms: &[Promise]) -> FreeMemory {
         let resident: u64 = vms.iter().filter_map(|vm| vm.resident_bytes).sum();
         let started = vms.iter().filter(|vm| vm.resident_bytes.is_some());
