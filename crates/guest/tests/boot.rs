@@ -23,7 +23,7 @@ const DEADLINE: Duration = Duration::from_mins(3);
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 
-/// The namespace has no name: it is gone with QEMU, and QEMU with the test, killed or not.
+/// The namespace has no name: it ends with QEMU, and QEMU with the test, even if that is killed.
 const LAUNCH: &str = "ip tuntap add tap0 mode tap \
     && ip address add 10.0.0.1/24 dev tap0 \
     && ip link set tap0 up \
@@ -59,7 +59,7 @@ impl Machine {
         format!("/proc/{}/ns/net", self.qemu.id()).into()
     }
 
-    /// What the guest says next; what its kernel says is skipped.
+    /// The guest's next line, without those of its kernel.
     fn says(&self) -> String {
         let end = Instant::now() + DEADLINE;
         loop {
@@ -103,7 +103,7 @@ fn lines(console: impl std::io::Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-/// Kernel and initramfs, or why this test cannot run here.
+/// The kernel and the initramfs, or why this test cannot run here.
 fn image() -> Result<(PathBuf, PathBuf), &'static str> {
     let artefacts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guest");
     let (kernel, initramfs) = (artefacts.join("vmlinux"), artefacts.join("initramfs.img"));

@@ -1,4 +1,4 @@
-//! Domains as people have them, and what Drainpipe makes of them.
+//! Domains as users have them, and how Drainpipe describes them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use uuid::Uuid;
 const SECRET_OF_DISK: Uuid = Uuid::from_u128(0x5a8f_6c0e_0f0f_4c8c_9d5f_0000_0000_00c1);
 const SECRET_OF_TPM: Uuid = Uuid::from_u128(0x5a8f_6c0e_0f0f_4c8c_9d5f_0000_0000_00a1);
 
-/// Parsing takes a second at most: a machine would be very busy.
+/// Parsing takes at most a second; a machine would have to be very busy.
 const HANGS_AFTER: Duration = Duration::from_mins(5);
 
 fn directory() -> PathBuf {
@@ -33,7 +33,7 @@ fn domain(name: &str) -> DomainDescription {
     DomainDescription::parse(&xml(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// A domain of which one text is another one.
+/// A domain in whose XML one text is replaced.
 fn changed(name: &str, from: &str, to: &str) -> Result<DomainDescription, DomainXmlError> {
     let xml = xml(name);
     assert!(xml.contains(from), "{name} has no {from}");
@@ -48,7 +48,7 @@ fn spec(domain: &DomainDescription) -> VmSpec {
     domain.vm_spec().unwrap_or_else(|reasons| panic!("{}: {reasons:?}", domain.name))
 }
 
-/// Why there is no specification, in words.
+/// The reasons why there is no specification.
 fn reasons(domain: &DomainDescription) -> String {
     let reasons = domain.vm_spec().expect_err("it has none");
     reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
@@ -144,7 +144,7 @@ fn what_a_target_must_have_is_said() {
         Need::Address("192.0.2.7".parse().expect("an address")),
     ];
     assert_eq!(needs, BTreeSet::from(expected));
-    // Its CD-ROM may be missing there, and its data are Ceph's.
+    // The target may lack its CD-ROM, and its data are on Ceph.
     let spec = spec(&domain("windows"));
     let [disk] = spec.disks.as_slice() else { panic!("{:?}", spec.disks) };
     assert_eq!(disk.path.to_str(), Some("/dev/vg-san/win2022"));
@@ -193,7 +193,7 @@ fn huge_pages_numa_and_interfaces_beside_bridges() {
         Need::Cpu(17),
         Need::NumaNode(1),
     ];
-    // It has an invariant time stamp counter, with a frequency.
+    // It has an invariant time stamp counter with a frequency.
     assert_eq!((domain.needs(), domain.obstacles()), (BTreeSet::from(needs), vec![]));
     let spec = spec(&domain);
     assert_eq!((spec.memory_mib, spec.huge_page_mib, spec.cpu_model.as_str()), (20_480, Some(1024), "host"));
@@ -312,7 +312,7 @@ fn our_metadata_is_understood_or_refused() {
     }
     let group = changed("debian", ">web</drainpipe:apart>", ">We b</drainpipe:apart>").expect("a domain");
     assert!(reasons(&group).starts_with("`<apart>` in the metadata"), "{}", reasons(&group));
-    // As `virsh metadata --set` leaves elements within.
+    // `virsh metadata --set` leaves inner elements this way.
     let plain = changed("debian", "<drainpipe:apart>web</drainpipe:apart>", "<apart xmlns=''>web</apart>");
     assert_eq!(plain.expect("a domain").placement, domain("debian").placement);
 }
@@ -335,7 +335,7 @@ fn what_is_no_domain() {
     assert!(network.contains("its root is `<network>`"), "{network}");
 }
 
-/// By libvirt's own schema, where that and what reads it are installed (`libvirt0` and `libxml2-utils` of Debian).
+/// Uses libvirt's own schema, if that and its reader are installed (Debian's `libvirt0` and `libxml2-utils`).
 #[test]
 fn libvirt_takes_these_for_domains() {
     let schema = Path::new("/usr/share/libvirt/schemas/domain.rng");
@@ -352,8 +352,8 @@ fn libvirt_takes_these_for_domains() {
     }
 }
 
-/// The worst that the limits let through: as many namespaces, attributes and elements as there may be. Without limits, the
-/// parser would be busy with such XML for hours.
+/// The worst XML that the limits allow: as many namespaces, attributes and elements as possible. Without limits, the
+/// parser would need hours for it.
 #[test]
 fn hostile_xml_does_not_keep_the_parser_busy() {
     let declared: Vec<String> = (0..16).map(|number| format!(" xmlns:n{number}='u{number}'")).collect();

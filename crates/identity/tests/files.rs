@@ -1,4 +1,4 @@
-//! What `drainpipe pki` writes, and what an agent accepts.
+//! The files that `drainpipe pki` writes, and that an agent accepts.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -226,7 +226,7 @@ fn a_file_with_something_else_is_named() {
 }
 
 fn pem_of(der: &[u8]) -> String {
-    // "not DER" in base 64, so that only what is inside is wrong.
+    // "not DER" in base 64, so that only the content is wrong.
     assert_eq!(der, b"not DER");
     "-----BEGIN CERTIFICATE-----\nbm90IERFUg==\n-----END CERTIFICATE-----\n".to_owned()
 }

@@ -37,7 +37,7 @@ fn operator(fleet: &TempDir, name: &str) -> Identity {
     load(&authority::issue_operator(fleet.path(), name, &IssueOptions::valid_days(DAYS)).unwrap())
 }
 
-/// A clock that is two months ahead, when everything that [`DAYS`] limits has expired.
+/// A clock two months ahead, when everything that [`DAYS`] limits has expired.
 #[derive(Debug)]
 struct Later;
 
@@ -49,7 +49,7 @@ impl TimeProvider for Later {
     }
 }
 
-/// What each side made of the other: the peer, or why there is none.
+/// The peer that each side saw, or why it saw none.
 struct Outcome {
     client: Result<Peer, rustls::Error>,
     server: Result<Peer, rustls::Error>,
@@ -151,7 +151,7 @@ fn a_client_of_another_authority_is_refused() {
     let options = IssueOptions::valid_days(DAYS);
     let mut a = authority::issue_host(theirs.path(), "a", &options).unwrap();
     let b = host(&ours, "b");
-    // A client that trusts us with a certificate that we do not trust.
+    // A client that trusts us, with a certificate that we do not trust.
     let trusting = ours.path().join("ca.pem");
     let both = theirs.path().join("both.pem");
     let pem = |path| std::fs::read_to_string(path).unwrap();

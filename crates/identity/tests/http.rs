@@ -1,4 +1,4 @@
-//! What an HTTP client makes of a failed handshake is still explained.
+//! Tests that an HTTP client's error still explains a failed handshake.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -39,7 +39,7 @@ async fn serve(listener: TcpListener, identity: Identity) {
     }
 }
 
-/// Asks `server` as `client` for something, taking it for host "b".
+/// Sends a request to `server` as `client`, which takes it for host "b".
 async fn ask(client: &Identity, server: Identity) -> Result<String, reqwest::Error> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();
@@ -78,8 +78,8 @@ async fn another_authority_is_explained() {
     assert!(sentence.contains("another authority than ours"), "{sentence}");
 }
 
-/// By TLS 1.3 the client is done before the server has looked at its certificate: the refusal
-/// arrives where the answer was awaited.
+/// With TLS 1.3, the client is done before the server has checked its certificate: the refusal arrives in place of the
+/// answer.
 #[tokio::test]
 async fn a_refusal_by_the_server_is_explained() {
     let (ours, theirs) = (fleet(), fleet());

@@ -1,5 +1,5 @@
-//! Certificates that are made for a request, replaced while they are in use, and revoked; and how a host that has none
-//! finds out whom it talks to.
+//! Certificates that are made on request, replaced while in use, and revoked; and how a host without one finds out whom
+//! it talks to.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -56,7 +56,7 @@ fn load(files: &JoinedFiles) -> Identity {
     Identity::load(&files.host, &files.host, &files.authority).unwrap()
 }
 
-/// A handshake in memory: what the client made of it, and the server. The certificates that each has seen.
+/// A handshake in memory, as the client and the server see it: the certificates that each has received.
 type Seen = Result<Option<Vec<u8>>, rustls::Error>;
 
 fn shake(client: ClientConfig, server: Arc<ServerConfig>, expected: &'static str) -> [Seen; 2] {
@@ -121,7 +121,7 @@ fn a_certificate_is_replaced_in_configurations_that_are_in_use() {
     }
     let after = seen();
     assert!(before[0] != after[0] && before[1] != after[1]);
-    // Nobody else's is taken.
+    // The certificate must be one for this host.
     let files = fleet.files("b");
     let refused = a.replace(&files.host, &files.host, &files.authority).unwrap_err();
     assert!(matches!(refused, LoadError::NoSuccessor(Peer::Host(name)) if name == "b"));
@@ -138,7 +138,7 @@ fn a_revoked_certificate_is_refused_from_either_side_and_a_later_one_is_not() {
     let [client, server] = shake(a.client_config(), c.server_config(), "c");
     assert!(explain(&client.unwrap_err()).unwrap().contains("revoked"));
     assert!(explain(&server.unwrap_err()).unwrap().contains("it is revoked"));
-    // An operator of that name is somebody else, and so is who comes later.
+    // An operator with that name is somebody else, and so is a host that joins later.
     a.revocations().set(BTreeMap::from([(Peer::Operator("c".into()), now)]));
     assert!(shake(c.client_config(), a.server_config(), "a")[1].is_ok());
     let earlier = now - SignedDuration::from_secs(10);
@@ -159,7 +159,7 @@ fn who_has_a_token_tells_it_to_the_host_of_the_token_alone() {
         client.map(drop)
     };
     to_join(&a, token, "a").unwrap();
-    // Another host of the same authority, and one of another authority, though it has the name.
+    // Another host of the same authority, and one of another authority with the same name.
     let other = Fleet::new();
     let elsewhere = other.host("a");
     for refused in [
@@ -170,7 +170,7 @@ fn who_has_a_token_tells_it_to_the_host_of_the_token_alone() {
         let why = explain_join(&refused.unwrap_err()).unwrap();
         assert!(why.contains("so the token was not sent"), "{why}");
     }
-    // A host that lets nobody join asks for a certificate, and does not show its authority's.
+    // A host that does not let others join demands a certificate, and does not show its authority's.
     let [client, server] = shake(join_config(token), a.server_config(), "a");
     assert!(explain_join(&client.unwrap_err()).unwrap().contains("it lets no host join now"));
     server.unwrap_err();

@@ -1,4 +1,4 @@
-//! What a sender holds, measured: of this process, in which there is nothing else.
+//! The memory that a sender holds, measured in a process that does nothing else.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
@@ -15,7 +15,7 @@ use drainpipe_relay::{
 };
 use socket2::SockRef;
 
-/// Those of QEMU's multifd, and its first one.
+/// The connections of QEMU's multifd, and QEMU's first one.
 const CONNECTIONS: usize = 17;
 const PAGE_BYTES: usize = 4096;
 const PAGES_OF_A_PACKET: usize = 100;
@@ -23,10 +23,10 @@ const PACKETS_OF_A_ROUND: usize = 12;
 const ROUNDS: usize = 4;
 const CACHE_BYTES: usize = 8 << 20;
 
-/// What was promised, and what `sender/memory.rs` adds up; with what the allocator keeps of what was freed.
+/// The promised limit, which `sender/memory.rs` adds up; it includes what the allocator keeps after it was freed.
 const RESIDENT_BYTES_MAX: usize = 64 << 20;
 
-/// What a receiver takes at a time.
+/// How much a receiver takes at a time.
 const TAKEN_BYTES: usize = 32 << 10;
 
 /// What the programs and receivers of this test hold: a packet, and what was taken, for each connection.
@@ -71,7 +71,7 @@ fn resident_bytes() -> usize {
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
 
-/// A receiver that takes little in each 20 ms.
+/// A receiver that takes a little every 20 ms.
 fn take_slowly(mut wire: TcpStream) {
     let mut room = vec![0; TAKEN_BYTES];
     while wire.read(&mut room).is_ok_and(|count| count > 0) {

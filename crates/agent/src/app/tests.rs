@@ -1,4 +1,4 @@
-//! Whether docs/reference/kept.md has the files that an agent keeps, and no others.
+//! Tests that docs/reference/kept.md has the files that an agent keeps, and no others.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,7 +19,7 @@ fn named() -> BTreeSet<String> {
     cells.map(|path| path.trim_end_matches("NAME/").trim_end_matches('/').to_owned()).collect()
 }
 
-/// What there is in a directory, but for the database's own files beside the journal.
+/// The files in a directory, without the database's own files beside the journal.
 fn kept_in(directory: &Path, shown: &str) -> BTreeSet<String> {
     let names =
         fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());

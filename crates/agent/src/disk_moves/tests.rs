@@ -1,4 +1,5 @@
-//! Disks that move on a fake hypervisor: which of two disks a VM has, and what is left of the other one, whatever happens.
+//! Disks that move on a fake hypervisor: which of two disks a VM has, and what is left of the other one, whatever
+//! happens.
 
 use std::fs;
 use std::path::PathBuf;
@@ -51,7 +52,7 @@ impl Moved {
         Self { life, ..self }
     }
 
-    /// Waits for its end.
+    /// Waits for the move's end.
     fn ended(&self) -> DiskMoveResult {
         self.until(|moves| moves.view("web").ok()?.result)
     }
@@ -67,7 +68,7 @@ impl Moved {
         })
     }
 
-    /// Waits until it is copied, and does not end.
+    /// Waits until the disk is copied, without an end of the move.
     fn is_copied(&self) {
         self.until(|_| matches!(self.vm.disk_move_state()?, MoveState::Copying { .. }).then_some(()));
     }
@@ -83,7 +84,7 @@ impl Moved {
         assert!(self.life.parts.journal.disk_moves().unwrap().is_empty());
     }
 
-    /// That all is as if nothing had been asked for.
+    /// Asserts that everything is as if nothing had been requested.
     fn is_as_before(&self) {
         self.has(&self.old);
         assert!(!self.new.exists());
@@ -231,7 +232,7 @@ fn the_record_decides_where_nobody_hears_that_it_was_done() {
 #[test]
 fn after_the_record_the_vm_has_the_new_disk_whoever_ends() {
     let moved = Moved::new();
-    // It holds the guest's writes for the agent's next run.
+    // The guest's writes stay held until the agent's next run.
     moved.vm.fails(Act::SwitchDisk, Fault::Mute);
     moved.begin().unwrap();
     moved.until(|_| {

@@ -1,4 +1,5 @@
-//! What a drain does to its host on a fake hypervisor: begun, refused, cancelled, and found by the agent's next run.
+//! What a drain does to its host on a fake hypervisor: a drain that begins, is refused, is cancelled, or is found by
+//! the agent's next run.
 
 use axum::Router;
 use axum::routing::any;
@@ -39,7 +40,7 @@ fn begin_drain(life: &Life, request: DrainRequest) -> Result<DrainView, Problem>
     life.block_on(begin(&life.parts.drains, request))
 }
 
-/// Waits for the end.
+/// Waits for the drain's end.
 fn ended(life: &Life) -> DrainView {
     life.block_on(async {
         loop {
@@ -121,7 +122,7 @@ fn nothing_is_cancelled_or_brought_back_where_nothing_was_drained() {
     assert_eq!((shown(&life).kind, vm.state()), (None, RunState::Running));
 }
 
-/// A host that says nothing, and takes its time.
+/// A host that takes its time, and says nothing.
 fn silent() -> Router {
     Router::new().fallback(any(async || std::future::pending::<()>().await))
 }
@@ -171,7 +172,7 @@ fn moves(vm: &str, state: MoveState) -> MoveStatus {
     }
 }
 
-/// Asserts that it has gone to the target.
+/// Asserts that the VM has gone to the target.
 fn has_left(life: &Life, vm: &str) {
     let request = migrate(vm);
     life.parts.journal.begin_migration(&format!("of {vm}"), &request, Timestamp::UNIX_EPOCH).unwrap();
@@ -225,7 +226,7 @@ fn an_agent_that_ended_in_the_midst_tells_what_has_become_of_each_vm() {
     assert!(vm.sends_to().is_none());
 }
 
-/// Its target was lost after the hand-over, and the operator had it ended here.
+/// A VM whose target was lost after the hand-over, and that the operator reclaimed here.
 fn was_reclaimed(life: &Life, vm: &str) {
     life.parts.journal.begin_migration(&format!("of {vm}"), &migrate(vm), Timestamp::UNIX_EPOCH).unwrap();
     let result = result_of(vm, "failed");

@@ -21,7 +21,7 @@ struct Guarded {
     vm: Arc<FakeVm>,
     agent: UnixStream,
     heard: UnixStream,
-    // Where its own connections go, if they are ours to deal with.
+    // The other end of its own connections, if the guard has to deal with them.
     peer: Option<SocketAddr>,
     // Where in the agent it copies disks to.
     disks: Vec<SocketAddr>,
@@ -52,7 +52,7 @@ impl Guarded {
         Self { host, journal, vm, agent, heard, peer: Some(peer()), disks: vec![] }
     }
 
-    /// The agent has all of it sent, and records that the VM is the target's.
+    /// The agent has everything sent, and records that the VM is the target's.
     fn is_handed_over(&self) {
         self.host.block_on(self.vm.switch_over(QMP_DEADLINE)).unwrap();
         assert!(self.journal.hand_over(ID).unwrap());
@@ -62,7 +62,7 @@ impl Guarded {
         self.journal.open_migration(ID).unwrap().expect("nobody has ended it").handed_over
     }
 
-    /// The agent says no more than this, and ends; what its guard makes of it.
+    /// The agent says only this, and ends. Returns how its guard ends.
     fn agent_ends(&mut self, after: &[u8]) -> Result<(), Problem> {
         self.agent.write_all(after).unwrap();
         self.agent.shutdown(std::net::Shutdown::Both).unwrap();
@@ -89,7 +89,7 @@ fn peer() -> SocketAddr {
     ([10, 0, 0, 2], 49152).into()
 }
 
-/// What an agent has asked of its VM until it ended.
+/// What an agent asked of its VM before it ended.
 const SENT: [Act; 1] = [Act::StartTransfer];
 
 #[test]
@@ -139,7 +139,7 @@ fn a_vm_that_was_handed_over_is_run_by_its_target_and_not_here() {
 fn a_vm_that_ran_on_here_though_the_journal_hands_it_over_stays_here() {
     let mut guarded = Guarded::new();
     assert!(guarded.journal.hand_over(ID).unwrap());
-    // The agent believes that its record failed, as on a full disk.
+    // The agent believes that its record failed, as with a full disk.
     guarded.host.block_on(guarded.vm.cancel(QMP_DEADLINE)).unwrap();
     guarded.agent_ends(&[]).unwrap();
     assert!(!guarded.is_the_targets());

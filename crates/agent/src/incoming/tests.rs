@@ -21,10 +21,10 @@ use super::*;
 use crate::test_host::{Life, TestHost, definition};
 use drainpipe_api_types::{HandOverView, IncomingRequest};
 
-/// The migration by which a VM comes.
+/// The migration that brings a VM.
 const ID: &str = "11111111-1111-4111-8111-111111111111";
 
-/// Steps 2 to 4: it may come, and waits for its state.
+/// Steps 2 to 4: the VM may come, and waits for its state.
 fn let_come(host: &TestHost, life: &Life) -> Arc<FakeVm> {
     let incoming = &life.parts.incoming;
     let definition = definition("web");
@@ -44,17 +44,17 @@ fn let_come(host: &TestHost, life: &Life) -> Arc<FakeVm> {
     host.vm("web")
 }
 
-/// What the journal says of it.
+/// What the journal says about the VM.
 fn state(life: &Life) -> Option<IncomingState> {
     life.parts.journal.incoming_state(ID).unwrap().map(|(_, state)| state)
 }
 
-/// What has come of it by now.
+/// How much of the VM has arrived by now.
 fn received(life: &Life) -> Result<IncomingView, Problem> {
     life.block_on(wait_received(&life.parts.incoming, ID, false, Duration::ZERO))
 }
 
-/// A source that says this of each hand-over.
+/// A source that says this about each hand-over.
 fn says_of_hand_over(said: HandOverView) -> Router {
     Router::new().route("/v1/handovers/{id}", get(async move || Json(said)))
 }
@@ -94,7 +94,7 @@ fn what_another_host_says_is_no_sign_of_life_of_the_source() {
     assert!(incoming.are_receiving());
 }
 
-/// Its source has not been heard of for long.
+/// Makes its source look silent for long.
 fn be_silent(entry: &IncomingVm) {
     *entry.memory() = Memory::new(-GIVE_UP_AFTER_MS);
 }

@@ -1,5 +1,5 @@
-//! The VMs of a host on a fake hypervisor: what is there after each request, what a refused one leaves behind, and
-//! what the agent's next run makes of it.
+//! The VMs of a host on a fake hypervisor: what exists after each request, what a refused request leaves behind, and
+//! how the agent's next run sees it.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +18,7 @@ use drainpipe_api_types::MoveDiskRequest;
 
 const ID: &str = "11111111-1111-4111-8111-111111111111";
 
-/// The VMs in the list, and what each does.
+/// The VMs in the list, and the state of each.
 fn shown(life: &Life) -> Vec<(String, VmState)> {
     let vms = life.block_on(life.parts.vms.list());
     vms.into_iter().map(|vm| (vm.name, vm.state)).collect()
@@ -45,7 +45,7 @@ fn again(host: &TestHost, life: Life) -> Life {
     host.start()
 }
 
-/// Asserts that it is refused as this kind of problem, with these words.
+/// Asserts that the request is refused with this kind of problem and these words.
 fn refused<T: std::fmt::Debug>(done: Result<T, Problem>, kind: ProblemKind, says: &str) {
     let problem = done.unwrap_err();
     assert_eq!(problem.kind, kind, "{problem}");
@@ -227,7 +227,7 @@ fn nobody_kills_a_vm_that_does_not_answer_while_it_may_have_either_of_two_disks(
     is_not_killed(begin, "which of two disks it has");
 }
 
-/// A host beside a manager of VMs that has these.
+/// A host with a manager of VMs that has these VMs.
 fn beside_a_manager(found: &[VmSpec]) -> TestHost {
     let host = TestHost::new();
     manages(&host, found);

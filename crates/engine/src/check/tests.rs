@@ -60,7 +60,7 @@ impl Scene {
         })
     }
 
-    /// As after a change of addresses or states: only paths that are still there are tried.
+    /// Tries only the paths that still exist, after a change of addresses or states.
     fn retry(&mut self) {
         let paths = paths_to_try(&self.a, &self.b, &[]);
         self.trials.retain(|trial| paths.contains(&trial.path));
@@ -107,7 +107,7 @@ fn host(name: &str, last: u8) -> CheckFacts {
     }
 }
 
-/// Runs on `a` by KVM, with a disk on shared storage.
+/// A VM that runs on `a` with KVM, with a disk on shared storage.
 fn vm() -> VmCheck {
     let cpu = CpuFeatures { known: true, ..CpuFeatures::default() };
     let boot =
@@ -173,7 +173,7 @@ fn nothing_is_said_of_healthy_hosts() {
     assert_eq!(Scene::healthy().findings(), []);
 }
 
-/// What is wrong, and the one finding that says so: its severity, code, places and a part of it.
+/// A fault, and the one finding that reports it: its severity, code, places and a part of its text.
 type Case = (fn(&mut Scene), Severity, &'static str, &'static [&'static str], &'static str);
 
 fn all_cases() -> Vec<Case> {
@@ -221,7 +221,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// The peer's facts are what it claims.
+    /// A peer's facts are only what it claims.
     #[test]
     fn any_claim_of_a_peer_is_judged_without_panic(
         forward in packets(),

@@ -1,4 +1,4 @@
-//! Plans of arbitrary views, and what the linter finds in them.
+//! Plans for arbitrary views, and what the linter finds in them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,7 +78,7 @@ fn limits(outbound: u8, inbound: u8, transfers: Option<u8>) -> DrainLimits {
     }
 }
 
-/// Limits with at most so many transfers on the links, whatever the targets.
+/// Limits with at most this many transfers on the links, whatever the targets are.
 fn at_most(transfers: u8) -> DrainLimits {
     limits(u8::MAX, u8::MAX, Some(transfers))
 }
@@ -144,7 +144,7 @@ fn large_ones_go_first_and_those_that_may_not_end_last() {
     assert!(whole.moves[2].warning.as_ref().unwrap().contains("may not converge"));
     assert!(whole.moves.iter().all(|planned| !planned.post_copy));
 
-    // What it is sent once, and what got dirty meanwhile.
+    // The memory sent once, and what got dirty meanwhile.
     let plan = plan(&view, Some(&DrainLimits { post_copy: true, ..at_most(1) }));
     let by_post_copy: Vec<bool> = plan.moves.iter().map(|planned| planned.post_copy).collect();
     assert_eq!(by_post_copy, [false, false, true]);
@@ -176,7 +176,7 @@ fn targets_with_links_of_their_own_take_turns() {
         let path = PathView { link: link.into(), link_mbps: Some(1_000), mbps: Some(1_000) };
         TargetView { paths_mbps: 1_000, paths: vec![path], ..target(name, 9) }
     };
-    // As by hand: the three largest to one target.
+    // Placed by hand: the three largest on one target.
     let only = |mut vm: VmView, target: &str| {
         vm.refusals = BTreeMap::from([(target.into(), "not there".into())]);
         vm
@@ -328,7 +328,7 @@ fn the_whole_is_predicted_from_set_up_to_completion() {
     let plan = plan(&view(vec![vm("x", 1), vm("y", 1)], vec![b]), Some(&at_most(1)));
     let [first_ms, second_ms] = [0, 1].map(|at: usize| plan.moves[at].predicted_shared_ms);
     assert!(first_ms > GIB as f64 / 100_000.0, "{first_ms}");
-    // One after the other; the second one connects while little is left of the first one.
+    // One after the other; the second VM connects while little is left of the first one.
     let whole_ms = 90.0 + first_ms + second_ms + 40.0;
     assert!(
         (whole_ms - 2.0 * ENDING_MS..=whole_ms).contains(&plan.predicted_ms),
@@ -346,7 +346,7 @@ fn on_busy_cores_many_small_vms_take_as_long_as_their_steps_and_may_take_longer(
     };
     let (unknown, idle, busy) = (planned(None), planned(Some(8.0)), planned(Some(0.02)));
     assert_eq!((idle.predicted_ms.to_bits(), idle.predicted_most_ms), (unknown.predicted_ms.to_bits(), None));
-    // Each takes some 3 s to begin and to end, and a part of that goes on beside others.
+    // Each takes some 3 s to begin and to end, part of which overlaps with others.
     assert!((30_000.0..300_000.0).contains(&busy.predicted_ms), "{}", busy.predicted_ms);
     assert!(busy.predicted_ms > 2.0 * idle.predicted_ms, "{} {}", busy.predicted_ms, idle.predicted_ms);
     let most_ms = busy.predicted_most_ms.unwrap();
@@ -365,7 +365,7 @@ fn what_each_vm_takes_is_predicted_for_the_number_that_there_will_be() {
         plan(&view(vms(), vec![b]), None)
     };
     let alone_ms = |plan: &DrainPlan| plan.moves[0].predicted_transfer_ms;
-    // One fills the links, or nearly: more at a time is not even tried. They share them when one ends.
+    // One VM fills the links, or nearly, so more at a time are not even tried. They share them when one ends.
     let full = with(1_800.0, None);
     assert!(
         full.moves.iter().all(|one| (one.predicted_shared_ms - alone_ms(&full)).abs() < 2.0 * ENDING_MS),
@@ -376,7 +376,7 @@ fn what_each_vm_takes_is_predicted_for_the_number_that_there_will_be() {
     assert!((3.8..=4.2).contains(&shared), "{shared}");
 }
 
-/// Reached over one link of this host at 1 Gb/s, by two VMs at a time.
+/// A target that this host reaches over one link of 1 Gb/s, by two VMs at a time.
 fn over(link: &str, link_mbps: u64, name: &str) -> TargetView {
     let path_history = PathHistory { transfer_mbps: 950.0, ..history_of(2, 1) };
     TargetView {
@@ -591,7 +591,7 @@ fn mate(
     })
 }
 
-/// One rule broken, and what the linter must call it.
+/// Breaks one rule, and returns what the linter must call that.
 fn plant(plan: &mut DrainPlan, view: &DrainView, fault: usize, at: Index) -> Option<&'static str> {
     let moves = plan.moves.len();
     if moves == 0 {

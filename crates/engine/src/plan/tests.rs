@@ -140,7 +140,7 @@ fn what_may_be_faster_than_one_connection_is_encrypted_by_several() {
         let asked = PlanRequest { memory: Some(Compressible { share: 0.0, left: 1.0 }), ..option.into() };
         assert_eq!(how(&plan(a, b, asked, &[], GIB).unwrap()), several, "{option}");
     }
-    // In the clear one connection is enough, and who asks for one gets it.
+    // Unencrypted, one connection is enough, and a request for one is met.
     let [mut a, mut b] = pair(1, Some(25_000));
     let asked = plan(&a, &b, RequestedOption::Tcp, &[], GIB).unwrap();
     assert_eq!((how(&asked), asked.reason()), (one, None));
@@ -199,7 +199,7 @@ fn what_does_not_shrink_is_not_compressed_whoever_asks() {
     let plan = plan_of(&host("a", 1, 2), &host("b", 2, 2));
     assert_eq!((plan.option(), plan.is_compressed()), (MigrationOption::Multichannel, false));
     assert_eq!(plan.reason().unwrap(), "not compressed: hardly any of the memory shrinks");
-    // Nor over one path, nor where it is not known what the paths carry.
+    // Nor over one path, nor if it is not known what the paths carry.
     let one_path = HostFacts { migration_address: None, ..host("b", 2, 2) };
     let plan = plan_of(&host("a", 1, 2), &one_path);
     assert_eq!((plan.option(), plan.is_compressed()), (MigrationOption::Tcp, false));
@@ -210,7 +210,7 @@ fn what_does_not_shrink_is_not_compressed_whoever_asks() {
     let mut other = host("b", 2, 2);
     other.links.iter_mut().for_each(|link| link.speed_mbps = None);
     assert!(!plan_of(&unknown, &other).is_compressed());
-    // For what shrinks, the plan says that nobody knows whether it pays.
+    // If the memory shrinks, the plan says that nobody knows whether compression pays.
     let plan = super::plan(&unknown, &other, RequestedOption::Compression, &[], GIB).unwrap();
     assert!(plan.is_compressed() && plan.reason().unwrap().contains("set speed_mbps"));
 }
@@ -231,7 +231,7 @@ fn where_nothing_packs_memory_goes_as_it_is_whether_or_not_a_speed_is_known() {
         assert!(reason.starts_with(words), "{reason}");
         let auto = plan(&a, &b, RequestedOption::Auto, &[], GIB).unwrap();
         assert_eq!(auto.reason().unwrap(), "2 paths, no RDMA device on a and b");
-        // What the target packs does not matter.
+        // How well the target packs does not matter.
         let back = plan(&b, &a, RequestedOption::Compression, &[], GIB).unwrap();
         assert!(back.is_compressed(), "{:?}", back.reason());
     }

@@ -29,7 +29,7 @@ impl FakeQemu {
         Self { listener, path, _directory: directory }
     }
 
-    /// A client that is past the greeting, and the other end of its socket.
+    /// A client after the greeting, and the other end of its socket.
     async fn connected(&self) -> (QmpClient, BufReader<UnixStream>) {
         let serve = async {
             let (stream, _) = self.listener.accept().await.expect("a client");
@@ -43,7 +43,7 @@ impl FakeQemu {
         (client.expect("connected"), stream)
     }
 
-    /// What connecting says when the greeting is `bytes`.
+    /// The error of connecting when the greeting is `bytes`.
     async fn greet_with(&self, bytes: &[u8], deadline: Duration) -> QmpError {
         let serve = async {
             let (mut stream, _) = self.listener.accept().await.expect("a client");

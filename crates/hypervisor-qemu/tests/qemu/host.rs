@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Long enough for a busy machine; no test waits this long when all is well.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// QEMU runs as somebody else, where that needs no more than there is.
+/// QEMU runs as another user, if that needs no more than this machine has.
 pub(crate) fn launcher(qemu: &Path) -> Launcher {
     let own = QemuUser::own();
     Launcher {
@@ -71,7 +71,7 @@ impl Host {
         .expect("QEMU starts")
     }
 
-    /// As an agent that is started anew does it.
+    /// Attaches to a VM's QEMU, as a restarted agent does.
     pub(crate) async fn attach(&self, spec: &VmSpec) -> Result<Vmm, AttachError> {
         Vmm::attach(&Privileges::own(), self.paths(spec), DEADLINE).await
     }

@@ -1,4 +1,4 @@
-//! One QEMU's life.
+//! The life of one QEMU.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -112,7 +112,7 @@ async fn a_qemu_that_may_run_its_guest_is_never_cleared_away() {
         let vmm = host.start(&spec, Role::Fresh).await;
         assert!(matches!(Vmm::clear(&paths), Err(EndError::Lives { .. })));
         drop(vmm);
-        // Its control socket serves one at a time.
+        // Its control socket serves one client at a time.
         let ended = Vmm::end_given_up(&Privileges::own(), &paths, DEADLINE).await;
         assert!(matches!(ended, Err(EndError::Lives { .. })), "{ended:?}");
         let vmm = Vmm::attach(&Privileges::own(), paths, DEADLINE).await.expect("it is as it was");
@@ -151,7 +151,7 @@ async fn a_hanging_qemu_is_destroyed() {
     }
 }
 
-/// Longer than the test may take, of which asking the QEMU would wait for a quarter.
+/// Longer than the test may take; asking the QEMU would wait for a quarter of it.
 const FAR_AWAY: Duration = Duration::from_hours(1);
 
 #[tokio::test]
@@ -179,7 +179,7 @@ async fn a_hanging_qemu_is_never_taken_for_gone() {
         drop(host.start(&spec, Role::Fresh).await);
         let qemu = pid_of(&host.attach(&spec).await.expect("it answers"));
         kill_process(qemu, Signal::STOP).expect("it lives");
-        // Those who gave up stay in the queue, until nobody gets into it.
+        // Clients that gave up stay in the queue, until nobody else fits in.
         for _ in 0..4 {
             let attached =
                 Vmm::attach(&Privileges::own(), host.paths(&spec), Duration::from_millis(200)).await;
@@ -279,7 +279,7 @@ async fn a_start_that_is_given_up_leaves_nothing() {
     }
 }
 
-/// As agents did before QEMU had a user of its own.
+/// Agents did so before QEMU had a user of its own.
 #[tokio::test]
 async fn a_qemu_that_an_older_agent_started_is_taken_over() {
     for facts in qemus().await {
@@ -303,7 +303,7 @@ async fn a_qemu_that_an_older_agent_started_is_taken_over() {
         }
         let vmm = Vmm::attach(&Privileges::own(), paths.clone(), DEADLINE).await.expect("it is there");
         assert_eq!(vmm.pid(), qemu.id());
-        // It finds no socket from where it started.
+        // The agent finds no socket from where it started.
         let path = paths.directory().join("relay.sock");
         for relay in [paths.incoming_relay(), paths.outgoing_relay()] {
             assert_eq!(relay, SharedPath { path: path.clone(), of_hypervisor: path.clone() });
@@ -338,7 +338,7 @@ async fn probing_says_what_a_host_has() {
             max.named.contains("vmx") && max.lacking.contains("vmx-ept"),
             "no guest of TCG gets it: {max:?}"
         );
-        // Without it QEMU gives a guest no nested pages either, and does not say so of the model.
+        // Without it, QEMU gives a guest no nested pages either, and does not say so about the model.
         let without_svm = features("max,-svm");
         assert!(!max.lacking.contains("npt") && without_svm.lacking.contains("npt"), "{without_svm:?}");
         assert!(!without_svm.lacking.contains("svm"), "it is switched off: {without_svm:?}");

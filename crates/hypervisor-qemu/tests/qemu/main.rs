@@ -1,4 +1,4 @@
-//! Against real QEMUs: the host's, and those that `DRAINPIPE_TEST_QEMU` lists.
+//! Tests with real QEMUs: the host's, and those that `DRAINPIPE_TEST_QEMU` lists.
 
 mod control_socket;
 mod host;

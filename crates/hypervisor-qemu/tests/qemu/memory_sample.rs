@@ -1,4 +1,4 @@
-//! What is seen of a guest's memory from outside.
+//! A guest's memory, as seen from outside.
 
 use drainpipe_hypervisor::{MemorySample, Role, VmSpec};
 use drainpipe_hypervisor_qemu::{SampleError, Vmm};
@@ -7,12 +7,12 @@ use tokio::time::Instant;
 use crate::host::{DEADLINE, Host, qemus, small_vm};
 use crate::migration::{vm_with_content, wait_for_content};
 
-/// Where the kernel of [`vm_with_content`] begins to run, in its file and in its segment.
+/// Where the kernel of [`vm_with_content`] starts, in its file and in its segment.
 const ENTRY: usize = 0x268;
 const FLAT_SEGMENT: usize = 0x300;
 
-/// Changes a byte in each page from 4 to 36 MiB, for ever. Real mode reaches them by way of a segment
-/// without limit.
+/// Changes a byte in each page from 4 to 36 MiB, for ever. Real mode reaches these pages through a segment without
+/// limit.
 const DIRTIER: [u8; 52] = [
     0xfa, // cli
     0x0f, 0x01, 0x16, 0x00, 0x03, // lgdt [FLAT_SEGMENT]
@@ -45,7 +45,7 @@ async fn sample(vmm: &Vmm) -> MemorySample {
     when_not_too_slow(|| vmm.sample_memory()).await
 }
 
-/// What a look shows, which on a busy host may be too slow for some time.
+/// The result of a look, which may be too slow for some time on a busy host.
 async fn when_not_too_slow<T, F: Future<Output = Result<T, SampleError>>>(look: impl Fn() -> F) -> T {
     let end = Instant::now() + DEADLINE;
     loop {
@@ -96,7 +96,7 @@ async fn content_and_its_changes_are_seen() {
     }
 }
 
-/// Each page of 32 MiB changes many times a second. While the guest boots, others do.
+/// Waits until each page of 32 MiB changes many times a second. While the guest boots, others do.
 async fn wait_until_dirty(vmm: &Vmm) {
     let end = Instant::now() + DEADLINE;
     loop {

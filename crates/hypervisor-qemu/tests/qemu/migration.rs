@@ -45,7 +45,7 @@ impl Pair {
         pair
     }
 
-    /// With a guest that is as `change` makes it, and not in its kernel yet.
+    /// A pair whose guest is as `change` makes it, and does not run its kernel yet.
     pub(crate) async fn booting(
         source: &HypervisorFacts,
         target: &HypervisorFacts,
@@ -66,7 +66,7 @@ impl Pair {
         migration::start(&self.source, transport, address, SETTINGS, DEADLINE).await.expect("begun");
     }
 
-    /// Goes on from pre-switchover to the running target.
+    /// Continues from pre-switchover until the target runs.
     pub(crate) async fn commit(&self) -> TransferStatus {
         migration::switch_over(&self.source, DEADLINE).await.expect("goes on");
         let sent = wait_for(&self.source, MigrationStatus::Completed).await;
@@ -112,13 +112,13 @@ pub(crate) fn vm_with_content(name: &str, directory: &Path) -> VmSpec {
         kernel: write("kernel", &kernel),
         initramfs: write("initramfs", &noise),
         disks: vec![disk],
-        // What the older of two QEMUs needs, and so both get.
+        // The older of two QEMUs needs this, and so both get it.
         memory_padding_kib: Some(8),
         ..small_vm(name)
     }
 }
 
-/// The kernel runs when everything is loaded, and then nothing is heard of it: QEMU's memory tells.
+/// Waits until the kernel runs, which it does when everything is loaded. It says nothing, so QEMU's memory has to tell.
 pub(crate) async fn wait_for_content(vmm: &Vmm) {
     let end = Instant::now() + DEADLINE;
     loop {
@@ -219,7 +219,7 @@ async fn ipv6_carries_a_guest() {
     }
 }
 
-/// As ss(8) has those of the connections that were taken there.
+/// The receive buffers of the connections accepted there, as ss(8) shows them.
 fn receive_buffers_of(address: SocketAddr) -> Vec<String> {
     let mut ss = Command::new("ss");
     let said = ss.args(["--tcp", "--memory", "--numeric", "--no-header", "state", "established", "src"]);
@@ -228,7 +228,7 @@ fn receive_buffers_of(address: SocketAddr) -> Vec<String> {
     said.split(['(', ',']).filter(|word| word.starts_with("rb")).map(str::to_owned).collect()
 }
 
-/// For QEMUs of any user.
+/// A directory that QEMUs of any user can use.
 fn open_directory() -> TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).expect("it is ours");
@@ -338,7 +338,7 @@ async fn a_target_killed_in_flight_leaves_the_guest_running() {
                 let failed = wait_for(&pair.source, MigrationStatus::Failed).await;
                 eprintln!("{} {transport:?}: {:?}", facts.version, failed.error_desc);
             }
-            // Nobody listens any more; what counts is that QEMU takes it.
+            // Nobody listens any more; it only matters that QEMU accepts it.
             migration::start(&pair.source, transport, address, SETTINGS, DEADLINE)
                 .await
                 .expect("begun anew at once");
@@ -349,7 +349,7 @@ async fn a_target_killed_in_flight_leaves_the_guest_running() {
     }
 }
 
-/// Once there are all `connections`.
+/// Makes the source ignore resets once there are this many `connections`.
 async fn ignore_resets(source: &Vmm, peer: SocketAddr, connections: usize) {
     let end = Instant::now() + DEADLINE;
     while source.process().ignore_resets(peer).expect("sockets") < connections {
@@ -399,7 +399,7 @@ async fn a_target_that_cannot_be_reached_fails_with_a_reason() {
     }
 }
 
-/// What a QEMU says of itself does not tell an empty one from one that has the only copy of a guest.
+/// QEMU's own status does not distinguish an empty QEMU from one that has the only copy of a guest.
 #[tokio::test]
 async fn a_target_of_a_guest_that_never_ran_is_not_taken_for_one_that_holds_nothing() {
     for facts in qemus().await {

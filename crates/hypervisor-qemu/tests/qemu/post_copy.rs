@@ -18,7 +18,7 @@ use crate::memory_sample::have_it_write;
 use crate::migration::{CONTENT_BYTES, PLAIN, Pair, SETTINGS, listen, signal, state, wait_for};
 use crate::userfaultfd::Allowed;
 
-/// The content would take minutes.
+/// So slow that the content would take minutes.
 const SLOW: SourceSettings = SourceSettings { bandwidth_mbps: Some(1), ..SETTINGS };
 
 const CLEAR: Transport = Transport::CLEAR_POST_COPY;
@@ -58,7 +58,7 @@ async fn monitor(vmm: &Vmm, command: &str) -> String {
     vmm.qmp().execute("human-monitor-command", arguments, DEADLINE).await.expect("an answer")
 }
 
-/// Its pages are many and may come slowly, so this looks at the one that it is at.
+/// The guest has many pages, and they may arrive slowly. So this looks at the page at which it is.
 async fn wait_until_it_writes(vmm: &Vmm) {
     let look = async || {
         let registers = monitor(vmm, "info registers").await;
@@ -78,12 +78,12 @@ async fn wait_until_it_writes(vmm: &Vmm) {
     }
 }
 
-/// What of the content the guest does not write to is in `vmm`'s memory as it was loaded.
+/// Checks that the content to which the guest does not write is in `vmm`'s memory as it was loaded.
 async fn check_content(vmm: &Vmm) {
     let spec = vmm.spec().spec();
     let content = std::fs::read(spec.initramfs.as_ref().expect("it has one")).expect("readable");
     let content = &content[CONTENT_BYTES / 2..];
-    // By where it runs, to where it may write.
+    // As QEMU names it from its working directory, where it may write.
     let dump = vmm.paths().directory().join("qemu/own/dump");
     let arguments = json!({ "val": 0, "size": spec.memory_mib << 20, "filename": "own/dump" });
     vmm.qmp().execute::<Value>("pmemsave", arguments, DEADLINE).await.expect("written");
@@ -122,7 +122,7 @@ async fn wait_until_it_may_run(target: &Vmm) {
     }
 }
 
-/// Goes on from pre-switchover to the target that may run, and to which most of the memory is still to come.
+/// Continues from pre-switchover until the target may run. Most of the memory is still to come then.
 async fn leave(pair: &Pair) {
     migration::switch_over(&pair.source, DEADLINE).await.expect("goes on");
     wait_for(&pair.source, MigrationStatus::PostcopyActive).await;
@@ -137,7 +137,7 @@ async fn run_on_target(pair: &Pair) {
     assert_eq!(state(&pair.target).await, RunState::Running);
 }
 
-/// Lets the rest of the memory go.
+/// Lets the rest of the memory be sent.
 async fn finish(pair: &Pair) -> TransferStatus {
     migration::set_bandwidth(&pair.source, None, DEADLINE).await.expect("set");
     let sent = wait_for(&pair.source, MigrationStatus::Completed).await;
@@ -151,7 +151,7 @@ async fn counter(source: &Vmm, name: &str) -> u64 {
     status["ram"][name].as_u64().expect("a counter")
 }
 
-/// Something goes, whatever the limit.
+/// Some memory is sent whatever the limit is.
 async fn wait_for_more_post_copy(source: &Vmm) {
     let before = counter(source, "postcopy-bytes").await;
     let end = Instant::now() + DEADLINE;
@@ -207,7 +207,7 @@ async fn a_limit_holds_in_post_copy() {
         let pair = Pair::new(&facts, &facts, "limited").await;
         stop_for_post_copy(&pair, CLEAR).await;
         leave(&pair).await;
-        // Halted, so it fetches nothing by itself.
+        // The guest is halted, so it fetches nothing by itself.
         run_on_target(&pair).await;
         for limit_mbps in [2, 1] {
             migration::set_bandwidth(&pair.source, Some(limit_mbps), DEADLINE).await.expect("set");
@@ -260,7 +260,7 @@ async fn a_broken_connection_is_made_anew() {
             let error = migration::recover_listen(&pair.target, foreign, DEADLINE).await;
             assert!(matches!(error, Err(MigrationError::CannotListen { .. })), "{error:?}");
 
-            // It listens there itself.
+            // QEMU already listens there.
             let error = migration::recover_listen(&pair.target, address, DEADLINE).await;
             assert!(matches!(error, Err(MigrationError::PortTaken(is)) if is == address), "{error:?}");
             // Once more, as when the source did not come.
@@ -305,7 +305,7 @@ async fn until_the_switchover_the_guest_comes_back_and_may_leave_later() {
         migration::run(&pair.source, DEADLINE).await.expect("runs");
         assert_eq!(state(&pair.source).await, RunState::Running);
 
-        // What was asked for then is forgotten: all goes before the switchover.
+        // The earlier request is forgotten: everything is sent before the switchover.
         start_target_anew(&mut pair).await;
         pair.transfer(CLEAR).await;
         wait_for(&pair.source, MigrationStatus::PreSwitchover).await;
@@ -365,7 +365,7 @@ async fn after_the_switchover_the_source_never_runs_its_guest_again() {
         signal(&pair.target, Signal::KILL);
         wait_for(&pair.source, MigrationStatus::PostcopyPaused).await;
         has_left(&migration::run(&pair.source, DEADLINE).await, &MigrationStatus::PostcopyPaused);
-        // By somebody else. QEMU 7.2 obeys, and then waits for a target that is no more.
+        // Somebody else cancels. QEMU 7.2 obeys, and then waits for a target that no longer exists.
         let answer = pair.source.qmp().execute::<Value>("migrate_cancel", Value::Null, DEADLINE).await;
         eprintln!("{}: {answer:?}", facts.version);
         let status =
@@ -383,14 +383,14 @@ async fn once_all_was_sent_a_guest_that_did_not_run_at_the_target_runs_again_at_
         leave(&pair).await;
         finish(&pair).await;
         assert!(may_run(&pair.target).await);
-        // It has the disks by now.
+        // By now, it has the disks.
         pair.target.destroy(DEADLINE).await.expect("ends");
         migration::run(&pair.source, DEADLINE).await.expect("runs");
         wait_until_it_writes(&pair.source).await;
     }
 }
 
-/// Not all of the content would fit what the kernel holds for a target that does not read.
+/// More than the kernel holds for a target that does not read.
 const NEARLY_ALL_BYTES: u64 = 1 << 20;
 
 #[tokio::test]
@@ -398,13 +398,13 @@ async fn a_source_whose_connection_breaks_at_the_very_end_does_not_run_its_guest
     let (_allowed, qemus) = qemus_with_post_copy().await;
     for facts in qemus {
         for transport in [CLEAR, ENCRYPTED] {
-            // Halted: its pages go in their order, the content last.
+            // A halted guest's pages are sent in their order, the content last.
             let pair = Pair::new(&facts, &facts, "at-the-end").await;
             let address = stop_for_post_copy(&pair, transport).await;
             leave(&pair).await;
             run_on_target(&pair).await;
             migration::set_downtime_limit(&pair.source, 0, DEADLINE).await.expect("set");
-            // Slowly at last, so that the target is stopped in time.
+            // Slow at the end, so that the target is stopped in time.
             for (limit_mbps, left_bytes) in [(100, 2 * NEARLY_ALL_BYTES), (11, NEARLY_ALL_BYTES)] {
                 migration::set_bandwidth(&pair.source, Some(limit_mbps), DEADLINE).await.expect("set");
                 while counter(&pair.source, "remaining").await > left_bytes {
@@ -418,7 +418,7 @@ async fn a_source_whose_connection_breaks_at_the_very_end_does_not_run_its_guest
                 assert!(Instant::now() < end, "the kernel does not take it");
                 sleep(Duration::from_millis(2)).await;
             }
-            // Now it waits for what its target says last.
+            // Now it waits for its target's last message.
             sleep(Duration::from_millis(200)).await;
             wait_for(&pair.source, MigrationStatus::PostcopyActive).await;
             assert_eq!(pair.source.process().cut(address).expect("QEMU is ours"), 1);

@@ -1,16 +1,16 @@
-//! Leave for QEMUs of any user to fetch pages, as post-copy does.
+//! Permission for QEMUs of any user to fetch pages, as post-copy does.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 
-/// QEMU 7.2 has no other way than what the kernel gives all programs.
+/// QEMU 7.2 depends on what the kernel gives all programs.
 const SETTING: &str = "/proc/sys/vm/unprivileged_userfaultfd";
 
-/// Whoever has it locked needs the setting. It holds what was set before.
+/// Whoever has locked this file needs the setting. The file contains the value from before.
 const NEEDED: &str = "/run/drainpipe-tests-userfaultfd";
 
-/// Given for as long as this lives, for all tests of this machine that run at a time: the last one takes it back. Nothing
-/// where the kernel lets nobody decide, or has no such thing.
+/// Permission for as long as this lives, for all tests that run on this machine at a time: the last one takes it back.
+/// `None` inside if the kernel lets nobody decide, or has no such setting.
 pub(crate) struct Allowed(Option<File>);
 
 impl Allowed {

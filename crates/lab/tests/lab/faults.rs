@@ -1,4 +1,4 @@
-//! Faults act, can be seen, and can be put right.
+//! Faults act, show, and can be healed.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ impl TestLab {
         self.status().unwrap().hosts[host].links[link].state
     }
 
-    /// The active faults of one host, in the words that make them.
+    /// The active faults of one host, as the words that cause them.
     fn faults(&self, host: usize) -> Vec<String> {
         let links = &self.status().unwrap().hosts[host].links;
         links.iter().flat_map(|link| &link.faults).map(ToString::to_string).collect()

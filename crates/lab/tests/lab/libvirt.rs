@@ -1,4 +1,4 @@
-//! Labs whose hosts have a libvirt: they come, and go whole, also when killed.
+//! Labs whose hosts have a libvirt: they come up and go down completely, even when killed.
 
 use std::env;
 use std::io::{self, Write};
@@ -17,7 +17,7 @@ fn spec(name: &str) -> LabSpec {
     LabSpec { libvirt: true, ..LabSpec::of_two_hosts(name, vec![link(None)]) }
 }
 
-/// Says so and returns `true` if there can be no libvirt here.
+/// Prints why, and returns `true`, if libvirt cannot run here.
 #[expect(clippy::explicit_write, reason = "the test harness hides what a passing test prints by macro")]
 fn skipped_with_libvirt() -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -29,7 +29,7 @@ fn skipped_with_libvirt() -> bool {
     absent.is_some() || skipped()
 }
 
-/// The processes on both hosts, by the numbers that the kernel knows them by.
+/// The processes on both hosts, by the kernel's numbers.
 fn pids(lab: &Lab) -> Vec<u32> {
     let processes = ["a", "b"].into_iter().flat_map(|host| lab.processes(host).unwrap());
     processes.map(|process| process.pid.unsigned_abs()).collect()
@@ -94,7 +94,7 @@ fn a_lab_killed_in_the_making_leaves_no_libvirt() {
         victim.kill().unwrap();
         victim.wait().unwrap();
         let lab = match Lab::up(spec(&name)) {
-            // It was killed while the lab was complete.
+            // It was killed after the lab was complete.
             Err(Error::AlreadyUp { .. }) => Lab::open(&name).unwrap(),
             up => up.unwrap(),
         };

@@ -1,4 +1,4 @@
-//! Up, down, and what happens when either is killed.
+//! Labs that come up and go down, and that are killed meanwhile.
 
 use std::env;
 use std::fs;
@@ -190,7 +190,7 @@ fn a_lab_killed_in_the_making_is_cleared_by_the_next_up_or_down() {
         victim.wait().unwrap();
         match Lab::up(two_links(&name)) {
             Ok(lab) => drop(lab.status().unwrap()),
-            // It was killed while the lab was complete.
+            // It was killed after the lab was complete.
             Err(Error::AlreadyUp { .. }) => drop(Lab::open(&name).unwrap().status().unwrap()),
             Err(error) => panic!("killed after {delay_ms} ms: {error}"),
         }

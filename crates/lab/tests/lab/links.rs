@@ -75,7 +75,7 @@ fn the_client_reaches_a_guest_before_and_after_it_moves() {
     assert!(lab.echoes("client", "a", guest, 1400, PATIENCE));
     run("a", "ip link delete port");
     run("b", appear);
-    // Its announcement: something sent by the guest, here the start of an exchange.
+    // The guest announces itself by sending something, here the start of an exchange.
     assert!(lab.echoes("b", "client", client_guest_address(), 100, PATIENCE));
     assert!(lab.echoes("client", "b", guest, 1400, PATIENCE));
 }
@@ -89,7 +89,7 @@ fn a_stream_gets_the_rate_of_its_link() {
     let status = lab.status().unwrap();
     for (link, rate_mbps) in status.hosts[0].links.iter().zip([200, 50]) {
         assert_eq!(link.rate_mbps, Some(rate_mbps), "as the kernel has it");
-        // How near it comes to that is the machine's business.
+        // How near it comes to the rate depends on the machine.
         let mbps = lab.stream_mbps("a", "b", lab.address("b", &link.name), Duration::from_millis(1500));
         assert!(mbps < rate_mbps as f64 * 1.1, "{mbps:.1} of {rate_mbps} Mb/s");
     }

@@ -1,4 +1,4 @@
-//! Labs on the real kernel: every test makes its own and removes it, also when it fails.
+//! Labs on the real kernel: every test makes its own, and removes it even if it fails.
 
 #![expect(clippy::unwrap_used, reason = "a helper that cannot go on fails its test")]
 

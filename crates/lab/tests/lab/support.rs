@@ -13,7 +13,7 @@ use drainpipe_lab::{Lab, LabSpec, LinkSpec};
 /// Long enough for anything that should happen at once, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Says so and returns `true` if labs cannot be made here.
+/// Prints why, and returns `true`, if labs cannot be made here.
 #[expect(clippy::explicit_write, reason = "the test harness hides what a passing test prints by macro")]
 pub(crate) fn skipped() -> bool {
     let root = rustix::process::geteuid().is_root();
@@ -106,7 +106,7 @@ impl TestLab {
         thread::scope(|scope| {
             let chunk = vec![7; 256 << 10];
             let start = Instant::now();
-            // Until the receiver has seen enough and hangs up.
+            // Sends until the receiver has seen enough and hangs up.
             scope.spawn(move || while sender.write_all(&chunk).is_ok() {});
             let bytes = receive(&listener, duration).expect("the stream is received");
             bytes as f64 * 8.0 / 1e6 / start.elapsed().as_secs_f64()

@@ -1,4 +1,4 @@
-//! Against a daemon that answers as the test has it answer.
+//! Tests against a daemon that answers as the test wants.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::broadcast::error::RecvError;
@@ -33,7 +33,7 @@ impl Daemon {
         }
     }
 
-    /// The next call; pings are passed over.
+    /// The next call, without pings.
     async fn called(&mut self) -> Packet {
         loop {
             let packet = self.next().await.expect("it is open");
@@ -56,7 +56,7 @@ impl Daemon {
         self.send(header, written(write)).await;
     }
 
-    /// What comes before anything else.
+    /// Answers the calls that open a connection.
     async fn open(&mut self, way: i32) {
         let called = self.called().await;
         assert_eq!(called.header.procedure, AUTH_LIST);

@@ -1,4 +1,4 @@
-//! libvirt daemons with everything of their own but the programs.
+//! libvirt daemons that share only the programs with the machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ pub(crate) const URI: &str = "qemu:///system";
 const DAEMON: &str = "/usr/sbin/libvirtd";
 const QEMU: &str = "/usr/bin/qemu-system-x86_64";
 
-/// What libvirt writes to, each directory with one of its own over it.
+/// The directories to which libvirt writes; each is covered by an empty one.
 const DIRECTORIES: [&str; 5] =
     ["/run", "/etc/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt"];
 
-/// The first process of all namespaces, with whose end everything in them ends: loopback is all there is of a network,
-/// and each daemon has its own files and its own name. libvirt would make its directories at its start where a package has
-/// not; so they may stay.
+/// The first process of all namespaces; when it ends, everything in them ends. The only network is loopback, and each
+/// daemon has its own files and its own name. libvirt would make its directories at its start if no package had, so
+/// they may stay.
 const START: &str = r#"
 mount -t proc proc /proc
 ip link set lo up
@@ -48,7 +48,7 @@ pub(crate) struct Daemons {
 }
 
 impl Daemons {
-    /// None where there is no root or no libvirt, which is said.
+    /// `None` without root or libvirt, which is printed.
     pub(crate) fn start(names: &[&str]) -> Option<Self> {
         if let Some(missing) = missing() {
             eprintln!("SKIPPED: {missing}");
@@ -94,7 +94,7 @@ impl Drop for Daemons {
                 eprintln!("{name}: {}", self.log(&name));
             }
         }
-        // Its child is the first process of its namespace, and ends with it, as does all that is in there.
+        // Its child is the first process of its namespace. It ends with this, and so does everything in the namespace.
         drop(self.first_process.kill());
         drop(self.first_process.wait());
     }
@@ -164,7 +164,7 @@ pub(crate) fn small_domain(name: &str) -> String {
     )
 }
 
-/// How many QEMUs there are of a domain, whatever their daemons say.
+/// How many QEMUs a domain has, whatever their daemons say.
 pub(crate) fn count_qemus(domain: &Domain) -> usize {
     let uuid = u128::from_be_bytes(domain.uuid);
     let processes = fs::read_dir("/proc").expect("mounted").flatten();
@@ -173,7 +173,7 @@ pub(crate) fn count_qemus(domain: &Domain) -> usize {
     command_lines.filter(|line| uuid_of(line) == Some(uuid)).count()
 }
 
-/// What follows `-uuid`.
+/// The value after `-uuid`.
 fn uuid_of(command_line: &str) -> Option<u128> {
     let uuid = command_line.split('\0').skip_while(|argument| *argument != "-uuid").nth(1)?;
     u128::from_str_radix(&uuid.replace('-', ""), 16).ok()

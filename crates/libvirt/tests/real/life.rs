@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::daemons::{DEADLINE, Daemons, URI, count_qemus, small_domain};
 
-/// What happens to a domain in the first test.
+/// The events of a domain in the first test.
 const CHANGES: [Lifecycle; 7] = [
     Lifecycle::Defined,
     Lifecycle::Started,
@@ -84,7 +84,7 @@ async fn check_definition(libvirt: &Connection, domain: &Domain) {
     assert!(libvirt.metadata(domain, of, DEADLINE).await.expect("an answer").expect("one").contains('é'));
 }
 
-/// The domain cannot be undefined as it is afterwards.
+/// Afterwards, the domain cannot simply be undefined.
 async fn check_snapshots(libvirt: &Connection, domain: &Domain) {
     let inactive = XmlFlags { inactive: true, ..XmlFlags::default() };
     let domain_xml = libvirt.xml(domain, inactive, DEADLINE).await.expect("an answer");
@@ -128,7 +128,7 @@ async fn next_change(events: &mut Receiver<DomainEvent>) -> Lifecycle {
     loop {
         let event = timeout(DEADLINE, events.recv()).await.expect("in time").expect("the connection is open");
         match event {
-            // QEMU may or may not live to say so.
+            // QEMU may or may not live long enough to say so.
             DomainEvent::Lifecycle { change: Lifecycle::ShutDown, .. } => {}
             DomainEvent::Lifecycle { change, .. } => return change,
             _ => {}

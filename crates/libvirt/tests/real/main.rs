@@ -1,4 +1,4 @@
-//! Against real libvirt daemons, which run in namespaces of their own and end with the test.
+//! Tests with real libvirt daemons, which run in their own namespaces and end with the test.
 
 mod daemons;
 mod life;

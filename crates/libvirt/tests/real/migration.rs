@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::daemons::{DEADLINE, Daemons, count_qemus, small_domain};
 
-/// Over QEMU's main connection alone.
+/// Uses QEMU's main connection alone.
 const SINGLE: u32 = migrate_flags::LIVE
     | migrate_flags::PERSIST_DEST
     | migrate_flags::UNDEFINE_SOURCE
@@ -34,7 +34,7 @@ impl Moving {
         Some(Self { daemons, source, target, domain })
     }
 
-    /// Begin, Prepare and Perform; what comes of it is for Finish.
+    /// Begin, Prepare and Perform; Finish needs the result.
     async fn perform(&self, flags: u32) -> Result<Vec<u8>, Error> {
         let parameters = parameters(flags);
         let begun = self.source.migrate_begin(&self.domain, &parameters, flags, DEADLINE).await?;
@@ -60,7 +60,7 @@ async fn state(libvirt: &Connection, domain: &Domain) -> DomainState {
     libvirt.state(domain, DEADLINE).await.expect("an answer").state
 }
 
-/// And that memory was gone through was said before.
+/// Whether the migration suspended the domain. Another event before it reports that memory was gone through.
 fn has_been_suspended_by_migration(events: &mut Receiver<DomainEvent>) -> bool {
     let said: Vec<DomainEvent> = std::iter::from_fn(|| events.try_recv().ok()).collect();
     let iterates =
@@ -133,8 +133,8 @@ async fn a_move_that_is_cancelled_leaves_the_domain_where_it_was() {
     assert_eq!(count_qemus(domain), 1);
 }
 
-/// Without multifd: what one cancels with it, QEMU 7.2 may call failed ("Unable to write to socket: Bad file descriptor"),
-/// seen once in 30 runs on busy cores.
+/// Without multifd: with it, QEMU 7.2 may report a cancelled migration as failed ("Unable to write to socket: Bad file
+/// descriptor"), as seen once in 30 runs on busy cores.
 #[tokio::test]
 async fn a_move_under_way_is_watched_and_aborted() {
     let Some(moving) = Moving::start().await else { return };
@@ -157,7 +157,7 @@ async fn a_move_under_way_is_watched_and_aborted() {
     let aborted = performed.unwrap_err();
     assert!(aborted.is_operation_aborted(), "{aborted}");
     assert_eq!(state(&watching, domain).await, DomainState::Running);
-    // From then on it begins another one.
+    // From then on, it can begin another migration.
     timeout(DEADLINE, wait_for_no_job(&watching, domain)).await.unwrap();
     watching.migrate_begin(domain, &parameters(FLAGS), FLAGS, DEADLINE).await.unwrap();
 }

@@ -56,7 +56,7 @@ async fn what_the_target_has_already_is_not_sent() {
     let mut bench = Bench::new(Settings { there: There::Part, ..Settings::default() }).await;
     let (source, target) = (bench.path("source"), bench.path("target"));
     image(&source, 24);
-    // As an attempt leaves it that came half way; something has changed since.
+    // The target is as an attempt leaves it that came half way; something has changed since.
     std::fs::copy(&source, &target).unwrap();
     let left = OpenOptions::new().write(true).open(&target).unwrap();
     for mebibyte in 12..24 {

@@ -4,7 +4,7 @@ use crate::support::{Bench, Settings, eventually, has_qemu, image, said};
 
 const LIMIT_BYTES_PER_S: u64 = 4_000_000;
 
-/// What goes out at once under that limit: the stream that is cut may have taken it, and not have sent it.
+/// How much is sent at once under that limit: a stream that is cut may have taken it without sending it.
 const PART_BYTES: u64 = LIMIT_BYTES_PER_S / 100;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -24,7 +24,7 @@ async fn all_that_is_sent_waits_for_its_turn_also_if_a_stream_is_lost() {
     };
     let (ended, ()) = tokio::join!(said(bench.copy(&source)), cut);
     bench.assert_whole(&source, ended).await;
-    // That the pace lets through no more than the limit is tested with it.
+    // The pace's own tests check that it lets through no more than the limit.
     let (paced, sent) = (bench.pace.sent_bytes(), watch.counters().sent_bytes());
     assert!(sent >= 8 << 20, "{sent}");
     assert!(
@@ -42,7 +42,7 @@ async fn a_limit_that_is_raised_in_flight_lets_the_copy_go_on() {
     let mut bench = Bench::new(Settings::default()).await;
     let source = bench.path("source");
     image(&source, 24);
-    // It would take minutes.
+    // This would take minutes.
     bench.pace.set(Some(50_000));
     bench.connect_many(4).await;
     let raise = async {

@@ -18,7 +18,7 @@ struct Copying {
 }
 
 impl Copying {
-    /// None without QEMU's programs.
+    /// `None` without QEMU's programs.
     async fn begin(mebibytes: u64, streams: usize) -> Option<Self> {
         if !has_qemu() {
             return None;

@@ -1,4 +1,4 @@
-//! What the splitter costs, beside QEMU's client with its one connection to the same server in the same run:
+//! Compares the splitter's cost with that of QEMU's client, with its one connection to the same server in the same run:
 //! `cargo test --release -p drainpipe-nbd --test splitter measure -- --ignored --nocapture`.
 
 use std::fs::File;
@@ -24,7 +24,7 @@ fn full(path: &Path) {
     }
 }
 
-/// CPU of this process, in which both ends of the splitter are, in seconds.
+/// The CPU time of this process, which has both ends of the splitter, in seconds.
 fn own_cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();

@@ -8,7 +8,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use crate::support::{Bench, Settings, assert_same, eventually, has_qemu, image, in_time};
 
-/// A QEMU, told what to do by its standard input. It ends with the value.
+/// A QEMU that takes commands on its standard input. It ends when this is dropped.
 struct Qemu {
     _process: Child,
     input: ChildStdin,
@@ -16,7 +16,7 @@ struct Qemu {
 }
 
 impl Qemu {
-    /// None where there is no QEMU.
+    /// `None` without a QEMU.
     async fn start() -> Option<Self> {
         let program = std::env::var("DRAINPIPE_TEST_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".into());
         let mut command = Command::new(program);

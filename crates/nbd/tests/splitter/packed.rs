@@ -11,7 +11,7 @@ use crate::support::{Bench, Settings, eventually, has_qemu, image, said, text};
 /// Slow enough that a core finds the time on all but the busiest machine.
 const LIMIT_BYTES_PER_S: u64 = 4_000_000;
 
-/// Whether that made less of so many bytes, unless no core was idle.
+/// Whether this many bytes were made smaller, unless no core was idle.
 fn is_packed(counters: &Counters, raw_bytes: u64) -> bool {
     if counters.packed_bytes == 0 {
         eprintln!("SKIPPED: no core was idle");

@@ -1,4 +1,4 @@
-//! Peers that are not what they should be.
+//! Peers that do not behave as they should.
 
 use drainpipe_nbd::{Refusal, Session, SplitterError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -42,7 +42,7 @@ async fn a_target_takes_only_streams_of_its_session() {
     assert!(served(&bench, b"DRPSPLIT").await.is_err());
 }
 
-/// What a target of no good says after its welcome.
+/// The source's error when a bad target sends these bytes after its welcome.
 async fn ended_by(says: &[u8]) -> SplitterError {
     let mut bench = Bench::new(Settings::default()).await;
     let (stream, mut far) = duplex(1 << 20);
@@ -87,7 +87,7 @@ async fn only_one_client_that_knows_the_name_is_served() {
     bench.connect_many(2).await;
     let address = bench.address().trim_start_matches("nbd://").to_owned();
     let (host, name) = address.split_once('/').unwrap();
-    // One that says nothing, and one that guesses, hold up nobody.
+    // A peer that says nothing, and one that guesses, hold nobody up.
     let _mute = TcpStream::connect(host).await.unwrap();
     let mut guess = TcpStream::connect(host).await.unwrap();
     guess.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x05guess").await.unwrap();
@@ -154,7 +154,7 @@ async fn entered(bench: &Bench, session: [u8; 16], number: u16) -> DuplexStream 
     near
 }
 
-/// How so many streams have ended, which is known a moment after their sources hear of it.
+/// How this many streams ended, which is known a moment after their sources hear of it.
 async fn all_ended(bench: &Bench, count: usize) -> Vec<Result<(), SplitterError>> {
     eventually("all streams have ended", || bench.served.lock().unwrap().len() >= count).await;
     std::mem::take(&mut *bench.served.lock().unwrap())
@@ -204,7 +204,7 @@ async fn a_source_of_no_good_reaches_nothing_beyond_the_disk() {
     let is_no_good = |ended: &_| matches!(ended, Err(SplitterError::Malformed(_) | SplitterError::Unpack(_)));
     assert!(ended.len() == 3 && ended.iter().all(is_no_good), "{ended:?}");
 
-    // A stream that is fenced is not heard any more, and its number is used up.
+    // A fenced stream is not heard any more, and its number is used up.
     let mut old = entered(&bench, session, 100).await;
     let mut new = entered(&bench, session, 101).await;
     new.write_all(&question(6, 0, 100, 0)).await.unwrap();
@@ -212,7 +212,7 @@ async fn a_source_of_no_good_reaches_nothing_beyond_the_disk() {
     in_time(new.read_exact(&mut heard)).await.unwrap();
     assert_eq!(heard[..5], [3, 0, 0, 0, 100]);
     let late = [&question(2, 512, 0, 1)[..], &[1; 512]].concat();
-    // It may be closed already.
+    // The stream may be closed already.
     old.write_all(&late).await.ok();
     let again = served(&bench, &greeting(session, 100, 24 << 20)).await;
     assert!(matches!(again, Err(SplitterError::Refused(Refusal::Number))), "{again:?}");

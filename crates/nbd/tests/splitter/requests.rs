@@ -1,10 +1,10 @@
-//! Each kind of request, by qemu-io.
+//! Each kind of request, made by qemu-io.
 
 use std::fs;
 
 use crate::support::{Bench, Settings, allocated_bytes, has_qemu, said};
 
-/// Has it done, and brings the splitter to its end.
+/// Carries out these commands, and ends the splitter.
 async fn done(bench: &mut Bench, commands: &[&str]) -> String {
     bench.connect_many(3).await;
     let (is_well, said) = said(bench.qemu_io(commands)).await;

@@ -24,12 +24,12 @@ use tokio::time::{sleep, timeout};
 
 use crate::noise::noise;
 
-/// For what takes a moment on a quiet machine.
+/// Long enough for what takes a moment on a quiet machine.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
 
 const NAME: &str = "disk";
 
-/// What a stream holds on its way, in each direction.
+/// How much a stream holds on its way, in each direction.
 const ON_ITS_WAY_BYTES: usize = 256 << 10;
 
 /// Any stream between hosts.
@@ -39,7 +39,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> BothWays for S {}
 
 type Stream = Box<dyn BothWays>;
 
-/// Whether QEMU's programs are here; says so loudly if not.
+/// Whether QEMU's programs are here; prints loudly if not.
 pub(crate) fn has_qemu() -> bool {
     let is_there = |program: &str| {
         let mut command = std::process::Command::new(program);
@@ -66,7 +66,7 @@ pub(crate) fn image(path: &Path, mebibytes: u64) {
     }
 }
 
-/// An image of text, or what is like it.
+/// An image of text-like data.
 pub(crate) fn text(path: &Path, mebibytes: u64) {
     let file = File::create(path).unwrap();
     for at in 0..mebibytes {
@@ -95,7 +95,7 @@ const WORDS: [&str; 16] = [
     "here\n",
 ];
 
-/// Packers of their own, in idle time.
+/// Packers that run in idle time.
 fn packers() -> Packers {
     let concurrent = ConcurrentSenders::default();
     let settings = PackersSettings { cores: 2, cpus: vec![], gives_way: true, concurrent };
@@ -115,7 +115,7 @@ pub(crate) fn allocated_bytes(path: &Path) -> u64 {
     fs::metadata(path).unwrap().blocks() * 512
 }
 
-/// Waits for what will be so.
+/// Waits until this is so.
 pub(crate) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let waiting = async {
         while !is_so() {
@@ -129,19 +129,19 @@ pub(crate) async fn in_time<T>(what: impl Future<Output = T>) -> T {
     timeout(PATIENCE, what).await.expect("it takes too long")
 }
 
-/// What is between the ends of a stream.
+/// The connection between the ends of a stream.
 pub(crate) struct Wire {
     task: AbortHandle,
     mute: oneshot::Sender<()>,
 }
 
 impl Wire {
-    /// Both ends see that it is gone; what was under way is lost, or not.
+    /// Both ends see the cut. What was under way may or may not be lost.
     pub(crate) fn cut(self) {
         self.task.abort();
     }
 
-    /// Nothing comes any more, and neither end is told.
+    /// Nothing arrives any more, and neither end is told.
     pub(crate) fn mute(self) {
         self.mute.send(()).unwrap();
     }
@@ -153,7 +153,7 @@ pub(crate) struct Bench {
     server: Child,
     pub(crate) target: TargetSplitter,
     pub(crate) watch: SourceWatch,
-    /// Within which limit the source sends.
+    /// The limit within which the source sends.
     pub(crate) pace: Pace,
     pub(crate) server_address: ServerAddress,
     address: String,
@@ -164,20 +164,20 @@ pub(crate) struct Bench {
     pub(crate) served: Arc<Mutex<Vec<Result<(), SplitterError>>>>,
 }
 
-/// What differs between tests.
+/// The settings that differ between tests.
 pub(crate) struct Settings {
     pub(crate) mebibytes: u64,
     pub(crate) is_thin: bool,
     pub(crate) finds_zeroes: bool,
     pub(crate) there: There,
-    /// Whether idle cores pack.
+    /// Whether idle cores pack data.
     pub(crate) packs: bool,
-    /// Where the disks and the server's socket are.
+    /// The directory of the disks and the server's socket.
     pub(crate) directory: PathBuf,
     pub(crate) server: Server,
 }
 
-/// By what the target's server is reached.
+/// How the target's server is reached.
 pub(crate) enum Server {
     Unix,
     Tcp,
@@ -255,12 +255,12 @@ impl Bench {
         self.directory.path().join(name)
     }
 
-    /// What a client connects to.
+    /// The address to which a client connects.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Brings a stream, which lives until it is cut.
+    /// Adds a stream, which lives until it is cut.
     pub(crate) async fn connect(&self) -> Wire {
         let (source, mut near) = duplex(ON_ITS_WAY_BYTES);
         let (mut far, target) = duplex(ON_ITS_WAY_BYTES);
@@ -285,12 +285,12 @@ impl Bench {
         wires
     }
 
-    /// A stream to anybody.
+    /// Adds a stream with this connection.
     pub(crate) async fn bring(&self, stream: impl BothWays + 'static) {
         self.streams.send(Box::new(stream)).await.ok();
     }
 
-    /// Brings a stream of the kernel's, with nothing between its ends.
+    /// Adds a stream over a TCP connection of the kernel, with nothing between its ends.
     pub(crate) async fn connect_by_tcp(&self) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let source = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -317,19 +317,19 @@ impl Bench {
         command.kill_on_drop(true).stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    /// Fails the test unless all of an image is copied, and the splitter ends well.
+    /// Fails the test unless an image is copied completely, and the splitter ends without an error.
     pub(crate) async fn copy_whole(&mut self, source: &Path) {
         self.assert_whole(source, said(self.copy(source)).await).await;
     }
 
-    /// The same, of a copy that has ended and has said this.
+    /// The same for a copy that has ended with this output.
     pub(crate) async fn assert_whole(&mut self, source: &Path, (is_well, said): (bool, String)) {
         assert!(is_well, "{said}");
         self.ended().await.unwrap();
         assert_same(source, &self.path("target"));
     }
 
-    /// Has qemu-io do this.
+    /// Runs qemu-io with these commands.
     pub(crate) fn qemu_io(&self, commands: &[&str]) -> Child {
         let mut command = Command::new("qemu-io");
         command.args(["-f", "raw", "-t", "none", "-d", "unmap"]).arg(&self.address);
@@ -362,7 +362,7 @@ fn server(disk: &Path) -> Command {
 
 async fn serve_by_unix(disk: &Path, socket: &Path) -> (Child, ServerAddress) {
     let server = server(disk).arg("--socket").arg(socket).spawn().unwrap();
-    // Its socket is there a moment before it listens.
+    // Its socket exists a moment before it listens.
     eventually("qemu-nbd listens", || UnixStream::connect(socket).is_ok()).await;
     (server, ServerAddress::Unix(socket.into()))
 }
@@ -375,7 +375,7 @@ async fn serve_by_tcp(disk: &Path) -> (Child, ServerAddress) {
     (server, ServerAddress::Tcp(free))
 }
 
-/// How a client ended, and what it said.
+/// How a client ended, and its output.
 pub(crate) async fn said(child: Child) -> (bool, String) {
     let output = in_time(child.wait_with_output()).await.unwrap();
     let said = [output.stdout, output.stderr].concat();

@@ -1,4 +1,4 @@
-//! Telling bridges and switches where a guest is.
+//! Announcements that tell bridges and switches where a guest is.
 
 use std::process::Command;
 use std::thread;
@@ -10,7 +10,8 @@ use drainpipe_net::{Announced, Error, Network};
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0xd0, 0, 0x32];
 const MAC_TEXT: &str = "52:54:00:d0:00:32";
 
-/// A guest at `vnet0` of the left host's bridge. The cable leads to the right host's, which is as a switch to it.
+/// A guest at `vnet0` of the left host's bridge. The cable leads to the right host's bridge, which serves as its
+/// switch.
 fn bridged(settings: &str) -> TwoHosts {
     let hosts = TwoHosts::new();
     for host in [&hosts.left, &hosts.right] {
@@ -31,7 +32,7 @@ fn bridge(host: &Namespace, arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What the bridge says of the guest, such as `dev vnet0 master br0`.
+/// The bridge's entries for the guest, such as `dev vnet0 master br0`.
 fn entries(host: &Namespace) -> Vec<String> {
     let all = bridge(host, "fdb show br br0");
     let of_guest = all.lines().filter_map(|line| line.strip_prefix(MAC_TEXT));
@@ -42,7 +43,7 @@ fn announce(host: &Namespace, tap: &str) -> Result<Announced, Error> {
     host.run(|| async { Network::open().unwrap().announce(tap, MAC).await })
 }
 
-/// Back when the ports have begun to forward.
+/// Returns when the ports have begun to forward.
 fn wait_until_forwarding(host: &Namespace, ports: usize) {
     let end = Instant::now() + Duration::from_secs(30);
     while bridge(host, "link show").matches("state forwarding").count() < ports {
@@ -109,7 +110,7 @@ fn of_a_guest_that_tags_all_it_sends_the_bridge_alone_is_told() {
     assert!(entries(&hosts.right).is_empty());
 }
 
-/// Two hosts whose cable carries VLAN 20 with a tag; none where the kernel's bridges know no VLANs.
+/// Two hosts whose cable carries VLAN 20 tagged; `None` if the kernel's bridges know no VLANs.
 fn bridged_with_vlans() -> Option<TwoHosts> {
     if !may_make_namespaces() {
         return None;

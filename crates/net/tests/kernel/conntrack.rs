@@ -10,7 +10,7 @@ use drainpipe_net::{
 
 use crate::hosts::{Namespace, TwoHosts, may_make_namespaces};
 
-/// That it may make namespaces, and that the kernel tracks connections there; says so loudly if not.
+/// Whether this process may make namespaces, and the kernel tracks connections there; prints loudly if not.
 fn may_track() -> bool {
     if !may_make_namespaces() {
         return false;
@@ -49,7 +49,7 @@ fn tcp() -> Transport {
     Transport::Tcp(TcpState { state: 3, source: end(7), destination: end(9) })
 }
 
-/// But for the time left, which passes.
+/// The connections without their time left, which passes.
 fn timeless(tracked: &Tracked) -> Vec<TrackedConnection> {
     let timeless = |connection: &TrackedConnection| {
         assert!((2_900..=3_000).contains(&connection.timeout_s), "{connection:?}");
@@ -130,7 +130,7 @@ fn what_the_host_translates_or_has_no_ports_is_counted() {
         return eprintln!("SKIPPED: nft cannot translate here");
     }
     hosts.left.run(|| async {
-        // Once: a program that another test starts just then has a copy until it runs.
+        // Only one socket: a program that another test starts just then has a copy until it runs.
         let socket = std::net::UdpSocket::bind("10.9.0.1:1000").unwrap();
         let send = |to: &str| socket.send_to(b"hello", to).unwrap();
         send("10.9.0.2:53");

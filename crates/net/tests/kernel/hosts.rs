@@ -10,7 +10,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this process may make namespaces; says so loudly if not.
+/// Whether this process may make namespaces; prints loudly if not.
 pub(crate) fn may_make_namespaces() -> bool {
     let may = rustix::process::geteuid().is_root();
     if !may {
@@ -19,7 +19,7 @@ pub(crate) fn may_make_namespaces() -> bool {
     may
 }
 
-/// A network namespace that is gone when this value is.
+/// A network namespace that ends when this is dropped.
 pub(crate) struct Namespace {
     name: String,
 }
@@ -47,19 +47,19 @@ impl Namespace {
         command("ip", &all)
     }
 
-    /// As [`Namespace::ip`], of what not every kernel can do. Whether it could.
+    /// Like [`Namespace::ip`], for what not every kernel can do. Returns whether it could.
     pub(crate) fn may_ip(&self, arguments: &str) -> bool {
         let ip = Command::new("ip").args(["-n", &self.name]).args(arguments.split_whitespace()).output();
         ip.expect("ip(8) of iproute2").status.success()
     }
 
-    /// Runs nft(8). Whether the kernel could do that.
+    /// Runs nft(8); returns whether the kernel could do that.
     pub(crate) fn may_nft(&self, commands: &str) -> bool {
         let nft = Command::new("ip").args(["netns", "exec", &self.name, "nft", commands]).output();
         nft.is_ok_and(|output| output.status.success())
     }
 
-    /// Has the kernel get to know the machine with this address.
+    /// Makes the kernel know the machine with this address.
     pub(crate) fn ping(&self, address: &str) {
         self.exec(&["ping", "-c1", "-W5", address]);
     }
@@ -78,7 +78,7 @@ impl Namespace {
         command("ip", &all)
     }
 
-    /// Runs `body` on a thread of its own in the namespace, and so everything it starts.
+    /// Runs `body`, and everything that it starts, on a thread of its own in the namespace.
     pub(crate) fn enter<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
         let namespace = std::fs::File::open(self.path()).unwrap();
         thread::scope(|scope| {

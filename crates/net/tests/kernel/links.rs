@@ -38,7 +38,7 @@ fn a_link_that_does_not_spread_has_no_queues_in_use() {
         let network = Network::open().unwrap();
         assert_eq!(network.receive_queues_in_use("p0").await, None);
         assert_eq!(network.receive_queues_in_use("gone").await, None);
-        // And the connection answers on.
+        // The connection still answers.
         assert_eq!(link(&network.links().await.unwrap(), "p0").speed_mbps, Some(10_000));
     });
 }

@@ -92,7 +92,7 @@ fn apply(host: &Namespace, changes: &[Change]) -> String {
     })
 }
 
-/// Undoes what a journal holds, as an agent does after a crash of the one before.
+/// Undoes what a journal contains, as an agent does after its predecessor crashed.
 fn undo(host: &Namespace, journal: &str) -> Vec<Undo> {
     let journal: Vec<(Change, Before)> = serde_json::from_str(journal).unwrap();
     host.run(|| async {
@@ -114,7 +114,7 @@ fn counters(host: &Namespace) -> Vec<LinkCounters> {
     host.run(|| async { Network::open().unwrap().counters(&["p0", "p1"]).await.unwrap() })
 }
 
-/// Connections from the left host to the right one, which returns every block it gets.
+/// Connections from the left host to the right one, which returns every block that it receives.
 struct Traffic {
     connections: Vec<TcpStream>,
 }
@@ -163,7 +163,7 @@ fn echo(mut connection: TcpStream) {
     while connection.read_exact(&mut block).is_ok() && connection.write_all(&block).is_ok() {}
 }
 
-/// Share of the bytes that left the host by each link.
+/// The share of the bytes that left the host over each link.
 fn shares(before: &[LinkCounters], after: &[LinkCounters]) -> Vec<f64> {
     let sent: Vec<u64> =
         before.iter().zip(after).map(|(before, after)| after.tx_bytes - before.tx_bytes).collect();
@@ -177,7 +177,7 @@ fn spreads_and_survives_a_pulled_cable(plan: &Plan) {
     }
     let hosts = TwoHosts::new();
     for host in [&hosts.left, &hosts.right] {
-        // The strictest setting: each packet must come by a link that leads back to its source.
+        // The strictest setting: each packet must arrive over a link that leads back to its source.
         host.sysctl("net.ipv4.conf.all.rp_filter", "1");
     }
     apply(&hosts.left, &plan.left());
@@ -302,7 +302,7 @@ fn a_path_leaves_the_route_and_comes_back() {
     }
 }
 
-/// With a path over p0 alone, and default routes over p1.
+/// A path over p0 alone, and default routes over p1.
 #[test]
 fn without_its_route_nothing_goes_another_way_and_connections_stay() {
     if !may_make_namespaces() {
@@ -434,7 +434,7 @@ fn what_is_not_ours_is_refused_without_effect() {
     assert!(matches!(refusal(elsewhere("p0")), Error::LinkDown { link } if link == "p0"));
 }
 
-/// The path of each connection by what the kernel says, found by link.
+/// The path of each connection, by the link that the kernel names.
 fn told_paths(hosts: &TwoHosts, peer: IpAddr) -> Vec<usize> {
     let links = hosts.left.run(|| async {
         let network = Network::open().unwrap();
@@ -444,7 +444,7 @@ fn told_paths(hosts: &TwoHosts, peer: IpAddr) -> Vec<usize> {
     links.iter().map(|link| usize::from(link.as_deref() == Some("p1"))).collect()
 }
 
-/// How the left host's route is, to be compared.
+/// The state of the left host's route, to be compared.
 fn route_state(hosts: &TwoHosts, peer: IpAddr) -> RouteState {
     hosts.left.run(|| async { Network::open().unwrap().route_state(peer).await.unwrap() })
 }
@@ -468,7 +468,7 @@ fn what_the_kernel_says_of_a_connection_is_what_it_does() {
         apply(&hosts.left, &plan.left());
         apply(&hosts.right, &plan.right());
         let mut traffic = Traffic::open(&hosts, &plan);
-        // Till the route changes, a connection goes the way that was found before it had a port.
+        // Until the route changes, a connection follows the route that was found before it had a port.
         let made = route_state(&hosts, plan.peer);
         weigh(&hosts, &plan, &[2, 2]);
         traffic.exchange();

@@ -43,7 +43,7 @@ fn what_is_offered_is_packed_by_idle_cores_and_comes_back() {
     let packers = Packers::start(settings(2)).unwrap();
     let raw = [words(3 * BLOCK_BYTES_MAX), noise(40_000), words(70_000)].concat();
     let bundle = packers.offer(Arc::new(raw.clone())).unwrap();
-    // Whoever has no core sees it some time.
+    // A thread without a core notices some time later.
     let end = Instant::now() + Duration::from_mins(2);
     while !is_done(&bundle) && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(1));
@@ -128,7 +128,7 @@ proptest! {
         mut frames in prop::collection::vec(any::<u8>(), 0..600), bytes in 1..300_000_usize, is_like_one: bool,
     ) {
         if is_like_one && frames.len() > 8 {
-            // Past the first header, where there is more to get wrong.
+            // Past the first header, where more can go wrong.
             let raw = u32::try_from(bytes.min(BLOCK_BYTES_MAX)).unwrap().to_le_bytes();
             let wire = u32::try_from(frames.len() - 8).unwrap().to_le_bytes();
             let packing = 1 + frames[0] % 2;

@@ -1,4 +1,4 @@
-//! What the receiving program answers, by the first connection only.
+//! The answers of the receiving program, which only the first connection carries.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ use crate::support::{PATIENCE, Target, start};
 
 const ANSWER: &[u8] = b"all is here";
 
-/// With two connections, the first of which is accepted first.
+/// Relays with two connections, of which the first is accepted first.
 fn relays() -> Vec<(Target, SenderSettings)> {
     let fleet = Fleet::new();
     let tls = || ServerTls::new(fleet.host("b").server_config_for("a"));

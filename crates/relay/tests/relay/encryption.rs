@@ -21,10 +21,10 @@ use tempfile::TempDir;
 
 use crate::support::{PATIENCE, TOKEN, Target, assert_waits_for_no_wire, eventually, start};
 
-/// What a guest's memory is full of.
+/// The text that fills a guest's memory.
 const SECRET: &[u8] = b"the quick brown fox jumps over the lazy dog; ";
 
-/// Those whose certificates one authority has signed.
+/// Hosts whose certificates one authority has signed.
 pub(crate) struct Fleet(TempDir);
 
 impl Fleet {
@@ -73,7 +73,7 @@ pub(crate) fn to_b(identity: &Identity) -> ClientTls {
     ClientTls::new(identity.client_config(), ServerName::try_from("b").unwrap())
 }
 
-/// Stands between two hosts: sees all that the sender sends, and may change it.
+/// Stands between two hosts, sees everything that the sender sends, and may change it.
 struct Middle {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<u8>>>,
@@ -202,7 +202,7 @@ fn nobody_but_the_one_sender_gets_in_and_nobody_keeps_it_out() {
     truncated.write_all(&hello).unwrap();
     truncated.shutdown(Shutdown::Write).unwrap();
     assert_closed(&mut truncated);
-    // More than there are places for, of which none says anything to the end.
+    // More connections than there are places for, all of them silent to the end.
     let silent: Vec<TcpStream> = (0..80).map(|_| TcpStream::connect(target.address).unwrap()).collect();
     for mut unauthenticated in &silent {
         drop(unauthenticated.write_all(&hello));
@@ -226,7 +226,7 @@ fn who_comes_from_elsewhere_takes_nobodys_place() {
     assert_takes(&target, &a);
 }
 
-/// What comes before a host, and closes so many connections once they have said hello. Gives how many have come.
+/// Stands before a host, and closes this many connections once they have said hello. Returns how many have come.
 fn crowd_before(destination: SocketAddr, closes: usize) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, come) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
@@ -363,7 +363,7 @@ fn what_was_changed_or_cut_off_on_its_way_ends_it() {
     }
 }
 
-/// A client that looks at nothing.
+/// A client that checks nothing.
 #[derive(Debug)]
 struct AcceptsAnybody(Arc<rustls::crypto::CryptoProvider>);
 

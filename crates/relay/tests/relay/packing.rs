@@ -20,7 +20,7 @@ fn sender_to(target: &Target, connections: usize) -> (Sender, PathBuf) {
     start(target.settings(Treatment::Packed, connections))
 }
 
-/// A connection as a sender would make it, for whatever comes next.
+/// Connects as a sender would, for whatever comes next.
 fn connect(target: &Target, index: u8) -> TcpStream {
     let mut wire = TcpStream::connect(target.address).unwrap();
     wire.write_all(&[&b"DRPRELAY\x03"[..], &TOKEN.0, &[index]].concat()).unwrap();
@@ -36,7 +36,7 @@ fn assert_closed(socket: &mut TcpStream) {
     }
 }
 
-/// Pages of words and pages of noise, of which no two are alike.
+/// Pages of words and pages of noise, no two alike.
 fn content(pages: u64, seed: u64) -> Vec<u8> {
     let mut state = 0x9E37_79B9_7F4A_7C15 ^ seed;
     let mut next = move || {
@@ -80,7 +80,7 @@ fn read_slowly(mut socket: UnixStream, pause: Duration) -> JoinHandle<Vec<u8>> {
     })
 }
 
-/// Sends through both ends; the contents in the order of the connections.
+/// Sends through both ends, and returns the contents in the order of the connections.
 fn relay(contents: &[Vec<u8>], pause: Duration) -> (Sender, Target) {
     let target = packed(contents.len());
     let (sender, path) = sender_to(&target, contents.len());
@@ -122,8 +122,8 @@ fn packs_while_the_wire_is_slow_and_counts_it() {
     assert!(figures.packed.lz4 + figures.packed.zstd > 0 && figures.packing_cpu_seconds > 0.0, "{figures:?}");
 }
 
-/// What QEMU's multifd sends: rounds over the same pages, of which a little has changed since the one before. Each
-/// page goes by another connection each time.
+/// The streams of QEMU's multifd: rounds over the same pages, of which a little has changed since the round before.
+/// Each page uses another connection each time.
 fn multifd(connections: usize, rounds: usize, pages: usize) -> Vec<Vec<u8>> {
     let header = |flags: u8, offsets: &[usize]| {
         let mut header = vec![0; 1344];
@@ -220,7 +220,7 @@ fn a_sender_that_breaks_off_sends_nothing_more() {
     let noise = content(1, 0);
     while program.write_all(&noise).is_ok() {}
     drop(sender);
-    // Nothing was read, so not all could be sent.
+    // Nothing was read, so not everything could be sent.
     eventually("the connection is reset", || wire.take_error().unwrap().is_some());
 }
 
@@ -343,12 +343,12 @@ proptest! {
         let mut program = target.program.accept().unwrap().0;
         let mut told_bytes = 0;
         for (kind, flags, raw_bytes, bytes, is_raw) in frames {
-            // Else next to none would be a block as it is, which lets those after it be looked at.
+            // Otherwise, hardly any block would be a raw one, and only a raw one lets those after it be checked.
             let (kind, flags, raw_bytes) = if is_raw { (0, 0, bytes.len()) } else { (kind, flags, raw_bytes) };
             told_bytes += raw_bytes.min(BLOCK_BYTES_MAX);
             let [r0, r1, r2, ..] = raw_bytes.to_le_bytes();
             let [w0, w1, w2, ..] = bytes.len().to_le_bytes();
-            // The receiver may close it before all is written.
+            // The receiver may close the connection before everything is written.
             drop(wire.write_all(&[&[kind, r0, r1, r2, flags, w0, w1, w2], &bytes[..]].concat()));
         }
         drop(wire.shutdown(Shutdown::Write));

@@ -1,4 +1,4 @@
-//! Relays that encrypt and pack nothing: what goes in comes out, and a break is told where it is to be known.
+//! Relays that neither encrypt nor pack: what goes in comes out, and whoever must know of a break does.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -38,7 +38,7 @@ impl Hosts {
         self.relay_to(target, destination)
     }
 
-    /// One by way of `destination`.
+    /// A relay of one connection that goes through `destination`.
     fn relay_to(&self, target: Target, destination: SocketAddr) -> Relay {
         let (sender, path) = start(SenderSettings { destination, ..self.settings(&target, 1) });
         let mut source = UnixStream::connect(path).unwrap();
@@ -59,7 +59,7 @@ struct Relay {
     program: UnixStream,
 }
 
-/// What stands between two hosts until it is cut.
+/// A link between two hosts that can be cut.
 struct Link {
     address: SocketAddr,
     sockets: Arc<Mutex<Vec<TcpStream>>>,
@@ -94,13 +94,13 @@ impl Link {
     }
 }
 
-/// A content that tells apart where each byte was.
+/// Content in which each byte shows its position.
 fn content(bytes: usize, seed: u64) -> Vec<u8> {
     let words = (0..).map(|at: u64| (at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     words.flat_map(u64::to_le_bytes).take(bytes).collect()
 }
 
-/// Writes in pieces, each after a pause, and then says that this was all.
+/// Writes in pieces, each after a pause, and then ends the stream.
 fn write_pieces(mut program: UnixStream, content: &[u8], pieces: &[(usize, u64)]) {
     let mut rest = content;
     for (length, pause_us) in pieces {
@@ -131,7 +131,7 @@ fn what_a_program_writes_comes_out_whatever_its_pieces_and_its_pauses() {
         let (sender, path) = start(hosts.settings(&target, count));
         thread::scope(|scope| {
             for (seed, pieces) in (0..).zip(&connections) {
-                // One after the other: so it is known which is which.
+                // One after the other, so that it is known which is which.
                 let source = UnixStream::connect(&path).unwrap();
                 let program = target.program.accept().unwrap().0;
                 let content = content(pieces.iter().map(|(length, _)| length).sum(), seed);
@@ -144,7 +144,7 @@ fn what_a_program_writes_comes_out_whatever_its_pieces_and_its_pauses() {
     });
 }
 
-/// Fails the test unless the target knows that this was not all, and its program is told that nothing follows.
+/// Fails the test unless the target knows that this was not everything, and its program hears that nothing follows.
 fn assert_truncated(target: &Target, program: UnixStream) {
     assert_eq!(read_all(program), b"");
     eventually("the target knows", || target.receiver.error().is_some());
@@ -152,7 +152,7 @@ fn assert_truncated(target: &Target, program: UnixStream) {
     assert!(matches!(error, Some(RelayError::Truncated | RelayError::Wire(_))), "{error:?}");
 }
 
-/// Fails the test unless the sender knows of the break as its program writes on, and that program is held up until its
+/// Fails the test unless the sender notices the break when its program writes on, and that program is held up until its
 /// sender ends.
 fn assert_held_up(sender: Sender, source: &UnixStream) {
     source.set_write_timeout(Some(Duration::from_millis(20))).unwrap();

@@ -18,7 +18,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 const PAGE_CACHE_BYTES: usize = 4 << 20;
 
-/// A program that is sent to, and the relay's end before it.
+/// A program that receives, and the end of the relay before it.
 pub(crate) struct Target {
     pub(crate) receiver: Receiver,
     pub(crate) program: UnixListener,
@@ -31,7 +31,7 @@ impl Target {
         Self::of_sender(None, treatment, connections)
     }
 
-    /// One that knows where its sender is.
+    /// A target that knows where its sender is.
     pub(crate) fn of_sender(
         sender: Option<IpAddr>,
         treatment: Treatment<ServerTls>,
@@ -53,7 +53,7 @@ impl Target {
         Self { receiver: Receiver::start(listener, settings).unwrap(), program, address, directory }
     }
 
-    /// What a sender to this target does.
+    /// The settings of a sender to this target.
     pub(crate) fn settings(&self, treatment: Treatment<ClientTls>, connections: usize) -> SenderSettings {
         SenderSettings {
             path: self.directory.path().join("out.sock"),
@@ -77,7 +77,7 @@ pub(crate) fn start(settings: SenderSettings) -> (Sender, PathBuf) {
     (Sender::start(settings, |_| Ok(())).unwrap(), path)
 }
 
-/// Fails the test unless a program that a full wire holds up can give all once its sender is to stop.
+/// Fails the test unless a program that a full wire holds up can hand over everything once its sender is to stop.
 pub(crate) fn assert_waits_for_no_wire(sender: Sender, path: PathBuf, target: &Target) {
     let mut program = UnixStream::connect(path).unwrap();
     program.set_write_timeout(Some(Duration::from_millis(700))).unwrap();

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use crate::support::{assert_same, copied_by, names, refused, request, sparse, taken_bytes};
 
-/// What a file system may take more for its own notes of a file.
+/// How much more a file system may take for its own records of a file.
 const NOTES_BYTES: u64 = 64 << 10;
 
 proptest! {

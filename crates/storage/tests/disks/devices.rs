@@ -12,7 +12,7 @@ use crate::support::{assert_same, refused, request, sparse};
 
 const MIB: usize = 1 << 20;
 
-/// A device over a file. It goes with the value.
+/// A device over a file. It ends when this is dropped.
 struct Loop(PathBuf);
 
 impl Loop {

@@ -1,4 +1,4 @@
-//! What file systems differ in.
+//! Differences between file systems.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use crate::support::{assert_same, copied_by, created, names, refused, request, s
 
 const MIB: u64 = 1 << 20;
 
-/// Blocks are shared, the holes are those of the source, and what is written to the copy stays there.
+/// Blocks are shared, the holes are those of the source, and writes to the copy stay in the copy.
 fn assert_shares_blocks(on: &Path) {
     let (source, target) = (on.join("a"), on.join("b"));
     sparse(&source, 200 * MIB + 5, &[(MIB, 40 << 20), (150 * MIB, 1000)]);

@@ -1,4 +1,4 @@
-//! File systems of a test's own, in a mount namespace of its own: nothing is left of them, however it ends.
+//! File systems in a test's own mount namespace: nothing is left of them, however the test ends.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +9,7 @@ const INSIDE: &str = "DRAINPIPE_TEST_INSIDE";
 /// Set where a test that cannot run is a failure.
 const ALL: &str = "DRAINPIPE_TEST_STORAGE";
 
-/// Whether this is the process that is to test. Any other starts it, and passes its end on.
+/// Whether this process is to run the test. Any other process starts that one, and passes its exit code on.
 pub(crate) fn is_inside(test: &str, needed: &[&str]) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
@@ -50,13 +50,13 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().into()
 }
 
-/// Files in memory, so many bytes of them.
+/// A file system in memory with this many bytes.
 pub(crate) fn tmpfs(on: &Path, size: &str) -> PathBuf {
     run("mount", &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs", on.to_str().unwrap()]);
     on.into()
 }
 
-/// A file system in a file next to where it is mounted.
+/// A file system in a file next to its mount point.
 pub(crate) fn in_a_file(directory: &Path, make: &[&str], size_bytes: u64) -> PathBuf {
     let (image, on) = (directory.join("image"), directory.join("on"));
     std::fs::File::create(&image).unwrap().set_len(size_bytes).unwrap();

@@ -1,4 +1,4 @@
-//! What fills disks in tests.
+//! The data that fills disks in tests.
 
 /// Bytes that no compression and no zero detection shortens.
 pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! Disks, and what is asked of them.
+//! Disks, and questions about them.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -42,7 +42,7 @@ pub(crate) fn created(
     create(&request, &Task::default())
 }
 
-/// What a person would read.
+/// The words of an error, as a person reads them.
 #[track_caller]
 pub(crate) fn refused(tried: Result<DiskResult, DiskError>) -> String {
     match tried {
@@ -56,7 +56,7 @@ pub(crate) fn assert_same(source: &Path, target: &Path) {
     assert!(fs::read(source).unwrap() == fs::read(target).unwrap(), "the copy differs");
 }
 
-/// What a file takes of its file system.
+/// How much of its file system a file takes.
 pub(crate) fn taken_bytes(path: &Path) -> u64 {
     fs::metadata(path).unwrap().blocks() * 512
 }

@@ -14,7 +14,7 @@ use crate::support::{assert_same, refused, request, sparse};
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// A QEMU that runs no guest. It ends with the value.
+/// A QEMU that runs no guest. It ends when this is dropped.
 struct Qemu(Child);
 
 impl Drop for Qemu {
@@ -23,11 +23,11 @@ impl Drop for Qemu {
     }
 }
 
-/// The bytes that a QEMU locks as it reads an image, and as it writes to one.
+/// The bytes that QEMU locks when it reads an image, and when it writes to one.
 const READS: i64 = 100;
 const WRITES: i64 = 101;
 
-/// Starts one, and waits until it does this with its disk.
+/// Starts a QEMU, and waits until it does this with its disk.
 fn open(image: &Path, access: &str, does: i64) -> Option<Qemu> {
     let drive = format!("file={},format=raw,if=virtio,{access}", image.display());
     let mut command = Command::new(QEMU);

@@ -1,4 +1,4 @@
-//! What an agent finds that an earlier run of it has left.
+//! What an earlier run of an agent has left, as the next one finds it.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use super::*;
 use crate::incoming::stop_told;
 use drainpipe_api_types::HandOverView;
 
-/// One that its agent has recorded to run, and that has not obeyed.
+/// A VM that its agent has recorded to run, and whose hypervisor has not obeyed.
 fn told_and_mute(host: &TestHost, life: &Life) -> Arc<FakeVm> {
     let vm = let_come(host, life);
     vm.receives_all();
@@ -91,7 +91,7 @@ fn what_was_discarded_and_does_not_end_at_the_next_start_is_ended_later() {
     vm.fails(Act::DestroyUnrun, Fault::Fails);
     life.block_on(discard(&life.parts.incoming, ID)).unwrap_err();
     drop(life);
-    // As where its manager is away too.
+    // As if its manager were away too.
     host.hypervisor.fails(Act::EndGivenUp, Fault::Fails);
     host.hypervisor.fails(Act::Attach, Fault::Fails);
     let life = host.start();
@@ -132,11 +132,11 @@ fn one_that_does_not_say_whether_it_runs_ends_only_by_force() {
     assert!(vm.alive());
     assert_eq!(stop(true), Ok(true));
     assert!(!vm.alive());
-    // As any VM that has ended where it ran.
+    // Like any VM that has ended where it ran.
     assert!(life.parts.vms.contains("web"));
 }
 
-/// A disk that was made for the VM by the migration that it is to come by.
+/// A disk that was made for the VM by the migration that brings it.
 fn made_disk(host: &TestHost, life: &Life) -> PathBuf {
     let directory = &host.config().vms.directories[0];
     std::fs::create_dir_all(directory).unwrap();

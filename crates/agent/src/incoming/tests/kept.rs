@@ -19,7 +19,7 @@ const LAST: &str = "33333333-3333-4333-8333-333333333333";
 
 const DISK_BYTES: u64 = 1 << 20;
 
-/// Where the VM's disk is to be.
+/// The place of the VM's disk.
 fn place(host: &TestHost) -> PathBuf {
     let directory = host.config().vms.directories[0].clone();
     fs::create_dir_all(&directory).unwrap();
@@ -57,7 +57,7 @@ fn request(host: &TestHost, life: &Life, id: &str) -> IncomingRequest {
     }
 }
 
-/// Steps 2 and 3 of a copy; some of it comes, unless nothing of it ever could.
+/// Steps 2 and 3 of a copy; some of the disk arrives, unless nothing of it can.
 fn begins(host: &TestHost, life: &Life, id: &str, source: &str, comes: Option<&[u8]>) {
     let (request, incoming) = (request(host, life, id), &life.parts.incoming);
     let copy = request.disks[0].clone();
@@ -94,7 +94,7 @@ fn the_next_copy_goes_on_from_it() {
     begins(&host, &life, NEXT, "source", None);
     assert!(!kept.exists() && fs::read(place(&host)).unwrap().starts_with(b"some of it"));
     assert_eq!(left(&life), [""; 0]);
-    // Also where it comes no further.
+    // The same if the copy comes no further.
     drop(life);
     let life = host.start();
     is_given_up(&life, NEXT);
@@ -127,7 +127,7 @@ fn a_disk_whose_vm_comes_back_is_gone_on_from() {
         life.parts.journal.disk_left(&LeftFile { disk: left, file: disk.file, part, until_s: None }).unwrap();
     };
     let stayed = Path::new(&left_path);
-    // Somebody has made it another size.
+    // Somebody has changed its size.
     leaves(DISK_BYTES + 512);
     begins(&host, &life, NEXT, "source", None);
     assert!(stayed.exists() && !fs::read(place(&host)).unwrap().starts_with(b"its disk"));

@@ -1,4 +1,4 @@
-//! Orders of the source, carried out on a fake hypervisor.
+//! The source's orders, carried out on a fake hypervisor.
 
 use drainpipe_engine::problem::ProblemKind;
 use drainpipe_hypervisor::fake::{Act, Fault};
@@ -45,7 +45,7 @@ fn that_it_runs_is_recorded_before_it_does_and_is_not_taken_back_then() {
     vm.fails(Act::Run, Fault::Mute);
     life.block_on(run_by_order(incoming, ID)).unwrap_err();
     assert_eq!((vm.state(), state(&life)), (RunState::Paused, Some(IncomingState::Running)));
-    // Its source must not let its copy go yet.
+    // The source must not let go of its copy yet.
     assert_eq!(life.block_on(view(incoming, ID)), Ok(IncomingView::Ready));
     assert_eq!(life.block_on(discard(incoming, ID)).unwrap_err().kind, ProblemKind::Conflict);
     assert!(vm.alive());
@@ -85,7 +85,7 @@ fn what_was_discarded_and_does_not_end_never_runs_either() {
     life.block_on(run_by_order(incoming, ID)).unwrap_err();
     assert!(!vm.has_run());
     vm.succeeds(Act::DestroyUnrun);
-    // The order that came too late has it removed.
+    // The order that came too late removes it.
     life.block_on(run_by_order(incoming, ID)).unwrap_err();
     assert!(!vm.alive() && !vm.has_run());
 }

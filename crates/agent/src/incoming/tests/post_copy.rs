@@ -1,4 +1,4 @@
-//! VMs that run here before all of their memory is here.
+//! VMs that run here before all of their memory has arrived.
 
 use drainpipe_engine::migration::target::order::Order;
 use drainpipe_engine::problem::ProblemKind;
@@ -8,7 +8,7 @@ use drainpipe_hypervisor::fake::{Act, Fault};
 use super::*;
 use crate::incoming::order::carry_out;
 
-/// A VM that has here what it needs to run, and whose rest is to follow.
+/// A VM that has what it needs to run here, and whose rest is to follow.
 fn in_part(host: &TestHost, life: &Life) -> Arc<FakeVm> {
     let vm = let_come(host, life);
     let incoming = &life.parts.incoming;
@@ -92,7 +92,7 @@ fn one_that_says_nothing_since_its_source_vanished_is_cut_off_and_ended() {
     let life = host.start();
     let vm = runs_in_part(&host, &life);
     let incoming = &life.parts.incoming;
-    // Its main thread waits for a page; what is out of band gets through.
+    // Its main thread waits for a page; out-of-band commands get through.
     vm.fails(Act::Migration, Fault::Mute);
     life.block_on(end_part(incoming, ID)).unwrap();
     assert!(!vm.alive() && vm.acts().contains(&Act::CutMigration));

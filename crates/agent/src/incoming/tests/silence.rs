@@ -8,14 +8,14 @@ use super::*;
 use crate::incoming::silence::perform;
 use drainpipe_api_types::HandOverView;
 
-/// A source that says this of the hand-over, and nothing by itself.
+/// A source that says this about the hand-over when asked, and otherwise nothing.
 fn says(said: HandOverView) -> TestHost {
     let mut host = TestHost::new();
     host.source_answers(says_of_hand_over(said));
     host
 }
 
-/// Looks after it once its source has not been heard of for long.
+/// Looks after the VM once its source has been silent for long.
 fn look_after(life: &Life) {
     let incoming = &life.parts.incoming;
     let entry = incoming.entries.find(ID).expect("it is on its way");

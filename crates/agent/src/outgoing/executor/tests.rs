@@ -21,10 +21,10 @@ use drainpipe_api_types::IncomingView;
 
 const ID: &str = "11111111-1111-4111-8111-111111111111";
 
-/// What a target was asked to do.
+/// The requests that a target received.
 type Asked = Arc<Mutex<Vec<&'static str>>>;
 
-/// A target that says this of the VM, and discards it or has nothing more to do when it is asked to.
+/// A target that says this about the VM, and discards it or finishes when it is asked to.
 fn target(says: IncomingView) -> (Router, Asked) {
     let asked = Asked::default();
     let note = |what: &'static str| {
@@ -54,7 +54,7 @@ fn left_in_the_midst(host: &TestHost) -> Arc<FakeVm> {
     vm
 }
 
-/// One that has also recorded that the VM is the target's.
+/// A host whose agent has also recorded that the VM is the target's.
 fn left_handed_over(host: &TestHost) -> Arc<FakeVm> {
     let vm = left_in_the_midst(host);
     host.block_on(vm.switch_over(QMP_DEADLINE)).unwrap();
@@ -68,7 +68,7 @@ fn record_hand_over(host: &TestHost) {
     assert!(journal.hand_over(ID).unwrap());
 }
 
-/// Its VM `web`, which runs.
+/// Starts the host's VM `web`.
 fn runs(host: &TestHost, life: &Life) -> Arc<FakeVm> {
     let vms = &life.parts.vms;
     vms.create(definition("web")).unwrap();
@@ -82,13 +82,13 @@ async fn starts(vm: &FakeVm, transport: Transport) {
     vm.start_transfer(transport, address.into(), settings, Parcel::default(), QMP_DEADLINE).await.unwrap();
 }
 
-/// How the migration ends, or that nobody knows yet.
+/// The result of the migration, or that nobody knows it yet.
 fn result(life: &Life) -> MigrationResult {
     let outgoing = &life.parts.outgoing;
     life.block_on(async {
         loop {
             let running = outgoing.migrations.get(ID);
-            // It is recorded before the VM is let go of here.
+            // The result is recorded before the VM is released here.
             if let (None, Some(result)) = (&running, outgoing.journal.result(ID).unwrap()) {
                 return result;
             }
@@ -214,14 +214,14 @@ fn with_post_copy_what_runs_on_here_ends_once_its_target_was_told_to_run_it() {
     });
     drop(life);
     record_hand_over(&host);
-    // Its connection broke in the moment in which it was to let go.
+    // Its connection broke when it was about to let go.
     vm.goes_to(MigrationStatus::Failed);
     vm.guest_is(RunState::Running);
     assert_eq!(result(&host.start()).outcome, Outcome::Completed);
     assert!(!vm.alive());
 }
 
-/// What carries out a migration that has just begun.
+/// The executor of a migration that has just begun.
 fn executor(life: &Life) -> Executor {
     let (outgoing, request) = (&life.parts.outgoing, migrate("web"));
     outgoing.journal.begin_migration(ID, &request, Timestamp::UNIX_EPOCH).unwrap();

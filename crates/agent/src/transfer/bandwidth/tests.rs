@@ -1,4 +1,4 @@
-//! What the agent of a host grants to the traffic that comes to it, in both classes.
+//! What a host's agent grants to incoming traffic, in both classes.
 
 use super::*;
 use crate::test_host::TestHost;
@@ -37,7 +37,7 @@ fn disks_and_memory_share_the_limit_for_all_and_memory_goes_first() {
     let share = |sent: &Sent| bandwidth.share_of_coming(sent, Some(1000), false).mbps;
     assert_eq!(share(&disks("one")), Some(80));
     assert_eq!([share(&memory("two")), share(&disks("one")), share(&memory("two"))], [1, 10, 70].map(Some));
-    // A VM's memory beside what it writes to its disks, once these are mirrored.
+    // A VM's memory beside its writes to its disks, once these are mirrored.
     let writes = |mbps| bandwidth.share_of_coming(&disks("one"), Some(mbps), true).mbps;
     assert_eq!([writes(30), share(&memory("two")), writes(30)], [10, 50, 30].map(Some));
 }

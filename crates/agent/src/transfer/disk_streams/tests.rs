@@ -13,10 +13,10 @@ use crate::test_host::{NOBODY, certificate_files, definition, make_certificates,
 const TOKEN: Uuid = Uuid::from_u128(7);
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// So much a splitter reads before it answers.
+/// How much a splitter reads before it answers.
 const GREETING_BYTES: usize = 35;
 
-/// Nothing that a test waits for takes so long, unless it never comes.
+/// Longer than anything that a test waits for takes, unless it never comes.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 fn copy(index: usize) -> DiskCopy {
@@ -33,7 +33,7 @@ fn copy(index: usize) -> DiskCopy {
     }
 }
 
-/// The end at the target of one disk, vda, and where it listens.
+/// The target's end of one disk, vda, and its address.
 struct Target {
     address: SocketAddr,
     _receiver: DiskReceiver,
@@ -53,13 +53,13 @@ impl Target {
         Self { address, _receiver: receiver, _program: program, _directory: directory }
     }
 
-    /// In the clear.
+    /// A connector without encryption.
     fn connector(&self, token: Uuid) -> Connector {
         Connector { address: self.address, token, tls: None }
     }
 }
 
-/// Whether somebody answers there as who serves a disk does, and does not hang up.
+/// Whether a server of this disk answers there, and does not hang up.
 async fn is_let_in(connector: &Connector, disk: u8) -> bool {
     let asked = async {
         let mut stream = connector.connect(disk, None).await?;
@@ -128,7 +128,7 @@ async fn each_disk_has_a_name_that_nobody_can_guess() {
     assert!(names.iter().all(|name| name.len() >= 32), "{names:?}");
 }
 
-/// What is heard of one who connects: the first bytes, or nothing.
+/// What a client that connects receives: the first bytes, or nothing.
 async fn heard(vm: &FakeVm, at: SocketAddr, is_own: bool) -> Vec<u8> {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(LOOPBACK).unwrap();

@@ -22,7 +22,7 @@ impl Sender {
         Self { host, vm }
     }
 
-    /// Over so many connections, and within the limit.
+    /// A pacer over this many connections, within the limit.
     fn pacer(&self, connections: usize) -> Pacer {
         let vmm: Arc<dyn Machine> = Arc::clone(&self.vm) as _;
         let pacer = Pacer::new(vmm, NOBODY, connections);
@@ -30,7 +30,7 @@ impl Sender {
         pacer
     }
 
-    /// It is ordered to send, as its migration does.
+    /// Orders the VM to send, as its migration does.
     fn begin(&self, pacer: &Pacer) -> Pacing {
         self.host.block_on(async {
             self.vm.set_bandwidth(pacer.qemu_begins_with_mbps(), QMP_DEADLINE).await.unwrap();
@@ -46,11 +46,11 @@ impl Sender {
         });
     }
 
-    /// Whether each of so many connections is paced, and all of them together are within this limit.
+    /// Whether each of this many connections is paced, and all of them together are within this limit.
     fn are_within(vm: &FakeVm, connections: usize, mbps: u64) -> bool {
         let paces = vm.paces();
         let bytes_per_s = paces.iter().fold(0_u64, |sum, pace| sum.saturating_add(pace.bytes_per_s));
-        // The kernel sends less than it may (`pacing`), so that it may a little more.
+        // The kernel sends less than it may (`pacing`), so its limit may be a little higher.
         let most = mbps * BYTES_PER_S_OF_MBPS * 3 / 2;
         paces.len() == connections && bytes_per_s <= most
     }

@@ -1,4 +1,4 @@
-//! What may be used, and what is never opened.
+//! Files that may be used, and files that are never opened.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -12,10 +12,10 @@ use super::*;
 const BACKING_FORMAT: u32 = 0xe279_2aca;
 const DATA_FILE: u32 = 0x4441_5441;
 
-/// What disks are made for.
+/// The migration for which disks are made.
 const ID: &str = "0123456789ab";
 
-/// A directory that is allowed, and beside it what is not.
+/// An allowed directory, and files outside it.
 struct Host {
     root: tempfile::TempDir,
     files: VmFiles,
@@ -184,7 +184,7 @@ async fn an_image_reaches_no_further_than_its_directory() {
     }
 }
 
-/// A guest writes what it likes to its disk.
+/// A guest may write anything to its disk.
 #[tokio::test]
 async fn a_raw_disk_is_raw_whatever_is_on_it() {
     let host = Host::new("");

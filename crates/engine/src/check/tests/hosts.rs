@@ -1,4 +1,4 @@
-//! What is wrong with the hosts themselves.
+//! Faults of the hosts themselves.
 
 use super::*;
 use crate::check::facts::ForeignRoute;
@@ -203,7 +203,7 @@ fn a_migration_over_one_connection_is_told_nothing_of_migration_addresses() {
         let (paths, vms, clock) = (&paths[..], &[][..], scene.clock);
         check(Pair { source, target, paths, trials: None, vms, multichannel: false, may_use_all, clock })
     };
-    // The paths of a single connection may be of IPv4, though there is IPv6.
+    // The paths of a single connection may use IPv4, though there is IPv6.
     for facts in [&mut scene.a, &mut scene.b] {
         let host = facts.host.name.len();
         facts.host.migration_address = Some(format!("fd00::{host}").parse().unwrap());

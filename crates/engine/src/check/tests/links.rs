@@ -1,4 +1,4 @@
-//! What is wrong with a host's links.
+//! Faults of a host's links.
 
 use super::*;
 
@@ -140,7 +140,7 @@ fn a_link_of_the_management_network_concerns_where_it_stands_in() {
 
 #[test]
 fn a_migration_is_told_that_it_goes_over_the_management_network_since_all_other_links_are_down() {
-    // As without configuration: where nothing else is usable, it is a link as any other.
+    // As without configuration: if nothing else is usable, it is a link like any other.
     let found = |spoil: fn(&mut CheckFacts)| {
         let mut scene = Scene::healthy();
         for facts in [&mut scene.a, &mut scene.b] {

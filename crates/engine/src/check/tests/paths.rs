@@ -1,4 +1,4 @@
-//! What is wrong with the paths between two hosts.
+//! Faults of the paths between two hosts.
 
 use super::*;
 
@@ -91,7 +91,7 @@ pub(super) const OF_PATHS: &[Case] = &[
     (
         |s| {
             unplug(&mut s.b, 1, LinkState::Down);
-            // The other end loses its carrier, which is not said too.
+            // The other end loses its carrier, which is not reported too.
             unplug(&mut s.a, 1, LinkState::NoCarrier);
             s.retry();
         },

@@ -1,4 +1,4 @@
-//! What keeps a VM from running on the other host.
+//! Obstacles to running a VM on the other host.
 
 use super::*;
 use crate::check::vm::{DiskPlace, DiskRoom, FileNotAllowed, Notice};
@@ -253,7 +253,7 @@ fn a_disk_that_is_the_same_is_taken_for_it() {
         |s| on_target(s, |disk| disk.locked = None),
         |s| on_both(s, |disk| disk.local_filesystem = true),
         |s| on_both(s, |disk| (disk.block_device, disk.device) = (true, Some(scsi("naa.6001")))),
-        // One LUN: with several paths on the source, with one on the target.
+        // One LUN, with several paths on the source and one on the target.
         |s| {
             let kind = DeviceIdentifierKind::DeviceMapper;
             let several_paths = DeviceIdentifier { kind, value: "mpath-36001".into() };

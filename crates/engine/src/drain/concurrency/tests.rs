@@ -22,7 +22,7 @@ struct Mix {
     seed: u64,
 }
 
-/// How many may be on the links, while a drain goes on.
+/// How many VMs may be on the links during a drain.
 enum Number {
     Fixed(u8),
     Found(Concurrency),
@@ -88,7 +88,7 @@ fn found(begin: u8) -> Number {
     Number::Found(Concurrency::new(begin, 8))
 }
 
-/// By how much longer it takes than with the best fixed number, and the changes of the number.
+/// How much longer a drain takes than with the best fixed number, and the changes of the number.
 fn against_best(mix: Mix, begin: u8) -> (f64, Drained) {
     let best_ms =
         [1, 2, 4, 8].map(|fixed| drain(mix, Number::Fixed(fixed)).ms).into_iter().fold(f64::MAX, f64::min);
@@ -207,7 +207,7 @@ fn more_is_tried_once_the_links_are_known_to_carry_more() {
 
 #[test]
 fn one_look_does_not_tell_that_links_are_not_quite_full() {
-    // So much of the links is carried by one, for the time of a look each.
+    // One VM carries this share of the links, for the time of one look each.
     let allowed_after = |shares: &[f64]| {
         let mut concurrency = Concurrency::new(1, 8);
         concurrency.carry_at_most(Some(LINKS));

@@ -22,7 +22,7 @@ fn pair(from_device: u64) -> DevicePair {
     device_pairs("b", &[DrainedDisk { copy, from_device, to_device: 7 }]).pop_first().unwrap()
 }
 
-/// Endless disks to copy. How many bytes a millisecond they carry depends on how many there are between each pair.
+/// Endless disks to copy. How many bytes per millisecond they carry depends on the number of copies between each pair.
 struct Disks<F: Fn(&Busy) -> f64> {
     copy_concurrency: CopyConcurrency,
     wanted: BTreeSet<DevicePair>,
@@ -37,7 +37,7 @@ impl<F: Fn(&Busy) -> f64> Disks<F> {
         Self { copy_concurrency: CopyConcurrency::default(), wanted, carries, now_ms: 0.0, copied_bytes: 0.0 }
     }
 
-    /// As many as may be in each, all the time.
+    /// As many copies between each pair as may be, all the time.
     fn busy(&self) -> Busy {
         self.wanted.iter().map(|pair| (pair.clone(), self.copy_concurrency.allowed(pair))).collect()
     }
@@ -61,7 +61,7 @@ impl<F: Fn(&Busy) -> f64> Disks<F> {
         self.wanted.iter().map(|pair| self.copy_concurrency.allowed(pair)).collect()
     }
 
-    /// Share of so long a time in which there were no more than so many between the first pair.
+    /// The share of this time in which there were no more than this many copies between the first pair.
     fn share_within(&mut self, ms: f64, most: u8) -> f64 {
         let looks = 1_000_u32;
         let mut within = 0;
@@ -104,8 +104,8 @@ fn a_disk_that_carries_more_with_three_gets_three() {
     assert!(disks.share_within(1_800_000.0, 3) > 0.95);
 }
 
-/// What is carried in ten minutes, of what the best fixed number carries: with the number that is found, with one and with
-/// four.
+/// What is carried in ten minutes, as a share of what the best fixed number carries: with the number that is found,
+/// with one, and with four.
 fn of_best_fixed(carries: impl Fn(f64) -> f64) -> [f64; 3] {
     let mut disks = Disks::new(1, |busy| carries(count(busy)));
     disks.run(600_000.0);
@@ -114,7 +114,7 @@ fn of_best_fixed(carries: impl Fn(f64) -> f64) -> [f64; 3] {
     [disks.copied_bytes / disks.now_ms, fixed[0], fixed[3]].map(|carried| carried / best)
 }
 
-/// A disk that reads 1 MiB in 7 ms, and needs 8 ms to get from one copy's to another's.
+/// A disk that reads 1 MiB in 7 ms, and needs 8 ms to get from one copy's place to another's.
 #[test]
 fn no_fixed_number_is_as_good_for_disks_that_seek_and_for_those_that_carry_more_together() {
     let [found, one, four] = of_best_fixed(|copies| if copies > 1.0 { 70_000.0 } else { 150_000.0 });

@@ -58,7 +58,7 @@ fn begin(vms: &[&str]) -> (Drain, Vec<DrainAction>) {
     begin_with(vms.iter().map(|vm| planned(vm, "b")).collect(), LIMITS)
 }
 
-/// As if a second had passed, after which more than the first is prepared.
+/// Begins a drain of which a second seems to have passed, after which more than the first VM is prepared.
 fn begin_with(moves: Vec<Move>, limits: DrainLimits) -> (Drain, Vec<DrainAction>) {
     let (mut drain, mut actions) = Drain::begin(plan_of(moves, &[]), limits, 0, -FIRST_ALONE_MS);
     actions.extend(drain.handle(0.0, DrainEvent::Tick));
@@ -109,7 +109,7 @@ fn release(vm: &str) -> DrainAction {
     DrainAction::Release { vm: vm.into() }
 }
 
-/// Released while another one is about to be paused.
+/// The actions that release a VM while another one is about to be paused.
 fn release_behind(vm: &str) -> [DrainAction; 2] {
     [give_way(vm), release(vm)]
 }
@@ -225,7 +225,7 @@ fn what_does_not_come_to_its_end_keeps_the_links() {
     assert_eq!(drain.handle(4_001.0, paused("v"))[0], release("y"));
 }
 
-/// VMs of a second each that fill the links one after the other, with events up to their pauses, and after these.
+/// VMs of a second each fill the links one after the other, with events up to their pauses, and after these.
 #[test]
 fn what_a_paused_vm_has_sent_and_was_not_told_of_is_not_taken_for_slow_links() {
     let names: Vec<String> = (0..20).map(|vm| format!("v{vm}")).collect();
@@ -252,7 +252,7 @@ fn what_a_paused_vm_has_sent_and_was_not_told_of_is_not_taken_for_slow_links() {
             (850, _) => events.push(ending(vm)),
             _ => {}
         }
-        // It was sampled a moment ago.
+        // Their number was sampled a moment ago.
         events.extend([arrived(vm, at_ms.saturating_sub(200)), DrainEvent::Tick]);
         for event in events {
             drain.handle(f64::from(now), event);
@@ -330,7 +330,7 @@ fn that_others_took_its_room_is_no_attempt_within_bounds() {
         assert_eq!(begins(&actions), ["v"]);
         assert!(planned_anew < 100, "without end");
     }
-    // Eight that do not count, and the first of two attempts.
+    // Eight attempts that do not count, and the first of two that do.
     assert_eq!(planned_anew, 9);
     assert_eq!((state(&drain, "v"), drain.outcome()), (MoveState::Failed, Some(DrainState::Incomplete)));
 }
@@ -363,7 +363,7 @@ fn what_the_links_carry_is_known_anew_with_each_plan() {
     let first = over(1_000, vec![planned("v", "b"), planned("w", "b")]);
     let (mut drain, _) = Drain::begin(first, limits, 0, 0.0);
     drain.handle(1.0, prepared("v"));
-    // It fills 1 Gb/s.
+    // The VM fills 1 Gb/s.
     let go_on = |drain: &mut Drain, ticks: std::ops::RangeInclusive<u32>| {
         for tick in ticks {
             let now_ms = f64::from(tick) * 200.0;
@@ -534,7 +534,7 @@ fn cancelling_undoes_what_is_under_way_and_begins_nothing() {
     drain.handle(6.0, failed("w"));
     drain.handle(7.0, failed("x"));
     drain.handle(8.0, completed("v"));
-    // It was handed over when the order came.
+    // The VM was handed over when the order came.
     assert_eq!(drain.handle(9.0, completed("y")), [DrainAction::Finish]);
     assert_eq!(drain.outcome(), Some(DrainState::Cancelled));
     assert_eq!((state(&drain, "v"), state(&drain, "y")), (MoveState::Moved, MoveState::Moved));
@@ -586,7 +586,7 @@ fn a_vm_that_does_not_converge_gives_the_links_to_the_others_and_is_tried_after_
     assert_eq!(drain.handle(7.0, prepared("v")), []);
     assert_eq!(drain.handle(8.0, paused("w")), [release("v")]);
     drain.handle(9.0, completed("w"));
-    // It keeps nobody waiting any more, for a while.
+    // For a while, the VM keeps nobody waiting any more.
     assert_eq!(drain.handle(10.0, arrived("v", 19)), []);
     assert_eq!(drain.handle(11.0, arrived("v", 20)), [cancel("v")]);
     assert_eq!(drain.handle(12.0, failed("v")), [DrainAction::Finish]);
@@ -635,8 +635,8 @@ fn past_the_deadline_no_time_is_left_for_what_does_not_converge() {
     assert_eq!(drain.handle(100.0, DrainEvent::Tick), [cancel("v")]);
 }
 
-/// Moves these VMs over links that carry `rate`, one at a time, where each takes so long to be prepared, and as long from
-/// its last byte to its end; gives the time left that was told, and how long it took, both from each fifth of a second on.
+/// Moves these VMs over links that carry `rate`, one at a time. Each takes `step_ms` to be prepared, and as long from
+/// its last byte to its end. Returns the reported time left, and the true one, both from each fifth of a second on.
 fn etas(plan: DrainPlan, rate: f64, step_ms: f64) -> Vec<(f64, f64)> {
     let bytes_of_each = plan.moves[0].predicted_bytes as f64;
     let (mut drain, first) = Drain::begin(plan, LIMITS, 0, 0.0);
@@ -680,7 +680,7 @@ fn etas(plan: DrainPlan, rate: f64, step_ms: f64) -> Vec<(f64, f64)> {
 #[test]
 fn the_time_left_that_is_told_comes_true() {
     let vms = ["s", "t", "u", "v", "w", "x", "y", "z"].map(|vm| planned(vm, "b"));
-    // As planned, and at half the rate that was planned: then it is known after some seconds.
+    // At the planned rate, and at half of it: then the time left is right after some seconds.
     for (rate, known_after) in [(LINKS, 0), (LINKS / 2.0, 30)] {
         let estimates = etas(plan_of(vms.to_vec(), &[]), rate, 0.0);
         for (eta_ms, took_ms) in &estimates[known_after..] {
@@ -834,7 +834,7 @@ fn what_is_planned_to_go_by_post_copy_does_and_keeps_the_links_until_all_of_it_i
     assert_eq!(state(&drain, "w"), MoveState::Transferring);
 }
 
-/// With a disk between the same two devices.
+/// A VM with a disk that is copied between the same two devices.
 fn with_disk(vm: &str, from_device: u64) -> Move {
     let copy = DiskCopy {
         disk: DiskName::at(0).unwrap(),

@@ -4,10 +4,10 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Hellos that the kernel keeps for a socket that is not read; what comes later is lost.
+/// How many hellos the kernel keeps for a socket that is not read; later ones are lost.
 const SOCKET_HOLDS: usize = 277;
 
-/// One steady one, and those of a close look.
+/// A steady one, and those of a close look.
 const HELLOS_PER_TICK: u32 = 10;
 
 /// Numbers from 0 to 99 999: `SplitMix64`, of <https://prng.di.unimi.it/splitmix64.c>.
@@ -21,7 +21,7 @@ fn random(seed: u64) -> impl FnMut() -> u64 {
     }
 }
 
-/// A watch of so many paths whose other ends are known.
+/// A watch of this many paths whose other ends are known.
 fn watch_of(paths: usize) -> PathWatch {
     watch_judged_by(JudgedBy::ALL, paths)
 }
@@ -205,7 +205,7 @@ fn a_path_that_loses_large_packets_from_the_beginning_is_out_within_two_seconds(
 
 #[test]
 fn where_no_large_packet_ever_came_no_path_is_judged_by_them() {
-    // Agents of before there were any; one of them; and links that all drop them.
+    // Agents from before there were large hellos; one such agent; and links that all drop them.
     let passes_large: [fn(usize, usize) -> bool; 2] = [|_, _| false, |end, _| end == 0];
     for passes_large in passes_large {
         let mut hosts = Hosts::new(2);
@@ -235,8 +235,8 @@ fn an_agent_of_before_there_were_large_packets_that_takes_over_puts_no_path_out(
     assert_eq!(hosts.changes, []);
 }
 
-/// Two agents that wait for their cores, up to three times as long as they wait anyway, on a machine that is too busy.
-/// So does whoever reads a path's hellos, now and then for longer than the agent.
+/// Two agents on a machine that is too busy. They wait for their cores up to three times as long as they wait anyway,
+/// and the reader of a path's hellos sometimes waits even longer.
 struct BusyHosts<R> {
     ends: [PathWatch; 2],
     next_ms: [f64; 2],
@@ -245,7 +245,7 @@ struct BusyHosts<R> {
     now_ms: f64,
 }
 
-/// How much later than it should each agent looks, at most.
+/// How late each agent may look.
 const LATE_MS_MAX: u64 = 145;
 
 /// How often a path's hellos are not read when the agent looks.
@@ -266,7 +266,7 @@ impl<R: FnMut() -> u64> BusyHosts<R> {
         }
     }
 
-    /// The paths that went out until then, while those of `passes` carry.
+    /// The paths that went out until then, while `passes` says which ones carry.
     fn run_until(
         &mut self,
         end_ms: f64,
@@ -435,7 +435,7 @@ fn an_agent_that_is_gone_is_asked_for_whether_or_not_it_was_heard_and_on_a_busy_
             (0..2).for_each(|path| watch.heard(path, Hello { sequence: 1, ..Hello::FORGOTTEN }, now_ms));
         }
         while !watch.is_deaf(now_ms) {
-            // So late each time that it takes itself for one that stood still.
+            // So late each time that the watch takes its own host for frozen.
             now_ms += 2.0 * SLEPT_AFTER_MS;
             let changes = watch.tick(now_ms);
             assert!(!changes.iter().any(|change| matches!(change.news, PathNews::Out(_))), "{changes:?}");
@@ -449,7 +449,7 @@ fn an_agent_that_is_gone_is_asked_for_whether_or_not_it_was_heard_and_on_a_busy_
 #[test]
 fn a_path_that_fails_just_as_an_agent_is_started_anew_is_out_at_both_ends() {
     let mut hosts = Hosts::new(2);
-    // Its first life ends before it has heard anything, its second one begins when a path is dead.
+    // Its first life ends before it has heard anything, and its second one begins when a path is dead.
     hosts.run(100.0, |end, _, _| end == 1);
     hosts.restart(1);
     hosts.run(5_000.0, |_, path, _| path == 0);
@@ -476,7 +476,7 @@ fn five_percent_lost_at_random_puts_a_path_out_within_seconds() {
     }
 }
 
-/// As TCP does all the time while it fills a link.
+/// TCP suspects a path all the time while it fills a link.
 fn run_suspecting(hosts: &mut Hosts, ms: f64, passes: &mut impl FnMut(usize, usize, u64) -> bool) {
     let end_ms = hosts.now_ms + ms;
     while hosts.now_ms < end_ms {

@@ -1,4 +1,4 @@
-//! What becomes of a plan if a hypervisor lacks an ability.
+//! Plans when a hypervisor lacks a capability.
 
 use proptest::prelude::*;
 
@@ -23,7 +23,7 @@ fn pair() -> [HostFacts; 2] {
     })
 }
 
-/// They, when one of them lacks something.
+/// These hosts, when one of them lacks something.
 fn lacking([mut a, mut b]: [HostFacts; 2], on_source: bool, take: fn(&mut Capabilities)) -> [HostFacts; 2] {
     let host = if on_source { &mut a } else { &mut b };
     take(&mut host.hypervisor.capabilities);
@@ -36,12 +36,12 @@ fn planned([a, b]: &[HostFacts; 2], request: impl Into<PlanRequest>) -> Result<P
     plan(a, b, request, &[], GIB).map_err(|error| error.to_string())
 }
 
-/// What becomes of the plan, in short: its option, how it is spread, and its reasons.
+/// The plan in short: its option, its spread, and its reasons.
 fn how(plan: &Plan) -> (MigrationOption, Spread, String) {
     (plan.option(), plan.spread(), plan.reason().unwrap_or_default())
 }
 
-/// Goes through both hosts, and puts the name of the one that lacks it into the words.
+/// Goes through both hosts, and puts the name of the one that lacks the capability into the words.
 fn each_host(take: fn(&mut Capabilities), check: impl Fn([HostFacts; 2], &str)) {
     for (on_source, name) in [(true, "a"), (false, "b")] {
         check(lacking(pair(), on_source, take), &format!("libvirt 9.0.0 on {name}"));
@@ -150,7 +150,7 @@ fn a_limit_is_left_to_a_hypervisor_whose_connections_cannot_be_paced() {
     let words = "the limit of 0.50 Gb/s is left to libvirt 9.0.0 on a, whose connections no agent can pace"
         .to_owned();
     assert_eq!((limited.limit_keeper, limited.reason()), (LimitKeeper::Hypervisor, Some(words)));
-    // The target's send nothing.
+    // The target's connections send nothing.
     let not_theirs = lacking(pair(), false, |can| can.connections_are_ours = false);
     let plan = planned(&with_limit(not_theirs), RequestedOption::Tcp).unwrap();
     assert_eq!((plan.limit_keeper, plan.reason()), (LimitKeeper::Agents, None));
@@ -173,7 +173,7 @@ fn a_limit_that_nobody_can_keep_is_no_limit_and_so_there_is_no_plan() {
     );
     let relayed = planned(&hosts, PlanRequest { encrypt: true, ..RequestedOption::Tcp.into() }).unwrap();
     assert_eq!(relayed.limit_keeper, LimitKeeper::Agents);
-    // Nothing is asked of a hypervisor whose connections are paced.
+    // A hypervisor whose connections are paced need not do anything.
     let paced = with_limit(lacking(pair(), true, |can| can.keeps_limit = false));
     assert_eq!(planned(&paced, RequestedOption::Tcp).unwrap().limit_keeper, LimitKeeper::Agents);
 }
@@ -212,7 +212,7 @@ fn without_a_relay_nothing_goes_in_the_clear_that_is_to_be_encrypted() {
                 );
                 assert!(error.starts_with(&words), "{error}");
             }
-            // Post-copy is encrypted without one.
+            // Post-copy is encrypted without a relay.
             assert!(planned(&hosts, post_copy(true)).unwrap().is_encrypted_by_hypervisor());
         },
     );
@@ -272,7 +272,7 @@ fn a_source_that_does_not_wait_before_it_switches_over_does_no_post_copy() {
     assert!(planned(&lacking(pair(), false, take), post_copy(false)).is_ok());
 }
 
-/// What a plan uses that a hypervisor cannot do.
+/// The capabilities that a plan uses and a hypervisor lacks.
 fn overreach(plan: &Plan, [a, b]: &[HostFacts; 2]) -> Vec<&'static str> {
     let source = a.hypervisor.capabilities;
     let both = |can: fn(&Capabilities) -> bool| can(&source) && can(&b.hypervisor.capabilities);
@@ -322,7 +322,7 @@ fn a_plan_for_what_hosts_could_do_before_is_seen_to_overreach() {
     assert_eq!(overreach(&plan, &can_nothing), ["commits", "sends_in_parallel", "is_relayed"]);
 }
 
-/// Any two, or two that could do all that is asked for if their hypervisors could.
+/// Any two hosts, or two that could do everything that is requested if their hypervisors could.
 fn any_pair() -> impl Strategy<Value = [HostFacts; 2]> {
     let any_two = (any_host("a", 1), any_host("b", 2)).prop_map(<[HostFacts; 2]>::from);
     let able_but_for_hypervisors = [any_capabilities(), any_capabilities()].prop_map(|capabilities| {
@@ -358,7 +358,7 @@ proptest! {
         }
     }
 
-    /// As with every QEMU of today.
+    /// All QEMUs of today do so.
     #[test]
     fn where_hypervisors_can_do_all_no_reason_names_one(
         mut hosts in any_pair(),

@@ -1,4 +1,4 @@
-//! Plans by RDMA.
+//! Plans with RDMA.
 
 use proptest::prelude::*;
 
@@ -42,7 +42,7 @@ fn nobody_gets_rdma_who_does_not_ask_for_it() {
     assert_eq!(reason, "2 paths, RDMA is used only if the option direct asks for it");
 }
 
-/// What makes RDMA impossible.
+/// A change that makes RDMA impossible.
 type Change = fn(&mut [HostFacts; 2]);
 
 #[test]

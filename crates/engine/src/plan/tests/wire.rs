@@ -13,7 +13,7 @@ use crate::plan::{LimitKeeper, Plan, PlanRequest, Reason, plan};
 use crate::transfer::encryption::{Encryption, EncryptionReason};
 use crate::transfer::relayed::Compressible;
 
-/// As 0.1.0 tells it.
+/// A plan as 0.1.0 writes it.
 fn over_one_connection() -> Value {
     json!({
         "requested_option": "auto",
@@ -31,7 +31,7 @@ fn over_one_connection() -> Value {
     })
 }
 
-/// The same, over several and packed.
+/// The same over several connections, and compressed.
 fn compressed() -> Value {
     changed(
         over_one_connection(),
@@ -124,7 +124,7 @@ fn speed() -> impl Strategy<Value = Option<u64>> {
 }
 
 prop_compose! {
-    /// With up to three links, any of which may belong to the management network.
+    /// A host with up to three links, any of which may belong to the management network.
     pub(super) fn any_host(name: &'static str, last: u8)(
         links in prop::collection::vec((speed(), any::<[bool; 3]>()), 0..=3),
         address in prop::sample::select(vec![None, Some("10.77.200."), Some("10.77.1.10"), Some("fd00::")]),
@@ -158,7 +158,7 @@ prop_compose! {
     }
 }
 
-/// Mostly all that is needed.
+/// Facts that mostly suffice for RDMA.
 fn any_rdma() -> impl Strategy<Value = Option<RdmaFacts>> {
     let lock = prop::option::weighted(0.2, prop::sample::select(vec![8 << 20, 2 * GIB]));
     let facts = (prop::bool::weighted(0.8), lock)
@@ -166,7 +166,7 @@ fn any_rdma() -> impl Strategy<Value = Option<RdmaFacts>> {
     prop::option::weighted(0.8, facts)
 }
 
-/// Most things, so that there is a plan now and then.
+/// Most capabilities, so that there is a plan now and then.
 pub(super) fn any_capabilities() -> impl Strategy<Value = Capabilities> {
     let can = || prop::bool::weighted(0.8);
     let post_copy =

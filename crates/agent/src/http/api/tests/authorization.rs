@@ -1,4 +1,4 @@
-//! Each path × each caller: let in, or refused as forbidden.
+//! Each path for each caller: allowed, or refused as forbidden.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ fn incoming() -> String {
     .to_string()
 }
 
-/// Not encrypted.
+/// An unencrypted connection.
 fn connection() -> String {
     json!({
         "plan": {
@@ -55,7 +55,7 @@ fn watch() -> String {
     .to_string()
 }
 
-/// Method, path in the document, body, who is let in.
+/// Method, path in the document, body, and who is allowed.
 fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
     let none = String::new;
     let migrate = json!({ "vm": "web", "target": "target" }).to_string();
@@ -110,7 +110,7 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
         ("POST", "/v1/migrations", migrate.clone(), &[Who::Root, Who::Operator, Who::Target]),
         ("POST", "/v1/migrations/plan", migrate, ALL),
         ("GET", "/v1/migrations/{id}", none(), ALL),
-        // It is forbidden to some, but only while there is something to cancel.
+        // Some callers may not do this, but only while there is something to cancel.
         ("POST", "/v1/migrations/{id}/cancel", none(), ALL),
         ("POST", "/v1/incoming", incoming(), HOSTS),
         ("GET", "/v1/incoming/{id}", none(), HOSTS),
@@ -143,7 +143,7 @@ fn table() -> Vec<(&'static str, &'static str, String, &'static [Who])> {
 #[test]
 fn every_path_is_in_the_table_of_who_may() {
     let mut documented = BTreeSet::new();
-    // What is answered to who has no certificate is in `joining.rs`.
+    // `joining.rs` has the answers to clients without a certificate.
     for (path, item) in openapi::document().paths.paths.iter().filter(|(path, _)| *path != "/v1/join") {
         for (method, operation) in [("GET", &item.get), ("POST", &item.post), ("DELETE", &item.delete)] {
             if operation.is_some() {
@@ -171,7 +171,7 @@ async fn everybody_may_what_they_may_and_nothing_else() {
             let described = format!("{method} {path} by {who:?}: {answer:?}");
             assert_eq!(answer.status != 403, allowed.contains(&who), "{described}");
             assert!(answer.status == 200 || !answer.problem().message.is_empty(), "{described}");
-            // The table's bodies and paths are good: what is refused is refused for the caller's sake.
+            // The table's bodies and paths are valid, so a refusal is due to the caller.
             assert!(answer.status != 400, "{described}");
         }
     }
@@ -189,7 +189,7 @@ async fn nobody_speaks_as_a_host_through_its_agent() {
     ] {
         for who in Who::ALL {
             let answer = agent.say(who, method, &format!("{path}?host=target"), "").await;
-            // 502 would be a request that went on its way.
+            // 502 would mean that the request was passed on.
             assert!(matches!(answer.status, 400 | 403), "{method} {path} by {who:?}: {answer:?}");
             answer.problem();
         }

@@ -78,7 +78,8 @@ async fn a_way_back_that_cannot_begin_leaves_the_host_cordoned_and_says_so() {
 async fn what_a_way_back_has_left_open_is_told_by_where_it_is() {
     let Some(agent) = TestAgent::start().await else { return };
     let journal = agent.journal();
-    // Left in doubt by the drain, and settled since; on its way when the agent stopped; and one whose turn had not come.
+    // One left in doubt by the drain and settled since, one on its way when the agent stopped, and one whose turn had
+    // not come.
     let moves = ["web", "db", "mail"].into_iter().zip([
         MoveState::InDoubt,
         MoveState::Transferring,
@@ -107,7 +108,7 @@ async fn a_drain_that_is_carried_on_and_refused_lets_in_whom_it_let_in() {
     let Some(agent) = TestAgent::start().await else { return };
     drained(&agent, Some("source"), MoveState::Transferring);
     let before = agent.journal().last_run().unwrap();
-    // What became of its VM cannot be read, so it cannot be carried on.
+    // The fate of its VM cannot be read, so the drain cannot continue.
     let spoil =
         "INSERT INTO migrations (id, vm, target, result) VALUES ('of web', 'web', 'target', 'no JSON')";
     agent.database().execute_batch(spoil).unwrap();

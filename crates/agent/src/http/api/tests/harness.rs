@@ -32,11 +32,11 @@ const DEADLINE: Duration = Duration::from_secs(30);
 pub(super) enum Who {
     Root,
     Operator,
-    /// The host that sends VMs to the agent's.
+    /// The host that sends VMs to the agent's host.
     Source,
-    /// The host to which the agent's sends VMs.
+    /// The host to which the agent's host sends VMs.
     Target,
-    /// A host that has to do with neither.
+    /// A host that is neither.
     Other,
 }
 
@@ -55,7 +55,7 @@ impl Who {
     }
 }
 
-/// What an agent answers.
+/// An agent's answer.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) status: u16,
@@ -64,13 +64,13 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// The problem that a failed request is answered with.
+    /// The problem in the answer to a failed request.
     pub(super) fn problem(&self) -> Problem {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("no problem, {error}: {self:?}"))
     }
 }
 
-/// A running agent of the host `here`; its peers are `source`, and `target`. Neither answers, unless told otherwise.
+/// A running agent of the host `here`. Its peers are `source` and `target`; neither answers by default.
 pub(super) struct TestAgent {
     directory: tempfile::TempDir,
     address: SocketAddr,
@@ -79,23 +79,23 @@ pub(super) struct TestAgent {
 }
 
 impl TestAgent {
-    /// Starts one; `None`, and says so, where there is no QEMU.
+    /// Starts an agent; without QEMU, prints that and returns `None`.
     pub(super) async fn start() -> Option<Self> {
         Self::start_beside(None).await
     }
 
-    /// The same, with a `target` that answers so.
+    /// The same with a `target` that answers like this.
     pub(super) async fn start_beside(target: Option<Router>) -> Option<Self> {
         Self::start_with(target, |_| {}).await
     }
 
-    /// The same, of a host on which `lo` is a link for migrations.
+    /// The same on a host where `lo` is a link for migrations.
     pub(super) async fn start_over_loopback() -> Option<Self> {
         let links = vec![Link { name: "lo".into(), speed_mbps: None }];
         Self::start_with(None, |config| config.links = links).await
     }
 
-    /// The same, of a host that has the authority of a fleet of its own.
+    /// The same on a host that has the authority of its own fleet.
     pub(super) async fn start_founded() -> Option<Self> {
         Self::start_with(None, |config| {
             setup::found(config, 3600).unwrap();
@@ -134,7 +134,7 @@ impl TestAgent {
     async fn wait_until_it_serves(&self) {
         let began = Instant::now();
         while !self.running.is_finished() && began.elapsed() < DEADLINE {
-            // It listens long before it answers: first it asks QEMU what it can do.
+            // The agent listens long before it answers, since it first asks QEMU for its capabilities.
             if self.say(Who::Root, "GET", "/v1/openapi.json", "").await.status == 200 {
                 return;
             }
@@ -148,12 +148,12 @@ impl TestAgent {
         timeout(DEADLINE, self.running).await.unwrap().unwrap().unwrap();
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The authority of one that was founded.
+    /// The authority of a founded fleet.
     pub(super) fn authority(&self) -> Fingerprint {
         let pem = std::fs::read_to_string(self.directory.path().join("state/fleet/ca.pem")).unwrap();
         Fingerprint::of_pem(&pem).unwrap()
@@ -166,17 +166,17 @@ impl TestAgent {
         disks
     }
 
-    /// A second hand on the agent's journal.
+    /// Opens the agent's journal a second time.
     pub(super) fn journal(&self) -> Journal {
         Journal::open(&self.directory.path().join("state"), &self.directory.path().join("run")).unwrap()
     }
 
-    /// The journal's file, for what no agent writes.
+    /// The journal's file, to write what no agent would.
     pub(super) fn database(&self) -> rusqlite::Connection {
         rusqlite::Connection::open(self.directory.path().join("state/journal.sqlite")).unwrap()
     }
 
-    /// Sends a request with a body of JSON, or none.
+    /// Sends a request with a JSON body, or without one.
     pub(super) async fn say(&self, who: Who, method: &str, path: &str, body: &str) -> Answer {
         let content = if body.is_empty() { "" } else { "content-type: application/json\r\n" };
         self.say_with(who, method, path, content, body).await
@@ -230,7 +230,7 @@ pub(super) fn parse(answer: &str) -> Answer {
     Answer { status, head: head.to_lowercase(), body: body.into() }
 }
 
-/// What becomes QEMU where no test is the whole program: cargo builds it beside the tests.
+/// The program that becomes QEMU where no test is the whole program: cargo builds it beside the tests.
 fn launcher() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors().nth(2).expect("in a directory of the target's").join("drainpipe-launch")

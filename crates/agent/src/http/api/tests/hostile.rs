@@ -152,7 +152,7 @@ async fn no_host_takes_part_in_checks_without_end() {
         }
     }
     assert_eq!(begun.len(), 2);
-    // Others are not kept out by it.
+    // It does not keep others out.
     let answer = agent.say(Who::Other, "POST", "/v1/check/sessions", &session(ID)).await;
     assert_eq!(answer.status, 200, "{answer:?}");
     let over = format!("/v1/check/sessions/{}", begun[0]);
@@ -185,7 +185,7 @@ async fn a_hosts_identifiers_are_uuids_or_refused() {
     let body = "{\"id\": \"../../vms\", \"spec\": {}, \"definition\": {}}";
     let answer = agent.say(Who::Source, "POST", "/v1/incoming", body).await;
     assert!(answer.status == 400 && answer.body.contains("UUID"), "{answer:?}");
-    // One migration under two spellings would be two.
+    // Two spellings of one migration would be two migrations.
     let shouted = format!("/v1/incoming/{}", ID.replace('3', "A"));
     let whispered = shouted.to_lowercase();
     let spec = json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
@@ -208,7 +208,7 @@ async fn no_host_tells_of_a_journal_further_than_any_comes() {
         assert_eq!(answer.problem().kind, ProblemKind::BadInput, "{generation}: {answer:?}");
         assert!(answer.body.contains("generation"), "{answer:?}");
     }
-    // Nothing of it is kept.
+    // Nothing of the claim is kept.
     let answer = agent.say(Who::Source, "POST", "/v1/journal/marks", &tell(GENERATION_MAX)).await;
     assert_eq!(answer.body, "{\"heard\":null}");
     agent.stop().await;
@@ -229,7 +229,7 @@ async fn what_is_asked_of_unknown_migrations_leaves_no_record_and_promises_nothi
     agent.stop().await;
 }
 
-/// A VM that boots its firmware, and more.
+/// A VM with these fields and those.
 fn with(mut first: Value, more: Value) -> Value {
     let mut spec = json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
     let mut more = more;
@@ -288,7 +288,7 @@ prop_compose! {
     }
 }
 
-/// What is not HTTP at all does not reach the API.
+/// Whether the request is HTTP at all; if not, it does not reach the API.
 fn is_http(path: &str) -> bool {
     path.parse::<axum::http::Uri>().is_ok()
 }

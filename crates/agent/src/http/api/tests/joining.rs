@@ -1,4 +1,4 @@
-//! What an agent answers to a client that has no certificate, and wants one.
+//! An agent's answers to a client without a certificate that wants one.
 
 use std::sync::Arc;
 
@@ -19,15 +19,15 @@ async fn token(agent: &TestAgent) -> JoinToken {
     view.token.parse().unwrap()
 }
 
-/// Without a certificate; nothing if nobody is listened to.
+/// Sends a request without a certificate; `None` if the agent does not listen to it.
 async fn say(agent: &TestAgent, config: ClientConfig, request: &str) -> Option<Answer> {
     let stream = TcpStream::connect(agent.address()).await.unwrap();
     let here = ServerName::try_from("here").unwrap();
     let mut tls = TlsConnector::from(Arc::new(config)).connect(here, stream).await.ok()?;
-    // A client that the server refuses hears of it only now.
+    // Only now does a client hear that the server refuses it.
     tls.write_all(request.as_bytes()).await.ok()?;
     let mut answer = Vec::new();
-    // It may be refused before it is read whole.
+    // It may be refused before all of it is read.
     let _cut_off = tls.read_to_end(&mut answer).await;
     (!answer.is_empty()).then(|| parse(&String::from_utf8(answer).unwrap()))
 }
@@ -66,7 +66,7 @@ async fn who_has_no_certificate_reaches_nothing_but_the_way_in_and_that_only_whi
         let answer = say(&agent, config(), &request(method, path, "")).await.unwrap();
         assert_eq!(answer.status, 404, "{path}: {answer:?}");
     }
-    // And the way in is on no other connection.
+    // No other connection offers joining.
     assert_eq!(agent.say(Who::Root, "POST", "/v1/join", "{}").await.status, 404);
     let wrong = say(&agent, config(), &to_join(&JoinSecret::random().unwrap(), "b")).await.unwrap();
     assert_eq!(wrong.status, 422, "{wrong:?}");

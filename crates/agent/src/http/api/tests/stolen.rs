@@ -1,5 +1,5 @@
-//! What a thief with another host's certificate can do to a host: each sentence of docs/security.md about it is a
-//! test. Files, devices and bridges are in `hostile.rs`, the whole table of paths in `authorization.rs`.
+//! What a thief with another host's certificate can do to a host: each sentence of docs/security.md about it is a test.
+//! Files, devices and bridges are in `hostile.rs`; the whole table of paths is in `authorization.rs`.
 
 use drainpipe_engine::problem::ProblemKind;
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ async fn may_hold_memory_and_names_until_it_is_silent() {
         facts["host"]["memory_available_bytes"].as_u64().unwrap()
     };
     let before = free().await;
-    // So much that what else happens on this machine does not matter.
+    // So much that nothing else on this machine matters.
     let mut half = vm("web");
     half["memory_mib"] = json!(before >> 21);
     let body = json!({ "id": ID, "spec": half, "definition": half }).to_string();
@@ -117,7 +117,7 @@ async fn may_not_manage_vms_or_the_host() {
 #[tokio::test(flavor = "multi_thread")]
 async fn may_not_send_or_carry_on_in_the_name_of_another() {
     let Some(agent) = TestAgent::start().await else { return };
-    // Its certificate says who sends; what another host has begun is that host's.
+    // Its certificate says who sends. What another host has begun belongs to that host.
     assert_eq!(agent.say(Who::Target, "POST", "/v1/incoming", &sent("web")).await.status, 200);
     for (method, what) in [("DELETE", ""), ("POST", "/memory"), ("POST", "/skeleton"), ("POST", "/run")] {
         let answer = agent.say(THIEF, method, &format!("/v1/incoming/{ID}{what}"), "").await;

@@ -1,4 +1,4 @@
-//! Peers of other releases: they are refused where they are too far apart, and what only they know breaks nothing.
+//! Peers of other releases: those too far apart are refused, and what only they know breaks nothing.
 
 use axum::routing::get;
 use axum::{Json, Router};
@@ -24,7 +24,7 @@ fn vm() -> Value {
             "memory_padding_kib": 8 })
 }
 
-/// A host of a release that says all the rest in another way.
+/// A host of a release that says everything else differently.
 fn two_releases_on() -> Router {
     let said = json!({
         "agent_version": "0.4.0", "protocols": { "oldest": 3, "newest": 4 }, "facts": ["another"], "host": ["shape"]
@@ -95,7 +95,7 @@ fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
-/// By what is not understood of these, nobody may decide anything.
+/// Nobody may decide anything by a value of these that is not understood.
 #[test]
 fn what_decides_and_is_not_known_is_an_error_that_names_it() {
     let news = || json!("of-a-newer-release");
@@ -150,7 +150,7 @@ fn with(mut object: Value, key: &str, value: impl Serialize) -> Value {
     object
 }
 
-/// The least that a host says of itself.
+/// The least that a host says about itself.
 fn facts() -> Value {
     json!({
         "name": "b", "cores": 2, "memory_available_bytes": 1, "links": [], "management_links": [], "rdma_devices": [],

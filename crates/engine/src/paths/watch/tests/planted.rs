@@ -2,13 +2,13 @@
 
 use super::*;
 
-/// It judges a path by what small hellos say.
+/// A watch that judges a path by small hellos only.
 const SMALL_HELLOS_ONLY: JudgedBy = JudgedBy { full_packets: false, ..JudgedBy::ALL };
 
-/// It does not know when it was late itself: time alone makes a silence.
+/// A watch that does not notice when it was late itself: to it, time alone makes a silence.
 const NEVER_LATE: JudgedBy = JudgedBy { own_lateness: false, ..JudgedBy::ALL };
 
-/// Whether a path that begins to lose full packets is out at both ends soon, and the others stay.
+/// Whether a path that begins to lose full packets soon goes out at both ends, while the others stay.
 fn finds_what_loses_full_packets(judged_by: JudgedBy) -> bool {
     let mut hosts = Hosts::judged_by(judged_by, 3);
     hosts.run(1_000.0, |_, _, _| true);
