@@ -279,7 +279,7 @@ fn the_source_agent_freezes_in_flight(scene: &Scene) {
 fn the_source_agent_is_stopped_and_ctrl_c_cancels_or_stops_watching() {
     let scene = Scene::set();
     the_source_agent_is_stopped_in_flight(&scene);
-    an_agent_that_winds_up_begins_nothing(&scene);
+    an_agent_that_shuts_down_begins_nothing(&scene);
     ctrl_c_cancels(&scene);
     a_second_ctrl_c_stops_watching(&scene);
 }
@@ -299,7 +299,7 @@ fn the_source_agent_is_stopped_in_flight(scene: &Scene) {
 }
 
 /// While an agent winds its migrations up, it says what becomes of them and begins nothing.
-fn an_agent_that_winds_up_begins_nothing(scene: &Scene) {
+fn an_agent_that_shuts_down_begins_nothing(scene: &Scene) {
     let migrating = scene.migrate(&[]);
     // Then the target cannot discard the VM at once.
     let held = hold_journal(&scene.lab, "b");

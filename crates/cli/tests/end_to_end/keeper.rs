@@ -34,7 +34,7 @@ fn an_agent_without_rights_has_a_keeper() {
     lab.migrate("web", "b", &[]);
     guest.assert_intact();
     lives_on_without_agent_and_keeper(&lab);
-    ends_are_told(&lab);
+    ends_are_reported(&lab);
 }
 
 /// Restarts the host's agent with the rights that its unit leaves it. Returns whether this machine has what that needs,
@@ -88,7 +88,7 @@ fn lives_on_without_agent_and_keeper(lab: &TestLab) {
 }
 
 /// The agent reports how a QEMU ended, even if that is not its child.
-fn ends_are_told(lab: &TestLab) {
+fn ends_are_reported(lab: &TestLab) {
     lab.migrate("web", "b", &["--option", "tcp"]);
     kill_process(lab.qemu_pid("b", "web").unwrap(), Signal::KILL).unwrap();
     eventually("the agent tells how it ended", || lab.agent_log("b").contains("signal 9"));

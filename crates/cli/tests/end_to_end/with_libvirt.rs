@@ -32,7 +32,7 @@ const ENDS_WITH_ITS_HOST: &str = "a lab's libvirt does not come back with its ho
 
 const NOT_FORESEEN: &str = "the memory of domains is not sampled, so that it is not foreseen";
 
-const NOT_TOLD_HOW_IT_ENDED: &str = "how a QEMU of libvirt's has ended, its host does not learn";
+const END_NOT_REPORTED: &str = "how a QEMU of libvirt's has ended, its host does not learn";
 
 /// The modules and tests that differ with domains, and why.
 const NOT_THE_SAME: &[(&str, &str)] = &[
@@ -48,7 +48,7 @@ const NOT_THE_SAME: &[(&str, &str)] = &[
     ("drain_faults::the_drained_host_is_rebooted", ENDS_WITH_ITS_HOST),
     ("drain_losses::a_target_goes_down_and_is_started_later", ENDS_WITH_ITS_HOST),
     ("drain_losses::a_target_is_rebooted", ENDS_WITH_ITS_HOST),
-    ("drain_losses::the_qemus_of_two_vms_are_killed", NOT_TOLD_HOW_IT_ENDED),
+    ("drain_losses::the_qemus_of_two_vms_are_killed", END_NOT_REPORTED),
     ("drain_meetings::who_changes_too_fast_goes_last_and_is_throttled", NOT_FORESEEN),
     ("held_writes", "of a domain nothing is held back"),
     ("joining::from_nothing_to_the_first_drain", AT_ITS_USUAL_SOCKET),
@@ -56,7 +56,7 @@ const NOT_THE_SAME: &[(&str, &str)] = &[
     ("keeper", "libvirt starts the QEMUs of domains"),
     ("lab_cli", "it is about labs"),
     ("link_addresses::agents_are_started_anew_in_flight", ENDS_WITH_ITS_AGENT),
-    ("lost", NOT_TOLD_HOW_IT_ENDED),
+    ("lost", END_NOT_REPORTED),
     (
         "lost_journal::a_dead_host_keeps_no_vm_from_starting",
         "`virsh start` starts a domain, wherever its definition is",

@@ -265,7 +265,7 @@ impl Simulation {
         if self.planted == Planted::LostEnd && matches!(event, DrainEvent::Ended { .. }) {
             return Ok(());
         }
-        self.note_told(&event);
+        self.note_known(&event);
         let actions = self.drain.handle(self.clock_ms(), event.clone());
         self.say(|| format!("{event:?} → {actions:?}"));
         let is_passing = matches!(event, DrainEvent::Tick | DrainEvent::Arrived { .. }) && actions.is_empty();
@@ -277,7 +277,7 @@ impl Simulation {
     }
 
     /// Notes what the drain knows from now on.
-    fn note_told(&mut self, event: &DrainEvent) {
+    fn note_known(&mut self, event: &DrainEvent) {
         match event {
             DrainEvent::CancelRequested => self.cancelled = true,
             DrainEvent::Left { vm, .. } if self.course == Course::UnderWay && !self.is_about_to_begin(vm) => {

@@ -327,9 +327,9 @@ impl World {
         (self.target.life, self.target.is_lost) = (Life::Up, false);
         self.target.has_vm = self.target.may_have_run() && !self.target.has_moved_on;
         self.end_by_hand_what_nobody_reaches();
-        let is_out_of_reach = self.target.qemu.is_some() && !self.answers(Host::Target);
+        let is_unresponsive = self.target.qemu.is_some() && !self.answers(Host::Target);
         self.target.reached_at_ms =
-            (self.target.has_vm && is_out_of_reach).then_some(self.now_ms + REACHED_EVERY_MS);
+            (self.target.has_vm && is_unresponsive).then_some(self.now_ms + REACHED_EVERY_MS);
         for step in AT_START {
             self.take_up(step);
         }
@@ -576,7 +576,7 @@ impl World {
     }
 
     /// The source has answered a question, if somebody still awaits it.
-    pub(crate) fn target_is_told(&mut self, question: Question, hand_over: Statement) {
+    pub(crate) fn target_hears_answer(&mut self, question: Question, hand_over: Statement) {
         let entries = self.target.entries.values_mut().map(|entry| &mut entry.asked);
         let arrived = self.target.arrived.values_mut().map(|arrived| &mut arrived.asked);
         entries.chain(arrived).any(|asked| asked.hear(question, hand_over));

@@ -490,7 +490,7 @@ impl World {
                 let hand_over = self.tell_hand_over(migration);
                 self.send(Letter::Tell { question, hand_over });
             }
-            Letter::Tell { question, hand_over } => self.target_is_told(question, hand_over),
+            Letter::Tell { question, hand_over } => self.target_hears_answer(question, hand_over),
         }
     }
 

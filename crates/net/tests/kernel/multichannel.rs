@@ -435,7 +435,7 @@ fn what_is_not_ours_is_refused_without_effect() {
 }
 
 /// The path of each connection, by the link that the kernel names.
-fn told_paths(hosts: &TwoHosts, peer: IpAddr) -> Vec<usize> {
+fn reported_paths(hosts: &TwoHosts, peer: IpAddr) -> Vec<usize> {
     let links = hosts.left.run(|| async {
         let network = Network::open().unwrap();
         let flows = network.flows_to(peer).await.unwrap();
@@ -479,7 +479,7 @@ fn what_the_kernel_says_of_a_connection_is_what_it_does() {
             traffic.exchange();
         }
         let by_counters = shares(&idle, &counters(&hosts.left))[1];
-        let marked_paths = told_paths(&hosts, plan.peer);
+        let marked_paths = reported_paths(&hosts, plan.peer);
         assert_eq!(route_state(&hosts, plan.peer), weighted, "as long as nobody changes it");
         assert_eq!(marked_paths.len(), CONNECTIONS);
         let by_word = marked_paths.iter().sum::<usize>() as f64 / CONNECTIONS as f64;
@@ -519,7 +519,7 @@ fn connections_are_placed_as_wanted() {
         for _ in 0..8 {
             let weights = placement.weights(&[Some(15_000), Some(1_000)]);
             weigh(&hosts, &plan, &weights);
-            let marked_paths = told_paths(&hosts, plan.peer);
+            let marked_paths = reported_paths(&hosts, plan.peer);
             on_slow_path = marked_paths.iter().sum::<usize>();
             assert!(placement.observe(&weights, &marked_paths), "the kernel's intervals are not as we think");
         }

@@ -227,7 +227,7 @@ fn who_comes_from_elsewhere_takes_nobodys_place() {
 }
 
 /// Stands before a host, and closes this many connections once they have said hello. Returns how many have come.
-fn crowd_before(destination: SocketAddr, closes: usize) -> (SocketAddr, Arc<AtomicUsize>) {
+fn closing_proxy_before(destination: SocketAddr, closes: usize) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, come) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
     let counting = Arc::clone(&come);
@@ -256,7 +256,7 @@ fn who_is_shut_out_by_unauthenticated_peers_tries_again_with_another_handshake()
     let fleet = Fleet::new();
     let (a, b) = (fleet.host("a"), fleet.host("b"));
     let target = host_b(Treatment::Encrypted, &b);
-    let (destination, come) = crowd_before(target.address, 4);
+    let (destination, come) = closing_proxy_before(target.address, 4);
     let settings = target.settings(Treatment::Encrypted(to_b(&a)), 1);
     let (sender, path) = start(SenderSettings { destination, ..settings });
     assert_passes(&path, &target);
@@ -268,7 +268,7 @@ fn who_is_never_let_in_gives_up() {
     let fleet = Fleet::new();
     let (a, b) = (fleet.host("a"), fleet.host("b"));
     let target = host_b(Treatment::Encrypted, &b);
-    let (destination, come) = crowd_before(target.address, usize::MAX);
+    let (destination, come) = closing_proxy_before(target.address, usize::MAX);
     let settings = target.settings(Treatment::Encrypted(to_b(&a)), 1);
     let (sender, path) = start(SenderSettings { destination, ..settings });
     let _program = UnixStream::connect(path).unwrap();

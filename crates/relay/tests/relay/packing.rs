@@ -341,11 +341,11 @@ proptest! {
         let target = packed(1);
         let mut wire = connect(&target, 0);
         let mut program = target.program.accept().unwrap().0;
-        let mut told_bytes = 0;
+        let mut claimed_bytes = 0;
         for (kind, flags, raw_bytes, bytes, is_raw) in frames {
             // Otherwise, hardly any block would be a raw one, and only a raw one lets those after it be checked.
             let (kind, flags, raw_bytes) = if is_raw { (0, 0, bytes.len()) } else { (kind, flags, raw_bytes) };
-            told_bytes += raw_bytes.min(BLOCK_BYTES_MAX);
+            claimed_bytes += raw_bytes.min(BLOCK_BYTES_MAX);
             let [r0, r1, r2, ..] = raw_bytes.to_le_bytes();
             let [w0, w1, w2, ..] = bytes.len().to_le_bytes();
             // The receiver may close the connection before everything is written.
@@ -355,6 +355,6 @@ proptest! {
         program.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut arrived = vec![];
         program.read_to_end(&mut arrived).unwrap();
-        prop_assert!(arrived.len() <= told_bytes);
+        prop_assert!(arrived.len() <= claimed_bytes);
     }
 }

@@ -12,7 +12,7 @@ use crate::incoming::stop_told;
 use drainpipe_api_types::HandOverView;
 
 /// A VM that its agent has recorded to run, and whose hypervisor has not obeyed.
-fn told_and_mute(host: &TestHost, life: &Life) -> Arc<FakeVm> {
+fn ordered_and_mute(host: &TestHost, life: &Life) -> Arc<FakeVm> {
     let vm = let_come(host, life);
     vm.receives_all();
     vm.fails(Act::Run, Fault::Mute);
@@ -24,7 +24,7 @@ fn told_and_mute(host: &TestHost, life: &Life) -> Arc<FakeVm> {
 fn what_is_recorded_to_run_runs_though_the_agent_ended_before_the_deed() {
     let host = TestHost::new();
     let life = host.start();
-    let vm = told_and_mute(&host, &life);
+    let vm = ordered_and_mute(&host, &life);
     drop(life);
     vm.succeeds(Act::Run);
     let life = host.start();
@@ -110,7 +110,7 @@ fn one_that_was_given_back_to_its_source_is_forgotten_where_it_has_ended() {
     let mut host = TestHost::new();
     host.source_answers(says_of_hand_over(HandOverView::Refused));
     let life = host.start();
-    let vm = told_and_mute(&host, &life);
+    let vm = ordered_and_mute(&host, &life);
     drop(life);
     vm.ends(Exit::Signal(9));
     let life = host.start();
@@ -126,7 +126,7 @@ fn one_that_was_given_back_to_its_source_is_forgotten_where_it_has_ended() {
 fn one_that_does_not_say_whether_it_runs_ends_only_by_force() {
     let host = TestHost::new();
     let life = host.start();
-    let vm = told_and_mute(&host, &life);
+    let vm = ordered_and_mute(&host, &life);
     let stop = |force| life.block_on(stop_told(&life.parts.incoming, "web", force));
     assert_eq!(stop(false).unwrap_err().kind, ProblemKind::Conflict);
     assert!(vm.alive());
@@ -173,7 +173,7 @@ fn a_disk_made_for_a_vm_that_was_given_up_goes_but_not_if_the_vm_is_here_since()
 fn the_disks_of_a_vm_that_runs_here_are_its_own() {
     let host = TestHost::new();
     let life = host.start();
-    let vm = told_and_mute(&host, &life);
+    let vm = ordered_and_mute(&host, &life);
     made_disk(&host, &life);
     assert_eq!(life.parts.journal.made_disks(ID).unwrap().len(), 1);
     drop(life);

@@ -24,7 +24,7 @@ use super::random::Random;
 use super::scenarios::{SCENARIOS, Scenario};
 use super::tally::{self, COMPLETED, Ran, RecordedViolation};
 use super::violation::Violation;
-use super::world::{Setting, TOLD_AS_LOST, World};
+use super::world::{REPORTED_AS_LOST, Setting, World};
 use super::{HOSTS, lab, number, seed};
 use crate::options;
 
@@ -179,7 +179,7 @@ impl Sitting {
     fn make(&self, run: Run, world: &mut World<'_>) -> bool {
         let began = Instant::now();
         let scenario = run.scenario();
-        let before = (world.faults_done(), world.counted(TOLD_AS_LOST));
+        let before = (world.faults_done(), world.counted(REPORTED_AS_LOST));
         world.set_dirty(scenario.dirty_mib_per_s);
         let mut violation = world.round(run.run, &scenario.round(&mut self.random(run))).err();
         let ends = world.take_ends();
@@ -196,7 +196,7 @@ impl Sitting {
         let is_calm = recorded.is_none();
         let ran = Ran {
             faults: world.faults_done() - before.0,
-            told_as_lost: world.counted(TOLD_AS_LOST) - before.1,
+            told_as_lost: world.counted(REPORTED_AS_LOST) - before.1,
             ends,
             paths_out,
             longest_silence_ms: u64::try_from(world.take_longest_silence().as_millis()).unwrap(),

@@ -37,7 +37,7 @@ const SETTLE_MAX: Duration = Duration::from_mins(4);
 const CLAIM_GRACE: Duration = Duration::from_secs(5);
 
 /// The name under which that is counted.
-pub(super) const TOLD_AS_LOST: &str = "VM lost with the QEMU that was killed, told so, and started again";
+pub(super) const REPORTED_AS_LOST: &str = "VM lost with the QEMU that was killed, told so, and started again";
 const MISSED: &str = "fault: its moment did not come";
 
 /// What a world consists of.
@@ -459,7 +459,7 @@ impl<'lab> World<'lab> {
 
     /// Starts a VM again that was lost with its QEMU.
     fn start_again(&mut self, vm: &str, host: &str) -> Result<(), Violation> {
-        self.ledger.count(TOLD_AS_LOST);
+        self.ledger.count(REPORTED_AS_LOST);
         self.ledger.note(&format!("{vm} is started again on {host}"));
         self.silences.expect_nothing(vm);
         self.operate(host, &["vm", "start", vm])?;

@@ -118,12 +118,12 @@ fn print_vms(round: &Round) {
         }
         println!();
         println!("{}", drained.gaps());
-        print_told(drained);
+        print_time_left(drained);
     }
 }
 
 /// The reported time left, and the true one.
-fn print_told(drained: &Drained) {
+fn print_time_left(drained: &Drained) {
     let DrainStatus { predicted_ms, predicted_most_ms, elapsed_ms, warnings, .. } = &drained.status;
     let predicted = estimate_up_to(*predicted_ms, *predicted_most_ms);
     println!();

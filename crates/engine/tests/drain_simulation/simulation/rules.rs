@@ -201,7 +201,7 @@ impl Simulation {
         }
         self.check_attempts()?;
         self.check_known()?;
-        self.check_told()
+        self.check_report()
     }
 
     /// Whether all VMs have moved, by what has become known since the end, too.
@@ -223,7 +223,7 @@ impl Simulation {
     }
 
     /// The report names each VM once, and what it says is true.
-    fn check_told(&self) -> Result<(), String> {
+    fn check_report(&self) -> Result<(), String> {
         let status = self.status();
         let names = status.moves.iter().map(|row| &row.vm).chain(status.stays.iter().map(|stay| &stay.vm));
         let mut listed = BTreeSet::new();
