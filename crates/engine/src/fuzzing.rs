@@ -23,10 +23,10 @@ use crate::paths::path::{Path, Reach, links_to_try};
 use crate::plan::{Plan, PlanRequest, plan};
 use crate::transfer::relayed::{Compressible, Verdict};
 
-/// What texts about an answer of a few kilobytes take, and lists of it.
+/// The memory for texts about an answer of a few kilobytes, and for lists of it.
 pub const ANSWERS_HOLD_BYTES: usize = 8 << 20;
 
-/// Rounds of packets of one size after the other.
+/// The most rounds of packets of one size after the other.
 const ROUNDS_MAX: usize = 8;
 
 const MEMORY_BYTES: u64 = 8 << 30;
@@ -35,12 +35,12 @@ const MEMORY_BYTES: u64 = 8 << 30;
 static OURS: LazyLock<CheckFacts> =
     LazyLock::new(|| serde_json::from_str(include_str!("fuzzing/ours.json")).expect("facts of a host"));
 
-/// All that a peer is asked for before a migration to it, or a drain.
+/// Everything that a peer is asked before a migration or a drain to it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Answers {
     facts: CheckFacts,
     fit: VmFit,
-    /// For each path what has arrived of packets of each size.
+    /// For each path, what has arrived of the packets of each size.
     arrived: Vec<Arrived>,
     /// The numbers of the links that have answered over link-local addresses.
     reached: Vec<(usize, usize)>,
@@ -161,7 +161,7 @@ fn findings(answers: &Answers) {
     }
 }
 
-/// As both ends try a path: each sends as long as it learns anything by it.
+/// Both ends try a path like this: each sends as long as it learns something from it.
 fn trial(answers: &Answers, number: usize, path: Path) -> PathTrial {
     let mtu = |facts: &CheckFacts, link: &str| {
         let mtu = facts.host.link(link).map_or(0, |link| link.mtu);
@@ -194,7 +194,7 @@ fn check_finding(finding: &Finding) {
     }
 }
 
-/// As the agent sees a target: see `look_at` in its `drain/view.rs`.
+/// The agent sees a target like this: see `look_at` in its `drain/view.rs`.
 fn drain_to(answers: &Answers, option: RequestedOption, plan: &Plan) {
     let theirs = &answers.facts.host;
     let relay = PlanRequest::from(option).relay_means(

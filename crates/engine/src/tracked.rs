@@ -144,7 +144,7 @@ mod tests {
 
     use super::*;
 
-    /// As a host may be told of it that believes nothing.
+    /// A connection as it may be reported to a host that believes nothing.
     fn any_connection() -> impl Strategy<Value = TrackedConnection> {
         let end = || (0..18_u8, any::<u8>()).prop_map(|(window_scale, flags)| TcpEnd { window_scale, flags });
         let tcp = (0..12_u8, end(), end())

@@ -269,7 +269,7 @@ mod tests {
     use crate::block::new_disk;
     use crate::protocol::WRITES_PER_S_MAX;
 
-    /// With writers at work; a file takes what a disk takes.
+    /// Writers at work. A file serves as well as a disk.
     fn writers() -> (Arc<Writers>, File) {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&new_disk(0, 2), 0).unwrap();

@@ -110,7 +110,7 @@ mod tests {
         for (state, has_job, expected) in [
             (paused(2), true, RunState::FinishMigrate),
             (paused(2), false, RunState::Postmigrate),
-            // By somebody, whatever else goes on.
+            // Somebody has paused it, whatever else goes on.
             (paused(1), true, RunState::Paused),
             (paused(5), false, RunState::IoError),
             (DomainStatus { state: DomainState::Running, reason: 1 }, true, RunState::Running),

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     impl Birth {
-        /// That of another process, which had this number before.
+        /// The birth of an earlier process with the same number.
         pub(crate) fn a_tick_earlier(self) -> Self {
             Self { started: self.started - 1, ..self }
         }

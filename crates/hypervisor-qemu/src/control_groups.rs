@@ -357,7 +357,7 @@ mod tests {
         hierarchy.limit(7, &group, HALF).unwrap();
         assert_eq!(shown.read(&format!("{made}/cpu.max")), "5000 10000");
         assert_eq!(shown.read(&format!("{made}/cgroup.threads")), "8");
-        // As the kernel shows it once it is there.
+        // The kernel shows this once the thread is there.
         shown.write("proc/7/task/8/cgroup", "0::/system.slice/drainpipe.service/vcpu-8\n");
         assert_eq!(hierarchy.group_for(7, 8, "vcpu-8".into()).unwrap(), group);
         assert_eq!(hierarchy.groups_with(7, |thread| format!("vcpu-{thread}")).unwrap(), [group]);

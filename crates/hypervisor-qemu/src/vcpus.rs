@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn the_kernel_counts_this_thread() {
-        // What it has used since it runs is counted when it stops.
+        // The time that it has used since it runs is counted when it stops.
         std::thread::sleep(Duration::from_millis(1));
         let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
         assert!(on_cpu(&text).unwrap() > Duration::ZERO, "{text}");

@@ -34,10 +34,10 @@ use crate::spec::{ResolvedSpec, VmName};
 use crate::state::RunState;
 use crate::vm::{Machine, Vm};
 
-/// The version that it says it has.
+/// The version that it reports.
 const VERSION: Version = Version { major: 10, minor: 0, micro: 2 };
 
-/// Machine types that it says it knows.
+/// The machine types that it reports.
 const MACHINES: [&str; 2] = ["pc-q35-7.2", "pc-q35-10.0"];
 
 /// A hypervisor in memory.
@@ -54,7 +54,7 @@ fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl FakeHypervisor {
-    /// Without VMs; those that are started have their files under this directory.
+    /// A hypervisor without VMs. Those that are started have their files under this directory.
     pub fn new(runtime_directory: impl Into<PathBuf>) -> Arc<Self> {
         let runtime_directory = runtime_directory.into();
         Arc::new(Self {
@@ -65,27 +65,27 @@ impl FakeHypervisor {
         })
     }
 
-    /// Its acts of this kind fail so from now on: [`Act::Start`], [`Act::Attach`] and [`Act::EndGivenUp`].
+    /// From now on, its acts of this kind fail this way: [`Act::Start`], [`Act::Attach`] and [`Act::EndGivenUp`].
     pub fn fails(&self, act: Act, fault: Fault) {
         self.faults.set(act, fault);
     }
 
-    /// The next one fails so.
+    /// The next act of this kind fails this way.
     pub fn fails_once(&self, act: Act, fault: Fault) {
         self.faults.set_once(act, fault);
     }
 
-    /// They succeed again.
+    /// Acts of this kind succeed again.
     pub fn succeeds(&self, act: Act) {
         self.faults.clear(act);
     }
 
-    /// It is another manager of VMs from now on, which has these.
+    /// From now on it is another manager of VMs, which has these.
     pub fn manages(&self, managed: Managed) {
         *lock(&self.managed) = Some(managed);
     }
 
-    /// The VM of this name that was started last, also if its process has ended.
+    /// The VM of this name that was started last, even if its process has ended.
     pub fn vm(&self, name: &str) -> Option<Arc<FakeVm>> {
         self.lock().iter().find(|(own, _)| own.as_str() == name).map(|(_, vm)| Arc::clone(vm))
     }
@@ -266,7 +266,7 @@ mod tests {
         hypervisor.vm("web").unwrap()
     }
 
-    /// A source and a target on hosts of their own, the source's guest about to be paused.
+    /// A source and a target on different hosts, with the source's guest about to be paused.
     async fn sending(transport: Transport) -> (Arc<FakeVm>, Arc<FakeVm>, [tempfile::TempDir; 2]) {
         let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let [here, there] = directories.each_ref().map(|directory| FakeHypervisor::new(directory.path()));

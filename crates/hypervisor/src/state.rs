@@ -206,7 +206,7 @@ mod tests {
         use MigrationStatus::{Active, Completed, Failed, PostcopyActive, PostcopyPaused};
         for (status, state, may_run) in [
             (Completed, RunState::Paused, true),
-            // As its source was.
+            // Like its source.
             (Completed, RunState::Prelaunch, true),
             (Completed, RunState::Inmigrate, false),
             (PostcopyActive, RunState::Paused, true),

@@ -158,7 +158,7 @@ mod tests {
             let (mut now, mut bucket, mut bytes) = (begin, limited(limit), 0);
             for (part, late_ms) in streams {
                 let wait = bucket.take(part, now);
-                // What went before this part.
+                // What was sent before this part.
                 let allowed = (now + wait - begin + LATE_MAX).as_secs_f64() * limit as f64;
                 prop_assert!(bytes as f64 <= allowed + 1000.0, "{bytes} of {allowed}");
                 prop_assert!(bytes as f64 + 1000.0 >= (now + wait - begin).saturating_sub(LATE_MAX).as_secs_f64() * limit as f64);

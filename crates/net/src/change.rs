@@ -151,7 +151,7 @@ mod tests {
 
     const PAGE: &str = include_str!("../../../docs/reference/kept.md");
 
-    /// What docs/reference/kept.md says of a change.
+    /// What docs/reference/kept.md says about a change.
     fn said_of(change: &Change) -> String {
         match change {
             Change::Address { .. } => "| the migration address on `lo` |".into(),

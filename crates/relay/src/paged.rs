@@ -166,7 +166,7 @@ mod tests {
             .prop_map(|(page, stream, at, bytes, goes_raw)| Rewrite { page, stream, at, bytes, goes_raw })
     }
 
-    /// What goes over one connection in one round: paged blocks, with what they become.
+    /// What one connection carries in one round: paged blocks, with what they become.
     type Sent = Vec<(Vec<u8>, Vec<u8>)>;
 
     fn send(
@@ -251,7 +251,7 @@ mod tests {
                 *entry.1 = 0;
             }
             let slots = PageSlots::new(4 * PAGE_BYTES);
-            // Nobody is to wait for what never comes.
+            // Nobody may wait for what never comes.
             slots.close();
             let mut block = vec![];
             if decode(&paged, &slots, &mut block).is_ok() {

@@ -139,7 +139,7 @@ mod tests {
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    /// As where files without names are known, and as where they are not.
+    /// A file as it is made where files without names are known, and where they are not.
     fn both_ways(path: &Path) -> [NewFile; 2] {
         let (file, name) = with_other_name(path).unwrap();
         let named = NewFile { file, path: path.into(), other_name: Some(name) };

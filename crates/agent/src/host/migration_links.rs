@@ -253,10 +253,10 @@ mod tests {
         assert_eq!((names(&of.first), names(&of.management)), (vec!["eth0.7"], vec!["eth0.5"]));
         let exclude = ["eth0.7".to_owned()].map(|name| LinkChoice::try_from(name).unwrap());
         assert_eq!(names(&found(&links, &exclude, &management).first), ["eth0.5"]);
-        // Those of guests are in their bridges, and say nothing of the card.
+        // The guests' VLANs are in their bridges, and say nothing about the card.
         let guests = Link { master: Some("br7".into()), ..vlan("eth0", 7, "fe80::7/64") };
         assert_eq!(names(&found(&[card(), guests], &[], &[]).first), ["eth0"]);
-        // By hand it is a link as any other.
+        // A link that is configured by hand is one like any other.
         let wanted = ["eth0", "eth0.7"].map(|name| config::Link { name: name.into(), speed_mbps: None });
         let by_hand = configured(&links, &wanted);
         assert_eq!(names(&by_hand), ["eth0", "eth0.7"]);

@@ -138,7 +138,7 @@ mod tests {
         assert!(start(true, &["b"], &[], &[]).unwrap_err().message.contains("--although-unreachable b"));
         assert_eq!(start(true, &["b"], &["b"], &["b"]), Ok(vec!["b".into()]));
         assert!(start(false, &[], &["b"], &[]).is_err());
-        // It has come again and is asked, or has nothing to do with a VM that is provably here.
+        // The host has come again and is asked, or has nothing to do with a VM that is provably here.
         assert_eq!(start(false, &["a", "c"], &["a", "c"], &[]), Ok(vec![]));
         assert_eq!(start(true, &[], &["b"], &[]), Ok(vec![]));
     }

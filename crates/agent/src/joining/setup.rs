@@ -279,7 +279,7 @@ mod tests {
         write(&files, &signed).unwrap();
         check_may_forget(&config).unwrap_err();
 
-        // Its certificate is lost, then all but the authority's directory.
+        // First its certificate is lost, then everything except the authority's directory.
         std::fs::remove_file(&files.host).unwrap();
         assert_eq!(standing(&config), Standing::Authority);
         found(&config, 60).unwrap();
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(std::fs::read(authority.join("ca.key")).unwrap(), key);
         let (list, signed) = kept_list(&config, &files, &authority).unwrap().unwrap();
         assert_eq!((list.version, signed.verified(&public).unwrap()), (1, list.clone()));
-        // And only who is alone forgets it.
+        // Only a host that is alone forgets it.
         check_may_forget(&config).unwrap();
     }
 

@@ -262,7 +262,7 @@ mod tests {
             let mut asked = [0; 1024];
             assert!(stream.read(&mut asked).await.unwrap() > 0);
             stream.write_all(ELSEWHERE).await.unwrap();
-            // For longer than it is listened to.
+            // Longer than the client listens.
             stream
         });
         let client = ApiClient::over_socket(&socket).unwrap();

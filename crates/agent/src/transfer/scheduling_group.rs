@@ -112,7 +112,7 @@ mod tests {
     }
 
     impl Shown {
-        /// With these cgroups of version 2, and their controllers.
+        /// Shows these cgroups of version 2, and their controllers.
         fn new(autogroups: &str, with: &[(&str, &str)]) -> Self {
             let shown = Self { proc: tempfile::tempdir().unwrap(), cgroups: tempfile::tempdir().unwrap() };
             let kernel = shown.proc.path().join("sys/kernel");
@@ -158,7 +158,7 @@ mod tests {
             assert_eq!(on.group(1, SERVICE), on.group(2, SERVICE));
             assert_ne!(on.group(1, SERVICE), on.group(1, BY_HAND));
         }
-        // As where the lab hides them.
+        // The lab hides them like this.
         let hidden = Shown::new("1\n", &[]);
         assert_eq!(hidden.group(1, SERVICE), hidden.group(1, SERVICE));
         assert_ne!(hidden.group(1, SERVICE), hidden.group(2, SERVICE));

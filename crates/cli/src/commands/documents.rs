@@ -57,7 +57,7 @@ mod tests {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let script = completion::script(shell).unwrap();
             assert!(script.contains("drainpipe"), "{shell}");
-            // Where it was built is not where it runs.
+            // The place where it was built is not the place where it runs.
             assert!(!script.contains(env!("CARGO_MANIFEST_DIR")), "{shell}");
         }
     }

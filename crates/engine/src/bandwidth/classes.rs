@@ -336,7 +336,7 @@ mod tests {
                 let wants: u64 = takers.iter().filter(|taker| !taker.is_storage()).map(|taker| taker.wanted_mbps).sum();
                 let first = of(|taker| !taker.yields());
                 let is_served = of(|taker| !taker.is_storage()) >= wants;
-                // Where memory wants more, copies have no more than their part.
+                // If memory wants more, copies have no more than their part.
                 prop_assert!(is_served || first + limits.kept_mbps(&takers) + least >= all_mbps, "{shares:?}");
             }
         }

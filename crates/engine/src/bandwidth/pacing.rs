@@ -252,7 +252,7 @@ mod tests {
             prop_assert!(paces.iter().sum::<u64>() <= rate);
             if in_use.contains(&true) {
                 let busy = in_use.iter().zip(&paces).filter(|(is_used, _)| **is_used);
-                // What those get that are not in use is at most a quarter, and less than a byte for each is lost.
+                // Connections that are not in use get at most a quarter, and less than a byte is lost for each.
                 let busy_pace: u64 = busy.map(|(_, pace)| pace).sum();
                 prop_assert!((busy_pace + 64) * 4 >= rate * 3, "{busy_pace} of {rate}");
             }

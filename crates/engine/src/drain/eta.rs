@@ -229,7 +229,7 @@ mod tests {
     }
 
     impl Drained {
-        /// Until the next one begins.
+        /// The time until the next one begins.
         fn each_ms(self) -> f64 {
             self.steps_ms + self.transfer_ms + 200.0
         }
@@ -297,7 +297,7 @@ mod tests {
 
         #[test]
         fn where_the_next_vms_take_longer_or_shorter_the_time_left_is_by_them_after_some(
-            // Of looks there are five a second.
+            // There are five looks a second.
             first in 1..50_u16,
             next in 1..10_u16,
             firsts in 0..15_usize,

@@ -105,7 +105,7 @@ mod tests {
         PathView { link: link.into(), link_mbps, mbps }
     }
 
-    /// As many as all of its paths carry together, where nothing else is said.
+    /// As many as all of its paths carry together, unless something else is said.
     fn target(paths_mbps: Option<u64>, paths: Vec<PathView>) -> TargetView {
         let sum_mbps = paths.iter().map(|path| path.mbps).try_fold(0, |sum: u64, mbps| Some(sum + mbps?));
         TargetView {

@@ -57,7 +57,7 @@ mod tests {
         assert!(!inbound.admits(0.0, 4, &on_way(&[("a", 4)]), "c"));
         assert!(!inbound.admits(100.0, 4, &on_way(&[("a", 3)]), "a"));
         assert!(inbound.admits(200.0, 4, &on_way(&[("a", 3)]), "c"));
-        // One that has died holds no place back.
+        // A drain that has died keeps no place.
         assert!(!inbound.admits(300.0, 4, &on_way(&[("a", 3), ("c", 1)]), "d"));
         assert!(inbound.admits(301.0 + ASKS_WITHIN_MS, 4, &on_way(&[("a", 2), ("c", 1)]), "a"));
     }

@@ -124,7 +124,7 @@ mod tests {
         let slow = |name: &str| target(name, Some(1_000), limit(Some(1_000), &[]));
         assert_eq!(all_told(limit(Some(2_000), &[(8, None)]), vec![slow("b"), slow("c")]), [""; 0]);
         assert_eq!(all_told(limit(Some(1_999), &[(8, None)]), vec![slow("b"), slow("c")]).len(), 1);
-        // Nobody knows.
+        // The speed of its path is unknown.
         let unknown = target("b", None, limit(Some(1_000), &[]));
         assert_eq!(all_told(limit(Some(2_000), &[]), vec![unknown]).len(), 2);
         assert_eq!(all_told(limit(Some(2_000), &[]), vec![]), [""; 0]);

@@ -84,7 +84,7 @@ mod tests {
             for target in 0..4 {
                 prop_assert_eq!(of(&ordered, target), of(&items, target));
             }
-            // What is left of each differs by its largest item at most.
+            // What is left on each differs at most by its largest item.
             let there: Vec<usize> = (0..4).filter(|target| bytes(&items, *target) > 0.0).collect();
             for from in 0..ordered.len() {
                 let left = |target| bytes(&ordered[from..], target) / bytes(&items, target);

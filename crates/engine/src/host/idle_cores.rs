@@ -157,7 +157,7 @@ mod tests {
     fn sample(cores: usize, wanted: f64, packing: usize, noise: f64) -> CoresSample {
         let free = (cores as f64 - wanted).max(0.0);
         let packing = (packing as f64).min(free);
-        // What is wanted beyond the cores waits.
+        // Work beyond what the cores can do waits.
         let awaited = (wanted - cores as f64).clamp(0.0, 1.0);
         let idle = (free - packing + noise).max(0.0);
         CoresSample { cores: cores as f64, idle, packing, stolen: 0.0, awaited }
@@ -173,7 +173,7 @@ mod tests {
         fn cores_that_others_want_are_theirs_within_200_ms(cores in 1..64_usize, from in 0.0..1.0_f64, begins in 0.0..1.0_f64) {
             let mut allowance = Allowance::new(cores, true);
             run(&mut allowance, cores, cores as f64 * from, &[0.0; 20]);
-            // They begin in the middle of a sample, and want all from then on.
+            // They begin in the middle of a sample, and want all cores from then on.
             let wanted = cores as f64 * (from + (1.0 - from) * (1.0 - begins));
             allowance.follow(sample(cores, wanted, allowance.allowed(), 0.0));
             let all = sample(cores, cores as f64, allowance.allowed(), 0.0);
@@ -186,7 +186,7 @@ mod tests {
         fn who_does_not_give_way_leaves_the_cores_to_others_within_200_ms(cores in 1..64_usize, from in 0.0..1.0_f64) {
             let mut allowance = Allowance::new(cores, false);
             run(&mut allowance, cores, cores as f64 * from, &[0.0; 20]);
-            // They want all, and who packs takes a part of it all the same, as the kernel divides it.
+            // They want all cores, and packers nevertheless get a part, since the kernel divides them.
             let threads = allowance.allowed() as f64;
             let packing = threads * cores as f64 / (threads + cores as f64);
             // On many cores some moment is idle in any case.

@@ -259,7 +259,7 @@ mod tests {
             .prop_map(|parts| format!("/{}", parts.join("/")))
     }
 
-    /// Where a path leads without symbolic links.
+    /// Where a path leads, without symbolic links.
     fn walked(path: &str) -> Vec<&str> {
         let mut at = vec![];
         for part in path.split('/').filter(|part| !part.is_empty() && *part != ".") {
@@ -289,7 +289,7 @@ mod tests {
                     prop_assert!(!rest.as_os_str().is_empty() && rest.is_relative());
                     prop_assert!(rest.components().all(|part| matches!(part, Component::Normal(_))));
                 }
-                // One that goes back is refused wherever it leads.
+                // A path that goes back is refused wherever it leads.
                 refused => prop_assert!(refused == Err(NotAllowed::Outside) && (!is_below || path.contains(".."))),
             }
         }

@@ -331,7 +331,7 @@ mod tests {
     use crate::storage::DiskName;
     use crate::transfer::transferred::Transferred;
 
-    /// Where disks are copied.
+    /// The actions after the pause of a migration that copies disks.
     const FROM_THE_PAUSE_ON: [SourceAction; 6] = [
         SourceAction::EndDiskCopies,
         SourceAction::SwitchOver,
@@ -368,7 +368,7 @@ mod tests {
         at(DiskState { is_ready: true, is_synchronised: true, ..all })
     }
 
-    /// One whose VM writes as fast as its disk is copied, since 3 s.
+    /// A migration whose VM has written as fast as its disk is copied for 3 s.
     fn outpaced() -> Migration {
         let mut migration = copying_disks();
         assert_eq!(migration.handle(2_000.0, rewritten(0)), None);
@@ -377,7 +377,7 @@ mod tests {
         migration
     }
 
-    /// What is done from here to the end, where all goes well.
+    /// The actions from here to the end, if all goes well.
     fn rest(migration: &mut Migration, mut next: Option<SourceAction>) -> Vec<SourceAction> {
         let mut actions = vec![];
         while let Some(action) = next {
@@ -405,7 +405,7 @@ mod tests {
         assert_eq!(used.wire_bytes, Some(50));
     }
 
-    /// One whose transfer copies its disk, since 1 s.
+    /// A migration whose transfer has copied its disk for 1 s.
     fn going_along() -> Migration {
         let mut migration = starting_disk_copies();
         assert_eq!(migration.handle(1_000.0, SourceEvent::DisksGoAlong), Some(SourceAction::StartTransfer));

@@ -183,7 +183,7 @@ mod tests {
     use crate::migration::in_flight::copying_with_post_copy;
     use crate::migration::{Limits, SourceEvent, SourceState, TargetState};
 
-    /// One that an agent took up when the VM ran on the target, and a part of it was still here.
+    /// A migration that an agent took up when the VM ran on the target, and a part of it was still here.
     fn taken_up() -> Migration {
         let (mut migration, _) = Migration::recover(Limits::default(), true);
         let asked = migration.handle(0.0, SourceEvent::SourceSays(SourceState::LetGo));
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(migration.handle(3.0, unreachable), Some(SourceAction::AskTarget));
         assert_eq!(migration.handle(4.0, in_part()), Some(SourceAction::Reconnect));
         assert_eq!(migration.handle(5.0, SourceEvent::Done), None);
-        // Nobody has said yet that the VM runs: its QEMU may be mute since it was told to run it.
+        // Nobody has said yet that the VM runs: its QEMU may have been mute since the order to run it.
         assert_eq!(migration.handle(6.0, SourceEvent::RestSent), Some(SourceAction::AskTarget));
         assert_eq!(migration.handle(6.0, in_part()), None);
         assert_eq!(migration.handle(6.0, SourceEvent::RestSent), Some(SourceAction::AskTarget));

@@ -514,7 +514,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<MigrationResult>(&text).unwrap(), result);
     }
 
-    /// As 0.1.0 wrote those of migrations that did not begin.
+    /// 0.1.0 wrote results of migrations that did not begin like this.
     #[test]
     fn what_an_older_release_did_not_know_is_absent() {
         let mut old = whole();

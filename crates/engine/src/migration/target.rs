@@ -324,7 +324,7 @@ mod tests {
         let unresponsive = Found { of_vm: Hypervisor::Unresponsive, ..FOUND };
         assert_eq!(hypervisor(unresponsive), Hypervisor::Unresponsive);
         assert_eq!(hypervisor(FOUND), Hypervisor::There);
-        // One of that name which was there before is another VM's.
+        // An earlier VM of that name is another VM.
         let waiting =
             Found { state: Some(IncomingState::Waiting), on_its_way: Hypervisor::None, ..unresponsive };
         assert_eq!(hypervisor(waiting), Hypervisor::None);

@@ -221,7 +221,7 @@ mod tests {
         let message =
             "reset; the VM stands still on the source; letting it run there failed: QEMU did not answer";
         assert_eq!(paused.error(), Some(&Problem::failed(message)));
-        // Its guard may have let it run, or QEMU by itself.
+        // Its guard may have let it run, or QEMU may have done so by itself.
         assert_eq!(undone(broke(), &mute, &VmCondition::Runs).error(), Some(&broke()));
     }
 

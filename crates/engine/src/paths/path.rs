@@ -365,7 +365,7 @@ mod tests {
         // The other host has fewer of them, or others.
         assert_eq!(names(&paths(&whole(1), &[of(2, 2), card(2)])), ["e0.2–e0.2"]);
         assert_eq!(names(&paths(&whole(1), &[of(3, 2), card(2)])), ["e0–e0"]);
-        // Its VLANs lead to two cards of the other host: it is one path all the same.
+        // Its VLANs lead to two cards of the other host, but make one path all the same.
         let two = [link("p0", &["10.0.1.2/24"], None), link("p1", &["10.0.2.2/24"], None)];
         assert_eq!(names(&paths(&whole(1), &two)), ["e0.1–p0"]);
         assert_eq!(names(&paths(&two, &whole(1))), ["p0–e0.1"]);
@@ -430,7 +430,7 @@ mod tests {
         let own = source.migration_address.unwrap();
         let carrying: Vec<bool> = found.iter().map(|path| carries_route(path, own)).collect();
         assert_eq!(carrying, [true, false, true]);
-        // One connection needs no route.
+        // A single connection needs no route.
         assert_eq!(links_to_try(&source, &target, RequestedOption::Tcp), (vec![], vec![]));
         let found = find_paths(&source, &target, RequestedOption::Tcp, &[]);
         assert_eq!(found[0].address.to_string(), "10.0.1.1");

@@ -226,7 +226,7 @@ mod tests {
         let (mut watch, mut state) = start();
         assert_eq!(run(&mut watch, &mut state, 3, &[950, 95]), [(1, 95)]);
         watch.add(Some(1000));
-        // Its counter has run before.
+        // Its counter was already running.
         let mut sent = [state.1.clone(), vec![1 << 40]].concat();
         for _ in 0..3 {
             state.0 += READ_EVERY_MS;

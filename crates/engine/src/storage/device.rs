@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn an_image_has_room_for_all_that_it_may_hold() {
         let image = copy(DiskImage::Qcow2 { cluster_bytes: 65_536 });
-        // By `qemu-img measure`.
+        // According to `qemu-img measure`.
         let measured_bytes = 1_074_135_040;
         assert!(refused(&device(GIB, None), &image).contains("may take"));
         assert!(device(measured_bytes - 1, None).check(&image).is_err());

@@ -222,7 +222,7 @@ mod tests {
             while self.now_ms < until_ms {
                 self.step();
             }
-            // What QEMU says is from when it looked last.
+            // QEMU's figures are from its last look.
             let left = if self.now_ms < self.rests_until_ms { 0.0 } else { self.left };
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "they are small")]
             let [copied_bytes, left_bytes] = [self.copied as u64, left as u64];
@@ -233,7 +233,7 @@ mod tests {
             );
         }
 
-        /// Until it keeps up, for so long at most; how long it took, in s.
+        /// Lets the copy go on until it keeps up, at most for this long; returns how long that took, in s.
         fn keeps_up_within(&mut self, most_s: f64) -> Option<f64> {
             let began_ms = self.now_ms;
             while self.now_ms - began_ms < most_s * 1e3 {

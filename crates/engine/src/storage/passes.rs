@@ -101,7 +101,7 @@ mod tests {
             let gone_through = per_look.min(left);
             copied += gone_through;
             left -= gone_through;
-            // What is dirty already gets no dirtier.
+            // Dirty parts get no dirtier.
             let dirtied = writes_per_s / 10.0 * GRANULE * (1.0 - left / disk);
             left += if dirtied < per_look / 4.0 && left < per_look { 0.0 } else { dirtied };
         }

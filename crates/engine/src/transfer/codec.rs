@@ -300,7 +300,7 @@ mod tests {
         pairs.map(|mix| throughput(content, mix, reading)).fold(0.0, f64::max)
     }
 
-    /// What makes readings differ: of all that goes on at a moment, and of each codec by itself.
+    /// Why readings differ: everything that goes on at a moment, and each codec by itself.
     #[derive(Debug, Clone, Copy)]
     struct Noise {
         all: f64,

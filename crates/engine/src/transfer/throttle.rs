@@ -189,7 +189,7 @@ mod tests {
         let mut sending = Sending::new(80);
         assert_eq!((sending.round(60), sending.round(60)), (None, Some(30)));
         assert_eq!(sending.silence(20), None);
-        // It is as it was once something arrives, and the time of silence counts for nothing.
+        // The state is as before once something arrives, and the time of silence does not count.
         sending.transferred.rounds += 1;
         sending.look(10_000_000, 0.0);
         assert_eq!(sending.throttle.percent(), Some(30));

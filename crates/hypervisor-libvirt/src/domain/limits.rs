@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// Until it is refused.
+    /// How many tags are looked at until the XML is refused.
     fn tags_looked_at(xml: &str) -> usize {
         let mut scan = Scan::of(xml);
         1 + std::iter::from_fn(|| scan.next_markup().ok().filter(|goes_on| *goes_on)).count()
@@ -141,7 +141,7 @@ mod tests {
     fn refuses_what_would_keep_the_parser_busy() {
         let mut attributes = "<d ".to_owned();
         for number in 0..200_000 {
-            // That a value has a `>` ends nothing.
+            // A `>` in a value ends nothing.
             write!(attributes, "a{number}='>' ").expect("a text takes all");
         }
         attributes.push_str("/>");

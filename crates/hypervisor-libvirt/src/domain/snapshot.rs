@@ -183,7 +183,7 @@ mod tests {
         DomainDescription::parse(DEBIAN).unwrap().vm_spec().unwrap()
     }
 
-    /// As libvirt prints one, with this beside the domain.
+    /// A snapshot's XML as libvirt prints it, with this beside the domain.
     fn with(more: &str, domain: &str) -> String {
         format!(
             "<domainsnapshot><name>before</name><state>running</state><creationTime>1700000000</creationTime>\

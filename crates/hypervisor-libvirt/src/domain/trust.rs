@@ -435,7 +435,7 @@ mod tests {
         refusal(xml, &description.vm_spec().expect("a specification"))
     }
 
-    /// What is said of Debian's server where one text is another one.
+    /// What is said about Debian's server with one text replaced.
     fn said(from: &str, to: &str) -> String {
         assert!(DEBIAN.contains(from), "{from}");
         refused(&DEBIAN.replacen(from, to, 1)).map(|why| why.to_string()).unwrap_or_default()

@@ -387,7 +387,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
                     }
                 }
             });
-            // One in 256 happens to hold the same byte again.
+            // One page in 256 happens to have the same byte again.
             let seen = look_at_own(region, |seen| {
                 let changed = |pages: usize| pages as f64 * seen.bytes_per_read / (PAGES * PAGE_BYTES) as f64;
                 seen.changed.iter().all(|(_, pages)| (changed(*pages) - 0.25).abs() < 0.04)

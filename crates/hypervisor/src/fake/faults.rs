@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::error::{VmError, VmErrorKind};
 
-/// What a hypervisor, or a VM, is asked for.
+/// What a hypervisor or a VM is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Act {
     /// To start a VM.
@@ -85,19 +85,19 @@ impl Act {
 /// How an act fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// There is no answer in time, and it is not done. Nobody waits: the time counts as passed.
+    /// No answer comes in time, and the act is not done. Nobody waits: the time counts as passed.
     Mute,
-    /// There is no answer in time, and it is done nevertheless.
+    /// No answer comes in time, but the act is done.
     MuteAndDone,
-    /// It is refused.
+    /// The act is refused.
     Refused,
     /// Somebody else has the port.
     PortTaken,
-    /// The process ends, as if killed.
+    /// The process ends as if killed.
     Ends,
-    /// Its guest ignores it.
+    /// The guest ignores it.
     Ignored,
-    /// It fails otherwise.
+    /// The act fails otherwise.
     Fails,
 }
 

@@ -1,4 +1,4 @@
-//! A process that is not real: it lives until it is told to end.
+//! A process that is not real: it lives until it is ended.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::end::Exit;
 
-/// No process has such a number: Linux's largest is below (`PID_MAX_LIMIT`).
+/// No process has such a number: Linux's largest is smaller (`PID_MAX_LIMIT`).
 const PID_FIRST: u32 = 1 << 22;
 
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(super) struct FakeProcess {
 
 impl FakeProcess {
     pub(super) fn begin() -> Self {
-        // One for the whole process, as in the kernel: two hypervisors of a test on one host share no process number.
+        // One for the whole process, as in the kernel, so that two hypervisors in a test share no process number.
         static BEGUN: AtomicU32 = AtomicU32::new(0);
         let pid = PID_FIRST + BEGUN.fetch_add(1, Ordering::Relaxed);
         Self { pid, is_ending: AtomicBool::default(), exit: watch::Sender::new(None) }

@@ -34,7 +34,7 @@ use crate::state::{Hold, MigrationStatus, RamStatus, RunState, TransferStatus};
 use crate::transport::{Address, SourceSettings, Transport};
 use crate::vm::{SourceVm, TargetVm, VcpuThrottle, VcpuTime, Vm};
 
-/// Events that wait for a test that is slow to read them.
+/// How many events wait for a test that is slow to read them.
 const EVENTS_KEPT: usize = 64;
 
 /// A VM in memory.
@@ -51,11 +51,11 @@ pub struct FakeVm {
     // Without a sender once the process has ended.
     events: Mutex<Option<broadcast::Sender<VmEvent>>>,
     inner: Mutex<Inner>,
-    // By somebody, as by `SIGSTOP`.
+    // Stopped by somebody, as with `SIGSTOP`.
     is_stopped: AtomicBool,
-    // Whether they are left to the hypervisor.
+    // Whether its connections are left to the hypervisor.
     keeps_connections: AtomicBool,
-    // What holds its vCPUs back may outlive whoever has a hold of the VM.
+    // A throttle may outlive whoever has a hold of the VM.
     throttle: Arc<Mutex<Option<u8>>>,
     disk_move: FakeMove,
 }
@@ -65,7 +65,7 @@ struct Inner {
     state: RunState,
     transfer: TransferStatus,
     is_post_copy_allowed: bool,
-    // By a command, so that its guest does not go on by itself.
+    // Paused by a command, so that its guest does not continue by itself.
     is_paused: bool,
     has_run: bool,
     listens_at: Option<Address>,
@@ -77,7 +77,7 @@ struct Inner {
     acts: Vec<Act>,
 }
 
-/// What a connection that sends as much as it can shows.
+/// The use of a connection that sends as much as it can.
 const IN_USE: ConnectionUse = ConnectionUse { is_in_use: true, has_unsent: true, link_bytes: 0 };
 
 impl FakeVm {
@@ -114,12 +114,12 @@ impl FakeVm {
         }
     }
 
-    /// Acts of this kind fail so from now on.
+    /// From now on, acts of this kind fail this way.
     pub fn fails(&self, act: Act, fault: Fault) {
         self.faults.set(act, fault);
     }
 
-    /// The next act of this kind fails so.
+    /// The next act of this kind fails this way.
     pub fn fails_once(&self, act: Act, fault: Fault) {
         self.faults.set_once(act, fault);
     }
@@ -136,12 +136,12 @@ impl FakeVm {
         }
     }
 
-    /// Everything that was asked of it, but for questions, in order.
+    /// Everything that it was asked to do, in order, without questions.
     pub fn acts(&self) -> Vec<Act> {
         self.lock().acts.clone()
     }
 
-    /// What it does, also while it does not say so.
+    /// What its guest does, even while it does not say so.
     pub fn state(&self) -> RunState {
         self.lock().state.clone()
     }
@@ -151,17 +151,17 @@ impl FakeVm {
         self.lock().has_run
     }
 
-    /// Where it listens, if it does.
+    /// The address on which it listens, if it does.
     pub fn listens_at(&self) -> Option<Address> {
         self.lock().listens_at.clone()
     }
 
-    /// Where it sends to, if it does.
+    /// The address to which it sends, if it does.
     pub fn sends_to(&self) -> Option<Address> {
         self.lock().sends_to.clone()
     }
 
-    /// For which share of their time its vCPUs are held back, in percent.
+    /// For what share of their time its vCPUs are held back, in percent.
     pub fn held_back_percent(&self) -> Option<u8> {
         *self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -247,7 +247,7 @@ impl FakeVm {
         *self.throttle.lock().unwrap_or_else(PoisonError::into_inner) = percent;
     }
 
-    /// Without asking it.
+    /// Cuts it off without asking it.
     pub(super) fn cut_off(&self) -> io::Result<usize> {
         let found = self.on_connections(Act::Cut)?;
         if self.is_stopped() { Err(io::Error::other("somebody has stopped it")) } else { Ok(found) }
@@ -286,7 +286,7 @@ impl FakeVm {
         }
     }
 
-    /// As [`Self::act`], without its memory and its transfer.
+    /// Like [`Self::act`], without access to its memory and its transfer.
     pub(super) fn does<T>(&self, act: Act, deed: impl FnOnce() -> Result<T, VmError>) -> Result<T, VmError> {
         self.act(act, |_| deed())
     }
@@ -312,7 +312,7 @@ impl FakeVm {
 
     fn end_as(&self, act: Act) -> Result<(), VmError> {
         self.lock().acts.push(act);
-        // One that has ended can be ended again.
+        // A VM that has ended can be ended again.
         if let Some(fault) = self.faults.of(act).filter(|_| self.alive()) {
             return Err(fault.error(act));
         }
@@ -337,7 +337,7 @@ impl Vm for FakeVm {
         &self.directory
     }
 
-    /// 0 where its process is still to be started.
+    /// 0 while its process is still to be started.
     fn pid(&self) -> u32 {
         let is_to_start =
             self.starts_to_listen() && self.role == Role::Incoming && self.listens_at().is_none();
@@ -629,7 +629,7 @@ impl TargetVm for FakeVm {
     }
 
     async fn cut_migration(&self, _deadline: Duration) {
-        // Nothing to cut is no failure.
+        // It is no failure if there is nothing to cut.
         let _not_cut = self.act(Act::CutMigration, |inner| {
             if inner.transfer.status == MigrationStatus::PostcopyActive {
                 inner.transfer.status = MigrationStatus::PostcopyPaused;

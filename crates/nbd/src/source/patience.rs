@@ -95,7 +95,7 @@ mod tests {
         patience.look(answered(1), begin + UNANSWERED).unwrap();
         patience.look(Sight { is_idle: true, ..answered(1) }, begin + 2 * UNANSWERED).unwrap();
         patience.look(answered(1), begin + 2 * UNANSWERED).unwrap();
-        // What is lost with a stream is asked again.
+        // What is lost with a stream is requested again.
         patience.look(Sight { live_streams: 0, ..answered(1) }, begin + 3 * UNANSWERED).unwrap();
         patience.look(answered(1), begin + 3 * UNANSWERED).unwrap();
         let silent = patience.look(answered(1), begin + 4 * UNANSWERED);

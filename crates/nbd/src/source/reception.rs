@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    /// Those that are the client's, by their ends.
+    /// The client's connections, by their ends.
     #[derive(Clone, Default)]
     struct Known(Arc<Mutex<HashSet<SocketAddr>>>);
 

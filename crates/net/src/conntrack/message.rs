@@ -352,7 +352,7 @@ mod tests {
     }
 
     prop_compose! {
-        /// One that a kernel may have.
+        /// A connection that a kernel may have.
         fn any_connection()(
             (source, destination) in any_ends(),
             transport in any_transport(),

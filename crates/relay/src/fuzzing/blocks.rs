@@ -1,4 +1,4 @@
-//! Blocks that a malicious sender packs correctly: what is wrong is behind a codec, where chance would not get.
+//! Blocks that a malicious sender packs correctly: the error is behind a codec, where chance would not get.
 
 use std::cell::RefCell;
 
@@ -12,22 +12,22 @@ use crate::frame::{Frame, Packing, UNPACKED_BYTES_MAX};
 use crate::multifd::PAGE_BYTES;
 use crate::pack::Packer;
 
-/// So that one input does not take long.
+/// Keeps a single input from taking long.
 const BLOCKS_MAX: usize = 8;
 
-/// What a receiver holds, and what the sender does: each block as it is, packed, and as a part of the stream.
+/// The memory of a receiver and a sender: each block raw, packed, and as a part of the stream.
 pub const BLOCKS_HOLDS_BYTES: usize = STREAM_HOLDS_BYTES + 5 * (BLOCKS_MAX + 2) * UNPACKED_BYTES_MAX;
 
 /// Blocks as some decisions make them.
 #[derive(Debug, Default)]
 struct GeneratedBlocks {
     wire: Vec<u8>,
-    /// What the program is to get; none once a block says what is not so.
+    /// What the program is to receive; `None` once a block says something wrong.
     honest: Option<Vec<u8>>,
 }
 
 thread_local! {
-    // What its codecs allocate they keep.
+    // It keeps what its codecs allocate.
     static PACKER: RefCell<Packer> = RefCell::new(Packer::new());
 }
 
@@ -58,7 +58,7 @@ pub fn blocks_seeds() -> Vec<Vec<u8>> {
         seeds.push([&[codec, 1][..], &words].concat());
         seeds.push([&[codec, 3][..], &words, &noise, &words].concat());
         seeds.push([&[codec, 2][..], &zeros, &noise].concat());
-        // Two pages that come for the first time, and then one that has changed.
+        // Two pages that appear for the first time, and then one that has changed.
         let first = [&[codec | PAGED, 2, 0, 0, 0, 0][..], &[0, 1, 0, 0], &[0, 0]].concat();
         let again = [codec | PAGED, 1, 0, 0, 1, 2, 0, 0, 16, 0, 0, 9, 0, 0];
         seeds.push([&first[..], &again].concat());
@@ -98,7 +98,7 @@ fn generate_one(choices: &mut Choices<'_>, generated: &mut GeneratedBlocks) {
     let (packing, mut is_parted, mut bytes) = packed(codec, &content);
     let mut is_honest = !is_paged && (1..=BLOCK_BYTES_MAX).contains(&content.len());
     if kind & PARTED != 0 {
-        // In place of what the entropy filter makes of it, which is honest.
+        // In place of the entropy filter's honest result.
         let mut parts = choices.content(2 * PAGE_BYTES);
         parts.extend(bytes);
         (bytes, is_parted, is_honest) = (parts, true, false);
@@ -129,7 +129,7 @@ fn contents(choices: &mut Choices<'_>) -> Vec<u8> {
     content
 }
 
-/// Pages of a block, most of which have what they need.
+/// Pages of a block; most of them have what they need.
 fn pages(choices: &mut Choices<'_>) -> Vec<u8> {
     let count = choices.byte() % 40;
     let (mut entries, mut follows, mut at) = (vec![count], vec![], 0_u32);
@@ -159,7 +159,7 @@ fn pages(choices: &mut Choices<'_>) -> Vec<u8> {
     entries
 }
 
-/// As the sender packs it: as it is, where it does not shrink.
+/// The content as the sender packs it: raw if it does not shrink.
 fn packed(codec: Option<Codec>, content: &[u8]) -> (Packing, bool, Vec<u8>) {
     let raw = || (Packing::Raw, false, content.to_vec());
     let Some(codec) = codec.filter(|_| content.len() <= UNPACKED_BYTES_MAX) else { return raw() };

@@ -6,7 +6,7 @@ use crate::CONNECTIONS_MAX;
 use crate::preamble::{self, PREAMBLE_BYTES, TOKEN_BYTES, Token};
 use crate::tls::{self, ClientTls, ServerTls};
 
-/// What has come of a handshake, what rustls puts together of it, and what is answered.
+/// The memory for what has arrived of a handshake, for what rustls assembles from it, and for the answer.
 pub const HANDSHAKE_HOLDS_BYTES: usize = 384 << 10;
 
 const TOKEN: Token = Token([42; TOKEN_BYTES]);

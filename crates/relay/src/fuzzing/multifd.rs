@@ -5,7 +5,7 @@ use crate::choices::Choices;
 use crate::multifd::samples::{initial, packet};
 use crate::multifd::{PAGE_BYTES, Walker};
 
-/// A block, and what is known about the pages in it and those of a packet.
+/// The memory for a block, and for what is known about the pages in it and in a packet.
 pub const MULTIFD_HOLDS_BYTES: usize = BLOCK_BYTES_MAX + (64 << 10);
 
 /// What a program sends over one connection, after a byte that says how it is cut.
@@ -42,7 +42,7 @@ pub fn multifd(data: &[u8]) {
     assert_eq!(blocks, (pages.len(), whole.syncs()));
 }
 
-/// Pages and syncs that a sender finds who fills blocks.
+/// The pages and syncs that a sender finds while it fills blocks.
 fn in_blocks(stream: &[u8], choices: &mut Choices<'_>) -> (usize, u64) {
     let (mut walker, mut block, mut rest, mut pages) = (Walker::new(), Block::new(), stream, 0);
     while !rest.is_empty() {
@@ -65,7 +65,7 @@ fn in_blocks(stream: &[u8], choices: &mut Choices<'_>) -> (usize, u64) {
     (pages, walker.syncs())
 }
 
-/// Connections of QEMU's, and one that is none.
+/// Connections of QEMU, and one of something else.
 pub fn multifd_seeds() -> Vec<Vec<u8>> {
     let page = |offset: u64, byte: u8| (offset, vec![byte; PAGE_BYTES]);
     let packets = [packet(0, &[page(0, 1), page(4096, 2)]), packet(1, &[]), packet(1, &[page(1 << 40, 3)])];

@@ -1,4 +1,4 @@
-//! A receiver that gets what a fuzzer makes, over one connection.
+//! A receiver of what a fuzzer makes, over one connection.
 
 use std::cell::RefCell;
 
@@ -9,7 +9,7 @@ use crate::multifd::PAGE_BYTES;
 use crate::page_slots::PageSlots;
 use crate::unpacking::Unpacking;
 
-/// Few, so that the same ones come again.
+/// Few, so that the same ones are used again.
 pub(super) const SLOTS: usize = 16;
 
 /// What a receiver holds at most: of a connection a block as it came, and one for each way to unpack it; and the
@@ -21,14 +21,14 @@ thread_local! {
     static UNPACKING: RefCell<Unpacking> = RefCell::new(Unpacking::new().expect("there is memory"));
 }
 
-/// Nobody waits at these for what never comes.
+/// Nobody waits at these slots for what never comes.
 pub(super) fn slots() -> PageSlots {
     let slots = PageSlots::new(SLOTS * PAGE_BYTES);
     slots.close();
     slots
 }
 
-/// What comes over one connection, block by block.
+/// Receives what one connection carries, block by block.
 pub(super) fn receive(wire: &[u8], slots: &PageSlots, take: impl FnMut(&[u8])) -> Result<(), RelayError> {
     check_header(wire);
     UNPACKING.with_borrow_mut(|unpacking| unpack(unpacking, wire, slots, take))

@@ -667,7 +667,7 @@ mod tests {
     #[test]
     fn whoever_brings_work_wakes_somebody_for_it() {
         let push = |shared: &Shared| shared.push(0, Block::from(&[7][..]));
-        // Until all sleep who find nothing to do.
+        // Until all workers without work are asleep.
         let pause = || thread::sleep(Duration::from_millis(20));
         let is_packed_after = |what: &str, bring: &dyn Fn(&Shared)| {
             let shared = shared(16);

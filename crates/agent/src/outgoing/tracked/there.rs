@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(gone.len(), 2);
     }
 
-    /// What is sent, and whether it comes to the target, and the answer to the source.
+    /// What is sent, whether it arrives at the target, and whether the answer arrives at the source.
     #[derive(Debug, Clone, Copy, PartialEq)]
     enum Fate {
         Answered,

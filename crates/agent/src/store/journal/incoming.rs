@@ -332,7 +332,7 @@ mod tests {
         }
         assert_eq!(state(&journal, "first"), Some(IncomingState::Finished));
         assert_eq!(state(&journal, "second"), Some(IncomingState::Running));
-        // So that it is not taken from those that are here.
+        // It must not be taken from the VMs that are here.
         assert!(!journal.take_back_run("first").unwrap());
         assert_eq!(journal.vms().unwrap().len(), 1);
     }

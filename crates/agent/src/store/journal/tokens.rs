@@ -141,7 +141,7 @@ mod tests {
         journal.add_token("abc", 0, 1000).unwrap();
         assert_eq!(journal.take_token("abc", "b key", 10).unwrap(), TokenUse::First);
         assert_eq!(journal.take_token("abc", "b key", 69).unwrap(), TokenUse::Again);
-        // By the first use, not by the last.
+        // The first use counts, not the last.
         assert_eq!(journal.take_token("abc", "b key", 70).unwrap(), TokenUse::Refused);
         journal.add_token("def", 0, 1000).unwrap();
         assert_eq!(journal.take_token("def", "c key", 10).unwrap(), TokenUse::First);

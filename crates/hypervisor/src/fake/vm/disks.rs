@@ -20,7 +20,7 @@ use crate::spec::Disk;
 /// The kernel's unit of allocated blocks.
 const BLOCK_BYTES: u64 = 512;
 
-/// The disk of it that moves, or has moved.
+/// The disk that moves, or has moved.
 #[derive(Debug, Default)]
 pub(super) struct FakeMove {
     begun: Mutex<Option<Begun>>,
@@ -51,24 +51,24 @@ impl FakeMove {
 }
 
 impl FakeVm {
-    /// A copy of one of its disks to another place on its host does not come to its end from now on.
+    /// From now on, a copy of one of its disks to another place on its host does not finish.
     pub fn holds_up_disk_moves(&self) {
         *lock(&self.disk_move.is_held_up) = true;
     }
 
-    /// The copy that was held up has failed.
+    /// The copy that was held up fails.
     pub fn disk_move_fails(&self, why: &str) {
         if let Some(begun) = &mut *lock(&self.disk_move.begun) {
             begun.state = MoveState::Failed(why.into());
         }
     }
 
-    /// How far the last one is.
+    /// The state of the last move.
     pub fn disk_move_state(&self) -> Option<MoveState> {
         lock(&self.disk_move.begun).as_ref().map(|begun| begun.state.clone())
     }
 
-    /// Where its specification has the disk that has moved.
+    /// The path of the moved disk in its specification.
     pub fn noted_disk(&self) -> Option<PathBuf> {
         lock(&self.disk_move.noted).clone()
     }

@@ -1,16 +1,16 @@
 //! The target's disk. A block is one byte long, and holds the number of the request that wrote it.
 //!
-//! What a request writes is one of few contents, by its number, so that what is compared is the same now and then. Then the
-//! block has the later request's number from there on, wherever the content of the earlier one is. At first all blocks hold
-//! what an earlier attempt has left, under the number 0; it is durable.
+//! A request writes one of a few contents, by its number, so that a comparison sometimes finds the same. Then the block
+//! has the later request's number wherever it has the earlier one's content. At first, all blocks hold what an earlier
+//! attempt left, under the number 0; it is durable.
 
 /// Blocks of the disk: few, so that requests meet.
 pub(super) const BLOCKS: usize = 12;
 
-/// Which request; later ones have greater numbers.
+/// The number of a request; later ones have greater numbers.
 pub(super) type Version = u64;
 
-/// Different contents that there are.
+/// How many different contents there are.
 const CONTENTS: Version = 3;
 
 #[derive(Debug, Clone, Copy)]
@@ -20,13 +20,13 @@ struct Cached {
     order: u64,
 }
 
-/// One connection to the server has this in its cache.
+/// The cache of one connection to the server.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     writes: Vec<Cached>,
 }
 
-/// What a reader sees, and what is left after a power cut.
+/// What a reader sees, and what a power cut leaves.
 #[derive(Debug, Default)]
 pub(super) struct Disk {
     pub(super) seen: [Version; BLOCKS],
@@ -48,13 +48,14 @@ impl Disk {
         self.seen[begin..begin + length].into()
     }
 
-    /// Whether this is there already.
+    /// Whether these contents are there already.
     pub(super) fn has(&self, begin: usize, versions: &[Version]) -> bool {
         let there = &self.seen[begin..];
         versions.iter().zip(there).all(|(wanted, there)| wanted % CONTENTS == there % CONTENTS)
     }
 
-    /// What is there is the same as what these write. `is_left_durable` says so of what an earlier attempt has left.
+    /// Counts the present contents as these, which are the same. `is_left_durable` says whether what an earlier attempt
+    /// left is durable.
     pub(super) fn count_as<'cache>(
         &mut self,
         begin: usize,
@@ -80,7 +81,7 @@ impl Disk {
         }
     }
 
-    /// Makes durable what this connection wrote, and nothing of others.
+    /// Makes durable what this connection wrote, and nothing else.
     pub(super) fn flush(&mut self, cache: &mut Cache) {
         for Cached { block, version, order } in cache.writes.drain(..) {
             if order > self.durable_order[block] {

@@ -1,10 +1,10 @@
 //! Planted bugs around the scheduler. Somebody could write each of them, and the simulation must find it.
 
-/// A bug of what carries the scheduler's decisions out, or of the target.
+/// A bug in what carries out the scheduler's decisions, or in the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Planted {
     Nothing,
-    /// The target answers a write when it has come, not when the disk has it.
+    /// The target answers a write when it has arrived, before the disk has it.
     EarlyReply,
     /// The target answers a flush, and does nothing.
     LostFlush,
@@ -14,30 +14,30 @@ pub(super) enum Planted {
     FlushDoesNotWait,
     /// What a lost stream carried is sent again at once.
     NoFence,
-    /// The target says that a stream has ended, and goes on to take from it.
+    /// The target says that a stream has ended, and still takes requests from it.
     FenceNotHeeded,
-    /// The target says that a stream has ended while the disk still has some of it to do.
+    /// The target says that a stream has ended while the disk still works for it.
     FenceDoesNotWait,
     /// The target ends a stream without a flush.
     FenceDoesNotFlush,
     /// Requests that share a byte are under way at the same time.
     OverlapsAtOnce,
-    /// A durable write is sent as any other.
+    /// A durable write is sent like any other.
     FuaForgotten,
     /// A durable write is answered before those before it.
     FuaToldEarly,
-    /// What a lost stream carried is taken for done when that is fenced.
+    /// What a lost stream carried counts as done when that stream is fenced.
     NotSentAgain,
-    /// What differs from what was to be written is taken for the same.
+    /// A difference is missed, and what was to be written counts as present.
     DifferenceMissed,
     /// A durable write is compared.
     DurableCompared,
-    /// What an earlier attempt has left counts as there before it is durable.
+    /// What an earlier attempt left counts as present before it is durable.
     LeftNotDurable,
 }
 
 impl Planted {
-    /// The rule that it breaks, in the words of the rule.
+    /// The rule that the bug breaks, in the rule's own words.
     pub(super) fn shows_as(self) -> &'static str {
         match self {
             Self::Nothing => "",

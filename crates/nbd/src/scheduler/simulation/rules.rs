@@ -1,4 +1,4 @@
-//! What must hold, whatever happens.
+//! The rules that must hold whatever happens.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ struct Asked {
 pub(super) struct Rules {
     newest: [Version; BLOCKS],
     acknowledged: [Version; BLOCKS],
-    // Not answered, by number.
+    // The requests without an answer, by number.
     asked: BTreeMap<Version, Asked>,
 }
 
@@ -95,7 +95,7 @@ impl Rules {
         }
     }
 
-    /// After every step.
+    /// Checks the rules after every step.
     pub(super) fn hold(&self, disk: &Disk) -> Result<(), String> {
         match (0..BLOCKS).find(|block| disk.seen[*block] < self.acknowledged[*block]) {
             Some(block) => {
@@ -106,7 +106,7 @@ impl Rules {
         }
     }
 
-    /// When all is answered.
+    /// Checks the rules when everything is answered.
     pub(super) fn hold_at_end(&self, disk: &Disk) -> Result<(), String> {
         if disk.seen == self.newest { Ok(()) } else { Err(format!("order is lost: {disk:?}, {self:?}")) }
     }

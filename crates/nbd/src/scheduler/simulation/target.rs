@@ -1,4 +1,4 @@
-//! The target, as `target/` is written: streams, and what the disk has to do for each.
+//! The target, built like `target/`: streams, and the disk's work for each.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,7 +13,7 @@ use crate::frame::{Question, StreamNumber};
 /// What requests carry.
 pub(super) type Data = Vec<Version>;
 
-/// What comes back.
+/// An answer.
 #[derive(Debug)]
 pub(super) enum SimulatedAnswer {
     Done(u64, Option<Data>),
@@ -31,9 +31,9 @@ struct Task {
 
 #[derive(Debug, Default)]
 pub(super) struct Stream {
-    /// Sent, and not taken by the target.
+    /// What was sent, and what the target has not taken.
     pub(super) wire: VecDeque<Outgoing<Data>>,
-    /// The source will send nothing more, though what was sent may come.
+    /// The source sends nothing more, though what it has sent may still arrive.
     pub(super) is_cut: bool,
     tasks: Vec<Task>,
     cache: Cache,
@@ -41,15 +41,15 @@ pub(super) struct Stream {
     awaited: Vec<StreamNumber>,
 }
 
-/// All streams that there ever were, and the disk.
+/// All streams that ever existed, and the disk.
 pub(super) struct Target {
     planted: Planted,
     pub(super) disk: Disk,
     fences: Fences,
     pub(super) streams: BTreeMap<StreamNumber, Stream>,
-    /// Requests that came by a stream that the source had given up.
+    /// How many requests arrived over a stream that the source had given up.
     pub(super) late: u64,
-    /// Comparisons that found the same, and others.
+    /// How many comparisons found the same, and how many did not.
     pub(super) compared: [u64; 2],
 }
 
@@ -99,7 +99,7 @@ impl Target {
         }
         let stream = self.streams.get_mut(&number).expect("it is one of them");
         let Some(Outgoing { question, payload }) = stream.wire.pop_front() else {
-            // What is cut ends where what came of it ends.
+            // A stream that is cut ends where what has arrived of it ends.
             if stream.is_cut {
                 self.fences.fence(number);
             }
@@ -122,7 +122,7 @@ impl Target {
         }
     }
 
-    /// The disk does any of what it has.
+    /// The disk does some of its work.
     fn work(&mut self, number: StreamNumber, random: &mut Random) {
         let first = self.streams.keys().next().copied();
         let stream = self.streams.get_mut(&number).expect("it is one of them");
@@ -174,7 +174,7 @@ impl Target {
         });
     }
 
-    /// Ends a stream that takes nothing more, once the disk has done all of it.
+    /// Ends a stream that takes nothing more, once the disk has done all of its work.
     fn close(&mut self, number: StreamNumber) {
         let stream = self.streams.get_mut(&number).expect("it is one of them");
         let is_closing = !self.fences.is_open(number) && !self.fences.has_ended(number);

@@ -13,7 +13,7 @@ const REQUESTS: u64 = 40;
 const IN_FLIGHT_MAX: usize = 8;
 const STREAMS_LIVE_MAX: usize = 4;
 
-/// With faults, and then without; by then all must be answered.
+/// First steps with faults, and then steps without. By then, everything must be answered.
 const STEPS_WITH_FAULTS: u64 = 1_500;
 const STEPS_MAX: u64 = 20_000;
 
@@ -24,7 +24,7 @@ pub(super) struct Run {
     pub(super) late: u64,
     pub(super) fenced: u64,
     pub(super) flushes: u64,
-    /// Comparisons that found the same, and others.
+    /// How many comparisons found the same, and how many did not.
     pub(super) compared: [u64; 2],
 }
 
@@ -41,7 +41,7 @@ struct World {
     run: Run,
 }
 
-/// Fails with the rule that does not hold.
+/// The error is the rule that was broken.
 pub(super) fn simulate(seed: u64, planted: Planted) -> Result<Run, String> {
     let mut random = Random(seed);
     let cut_percent = [0, 1, 3][random.index(3)];
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// Data and zeroes in turn, as it may be.
+    /// Data and zeroes, in random order.
     fn cut_up(&mut self, version: u64, command: Command) -> Vec<Piece<Data>> {
         if command.operation == Operation::Flush {
             return vec![];
@@ -202,7 +202,7 @@ impl World {
         Ok(())
     }
 
-    /// Answers in the target's place what was sent again.
+    /// Answers, in the target's place, what was sent again.
     fn believe_all_done(&mut self, number: StreamNumber) -> Result<(), String> {
         if self.scheduler.resent_pieces() == self.run.resent {
             return Ok(());
@@ -221,7 +221,7 @@ impl World {
         Ok(())
     }
 
-    /// Does the work of any stream, also of one that the source has given up.
+    /// Does some work of any stream, even of one that the source has given up.
     fn work(&mut self) {
         let numbers = self.target.busy_streams();
         if !numbers.is_empty() {
@@ -231,7 +231,7 @@ impl World {
     }
 
     fn end(mut self) -> Result<Run, String> {
-        // What was given up may still do something.
+        // A stream that was given up may still do something.
         for _ in 0..200 {
             self.work();
             self.rules.hold(&self.target.disk)?;

@@ -161,7 +161,7 @@ mod tests {
             does(Order::Reconnect, IN_PART, &[PART, OrderEvent::Done, OrderEvent::Failed, OrderEvent::Done]);
         let expected = [OrderAction::TakeUpPart, OrderAction::CutConnection, OrderAction::ListenAgain, DONE];
         assert_eq!(done[2..], expected);
-        // It may wait for the page that the other connection brings.
+        // QEMU may be waiting for the page that the other connection brings.
         assert_eq!(ends(Order::Reconnect, IN_PART, &[OrderEvent::Mute]), OrderAction::TakeUpPart);
     }
 
