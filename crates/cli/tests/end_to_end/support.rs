@@ -112,7 +112,7 @@ impl TestLab {
         self.start(arguments).wait()
     }
 
-    /// As [`Self::drainpipe`], without waiting for its end.
+    /// Like [`Self::drainpipe`], without waiting for its end.
     #[track_caller]
     pub(crate) fn start(&self, arguments: &[&str]) -> Running {
         let mut command = command(arguments);
