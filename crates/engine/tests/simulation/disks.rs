@@ -84,7 +84,7 @@ impl World {
         self.copies_disks() && HOLDS_WRITES.contains(&(self.seed % HOLDS_WRITES_OF))
     }
 
-    /// The plan with the disk that is copied added.
+    /// The plan, with the copied disk.
     pub(crate) fn with_disks(&self, plan: Plan) -> Plan {
         if !self.copies_disks() {
             return plan;
@@ -123,7 +123,7 @@ impl World {
         }
     }
 
-    /// Has no effect while QEMU does not answer.
+    /// Lets the VM write as it likes. Has no effect while QEMU does not answer.
     pub(crate) fn let_writes_go(&mut self) {
         if self.answers(Host::Source)
             && self.planted != Planted::WritesStayHeld
@@ -310,7 +310,7 @@ impl World {
         self.order(executor, SourceAction::EndDiskCopies, Order::CloseDisks)
     }
 
-    /// As a guard does. The VM's writes are let go once it runs.
+    /// Ends the copies as a guard does. The VM's writes are let go once it runs.
     pub(crate) fn cut_disk_copies(&mut self) {
         self.disk.mirror = None;
     }

@@ -1,8 +1,8 @@
 //! libvirt on both hosts, when the VM is a domain: what it does with a migration by itself, and what its end leaves
 //! behind.
 //!
-//! Modelled on what libvirt 9.0 and QEMU 7.2 were seen to do, phase by phase (docs/decisions/0071, 0072). What nobody
-//! has observed, the model assumes to be the worse.
+//! Modelled on what libvirt 9.0 and QEMU 7.2 were seen to do, phase by phase (docs/decisions/0071, 0072). Where nobody
+//! has looked, the model assumes the worst.
 
 use drainpipe_engine::migration::target::steps::Step;
 use drainpipe_engine::migration::timing;
@@ -64,7 +64,7 @@ pub(crate) struct Libvirt {
     life: u32,
     /// When it is killed or started, or has looked after its domain.
     pub changes_ms: f64,
-    /// For how long it stays away after it is killed.
+    /// For how long it hangs before systemd kills it; 0 if it does not.
     away_ms: f64,
     job: Job,
     /// Whether it will let the guest that it was sending run, once it is back.
@@ -118,7 +118,7 @@ impl Libvirts {
         }
     }
 
-    /// Brings back now those that are away.
+    /// Brings libvirts that are away back now.
     pub(crate) fn hasten(&mut self, now_ms: f64) {
         for libvirt in [&mut self.source, &mut self.target] {
             if libvirt.changes_ms.is_finite() {
