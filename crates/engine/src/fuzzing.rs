@@ -197,12 +197,8 @@ fn check_finding(finding: &Finding) {
 /// The agent sees a target like this: see `look_at` in its `drain/view.rs`.
 fn drain_to(answers: &Answers, option: RequestedOption, plan: &Plan) {
     let theirs = &answers.facts.host;
-    let relay = PlanRequest::from(option).relay_means(
-        &OURS.host,
-        theirs,
-        plan.carrying(),
-        plan.encryption.is_encrypted,
-    );
+    let relay =
+        PlanRequest::from(option).relay_means(&OURS.host, theirs, plan.carrying(), plan.is_encrypted());
     if let Some(Verdict::Compressed { wire_share }) = relay.map(|means| means.verdict(None)) {
         assert!(wire_share > 0.0 && wire_share < 1.0);
     }

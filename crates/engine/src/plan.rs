@@ -1,11 +1,12 @@
 //! The plan of one migration: how memory travels, over which paths, and why. An immutable value, shown by `--dry-run`;
 //! its executor decides nothing.
 //!
-//! The type has no form for what cannot be, such as post-copy over many connections or a plan without a path. What
-//! another host sends is checked where it is read (`plan/wire.rs`), and nowhere else.
+//! The type has no form for what cannot be, such as post-copy over many connections, a relay's limit that somebody else
+//! keeps, or a plan without a path. What another host sends is checked where it is read (`plan/wire.rs`), and nowhere else.
 
 mod compression;
 pub mod disks;
+mod draft;
 mod error;
 mod incapable;
 mod limiting;
@@ -36,12 +37,12 @@ pub use self::reason::Reason;
 pub use self::relay::Relay;
 pub use self::request::PlanRequest;
 pub(crate) use self::route::no_route;
-pub use self::transfer::{Packing, Parallel, Spread, Transfer, ZstdLevel};
+pub use self::transfer::{Packing, Parallel, Protection, Spread, Transfer, ZstdLevel};
 use self::wire::WirePlan;
 use crate::option::{MigrationOption, RequestedOption};
 use crate::paths::path::Path;
 use crate::storage::DiskCopy;
-use crate::transfer::encryption::Encryption;
+use crate::transfer::encryption::{Encryption, EncryptionReason};
 
 /// How one migration will be done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -51,12 +52,10 @@ pub struct Plan {
     pub requested_option: RequestedOption,
     /// How memory travels.
     pub transfer: Transfer,
-    /// Whether the connections are encrypted, and why: by a relay, or with post-copy by the hypervisor.
-    pub encryption: Encryption,
+    /// Why the connections are encrypted, or are not.
+    pub encryption_reason: EncryptionReason,
     /// Paths that will carry the migration. With [`Spread::InTurn`] only one does: the first that connects.
     pub paths: Paths,
-    /// What keeps it within a bandwidth limit.
-    pub limit_keeper: LimitKeeper,
     /// The VM's disks that are copied, before its memory; the target sees all others.
     pub disks: Vec<DiskCopy>,
     /// Why it is not done as it was asked for, or why `auto` chose this.
@@ -83,7 +82,7 @@ impl Plan {
     /// Whether the VM may run on the target before all its memory is there, where it does not converge. From then on
     /// until the rest has followed, it needs both hosts.
     pub fn post_copy(&self) -> bool {
-        self.transfer == Transfer::OneConnection { post_copy: true }
+        matches!(self.transfer, Transfer::PostCopy { .. })
     }
 
     /// Whether a relay on either host packs the connections, as far as that makes them faster.
@@ -93,19 +92,27 @@ impl Plan {
 
     /// What a relay on either host does between QEMU and the network; none where there is no relay.
     pub fn relay(&self) -> Option<Relay> {
-        let encrypts = self.encryption.is_encrypted && !self.is_encrypted_by_hypervisor();
-        match (self.is_compressed(), encrypts) {
-            (true, true) => Some(Relay::PacksAndEncrypts),
-            (true, false) => Some(Relay::Packs),
-            (false, true) => Some(Relay::Encrypts),
-            (false, false) => None,
-        }
+        self.transfer.relay()
     }
 
-    /// Whether the hypervisor encrypts it, by its own TLS. With post-copy the VM is lost if a part of its memory is, and a
-    /// relay would end with its agent.
+    /// Whether the connections are encrypted: by a relay, or with post-copy by the hypervisor.
+    pub fn is_encrypted(&self) -> bool {
+        self.transfer.is_encrypted()
+    }
+
+    /// The same, and why.
+    pub fn encryption(&self) -> Encryption {
+        Encryption { is_encrypted: self.is_encrypted(), why: self.encryption_reason.clone() }
+    }
+
+    /// Whether the hypervisor encrypts it.
     pub fn is_encrypted_by_hypervisor(&self) -> bool {
-        self.encryption.is_encrypted && self.post_copy()
+        matches!(self.transfer, Transfer::PostCopy { is_encrypted: true, .. })
+    }
+
+    /// What keeps it within a bandwidth limit.
+    pub fn limit_keeper(&self) -> LimitKeeper {
+        self.transfer.limit_keeper()
     }
 
     /// The paths that carry at once.

@@ -332,7 +332,7 @@ async fn ask(
             "it is cordoned: `drainpipe resume {name}` ends that; `--swap` on both hosts lets them exchange their VMs"
         )
     });
-    let no_post_copy = NoPostCopy::between(&source, &target.facts, plan.encryption.is_encrypted);
+    let no_post_copy = NoPostCopy::between(&source, &target.facts, plan.is_encrypted());
     let view = TargetView {
         name: name.into(),
         unavailable: cordoned.or(all_refused),
@@ -351,7 +351,7 @@ async fn ask(
         paths: paths(&plan, |link| source.link(link)),
         limit: limit_of(limit),
         free_cores: cores_had(&source, &target.facts),
-        relay: request.relay_means(&source, &target.facts, plan.carrying(), plan.encryption.is_encrypted),
+        relay: request.relay_means(&source, &target.facts, plan.carrying(), plan.is_encrypted()),
         no_post_copy,
         path_history: None,
     };
@@ -422,8 +422,10 @@ mod tests {
 
     use drainpipe_engine::finding::{Place, Severity};
     use drainpipe_engine::option::RequestedOption;
-    use drainpipe_engine::plan::{LimitKeeper, MULTICHANNEL_CONNECTIONS, Parallel, Paths, Spread, Transfer};
-    use drainpipe_engine::transfer::encryption::Encryption;
+    use drainpipe_engine::plan::{
+        LimitKeeper, MULTICHANNEL_CONNECTIONS, Packing, Parallel, Paths, Protection, Spread, Transfer,
+    };
+    use drainpipe_engine::transfer::encryption::EncryptionReason;
     use serde_json::json;
 
     use super::*;
@@ -489,11 +491,10 @@ mod tests {
             transfer: Transfer::Parallel(Parallel {
                 channels: MULTICHANNEL_CONNECTIONS,
                 spread,
-                packing: None,
+                packing: Packing::Nobody(Protection::Clear(LimitKeeper::Agents)),
             }),
-            encryption: Encryption::default(),
+            encryption_reason: EncryptionReason::NotRequired,
             paths: Paths::try_from(speeds_mbps.iter().map(path).collect::<Vec<_>>()).unwrap(),
-            limit_keeper: LimitKeeper::default(),
             disks: vec![],
             reasons: vec![],
         }

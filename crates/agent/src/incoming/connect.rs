@@ -67,7 +67,7 @@ pub(crate) async fn connect(
     may_go_on(incoming, &entry, Step::Prepare)?;
     entry.end_trials();
     request.parcel.check().map_err(Problem::bad_input)?;
-    let is_encrypted = request.plan.encryption.is_encrypted;
+    let is_encrypted = request.plan.is_encrypted();
     let obstacle =
         |protocol: Protocol| protocol.obstacle(request.plan.post_copy(), is_encrypted, &entry.source);
     if let Some(why) = entry.protocol.and_then(obstacle) {

@@ -205,7 +205,7 @@ pub(super) async fn open(
     }
     let (listener, port) = bind_free_port(incoming, request, address).await?;
     let token = Uuid::new_v4();
-    let is_encrypted = request.plan.encryption.is_encrypted;
+    let is_encrypted = request.plan.is_encrypted();
     let tls = is_encrypted.then(|| incoming.peers.identity.server_config_for(&entry.source));
     let receiver = DiskReceiver::start(listener, &program.path, &offered, token, tls)?;
     entry.receive_disks_by(receiver);

@@ -85,7 +85,7 @@ pub(crate) async fn meet(
     let request = request.into();
     let reaches = discover(&outgoing.host, peer, [&source, &target.facts], request.option).await;
     let plan = plan(&source, &target.facts, request, &reaches, memory_bytes).map_err(Problem::refused)?;
-    if let Some(why) = protocol.obstacle(plan.post_copy(), plan.encryption.is_encrypted, &target.facts.name) {
+    if let Some(why) = protocol.obstacle(plan.post_copy(), plan.is_encrypted(), &target.facts.name) {
         return Err(Problem::refused(why));
     }
     Ok(Meeting { protocol, source, target, plan })

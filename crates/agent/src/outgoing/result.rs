@@ -129,7 +129,7 @@ const ENCRYPTION_PROTOCOL: &str = "TLS 1.3";
 
 /// A QEMU that encrypts has begun a round once it has connected, and does not say which suite it uses.
 fn encryption_use(plan: &Plan, rounds: u64, cipher_suite: Option<String>) -> EncryptionUse {
-    let Encryption { is_encrypted, why } = plan.encryption.clone();
+    let Encryption { is_encrypted, why } = plan.encryption();
     let connected = cipher_suite.is_some() || (plan.is_encrypted_by_hypervisor() && rounds > 0);
     let protocol = connected.then(|| ENCRYPTION_PROTOCOL.into());
     EncryptionUse { is_encrypted, why, protocol, cipher_suite }

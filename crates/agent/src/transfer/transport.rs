@@ -11,14 +11,14 @@ pub(crate) fn connections(plan: &Plan) -> usize {
 /// How the plan has bytes travel; `tls` for what QEMU encrypts itself.
 pub(crate) fn transport(plan: &Plan, tls: Option<TlsKey>) -> Transport {
     let parallel = match plan.transfer {
-        Transfer::OneConnection { post_copy: true } => return Transport::PostCopy { tls },
-        Transfer::OneConnection { post_copy: false } => return Transport::Single,
+        Transfer::PostCopy { .. } => return Transport::PostCopy { tls },
+        Transfer::OneConnection(_) => return Transport::Single,
         Transfer::Rdma => return Transport::Rdma,
         Transfer::Parallel(parallel) => parallel,
     };
     let compression = match parallel.packing {
-        Some(Packing::ByHypervisor(level)) => Some(Zstd { level: level.number() }),
-        Some(Packing::ByRelay) | None => None,
+        Packing::ByHypervisor(level, _) => Some(Zstd { level: level.number() }),
+        Packing::ByRelay { .. } | Packing::Nobody(_) => None,
     };
     Transport::Parallel(Parallel { channels: parallel.channels.get(), compression })
 }

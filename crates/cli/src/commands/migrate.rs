@@ -116,7 +116,7 @@ fn describe_plan(view: &PlanView) -> String {
         .chain(plan.is_compressed().then(|| "memory   compressed as far as that is faster".into()))
         .chain(plan.disks.iter().map(copied))
         .chain(view.holds_writes.then(|| HELD_WRITES.into()))
-        .chain([encrypted(&plan.encryption)])
+        .chain([encrypted(&plan.encryption())])
         .chain(limited(view))
         .chain(view.predicted_total_ms.map(|ms| format!("takes    some {}", format::estimate(ms))));
     for line in lines {

@@ -86,8 +86,11 @@ fn encrypted_unless_both_hosts_say_otherwise() {
 
     turn_off(&lab, "a");
     let view: PlanView = lab.json(&["migrate", "web", "b", "--dry-run"]);
-    assert!(view.plan.encryption.is_encrypted);
-    assert!(view.plan.encryption.why.to_string().starts_with("b requires it"), "{:?}", view.plan.encryption);
+    let encryption = view.plan.encryption();
+    assert!(
+        encryption.is_encrypted && encryption.why.to_string().starts_with("b requires it"),
+        "{encryption:?}"
+    );
     turn_off(&lab, "b");
     let asked = lab.drainpipe(&["migrate", "web", "b", "--encrypt"]);
     asked.refused(REFUSED, &["encryption was asked for, and is off on a"]);

@@ -19,7 +19,7 @@ pub fn total_ms(
     let paths_mbps =
         limits.all_mbps.into_iter().chain([plan.carried_mbps()?]).min().filter(|mbps| *mbps > 0)?;
     let zero_share = request.zero_share.filter(|share| (0.0..=1.0).contains(share))?;
-    let relay = || request.relay_means(source, target, plan.carrying(), plan.encryption.is_encrypted);
+    let relay = || request.relay_means(source, target, plan.carrying(), plan.is_encrypted());
     let wire_share =
         match plan.is_compressed().then(relay).flatten().map(|relay| relay.verdict(request.memory)) {
             Some(Verdict::Compressed { wire_share }) => wire_share,

@@ -3,9 +3,9 @@
 use super::{Limits, Migration, SourceAction, SourceEvent, Stage, VmCondition};
 use crate::fixtures::path;
 use crate::option::RequestedOption;
-use crate::plan::{LimitKeeper, Paths, Plan, Transfer};
+use crate::plan::{LimitKeeper, Paths, Plan, Protection, Transfer};
 use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
-use crate::transfer::encryption::Encryption;
+use crate::transfer::encryption::EncryptionReason;
 
 /// When one that is in flight has to be over.
 pub(super) const DEADLINE_MS: f64 = 20_000.0;
@@ -15,13 +15,15 @@ pub(super) fn well(action: SourceAction) -> SourceEvent {
     if action == SourceAction::LookAtVm { SourceEvent::VmIs(VmCondition::Runs) } else { SourceEvent::Done }
 }
 
-fn plan(post_copy: bool) -> Plan {
+const OVER_ONE_CONNECTION: Transfer = Transfer::OneConnection(Protection::Clear(LimitKeeper::Agents));
+const BY_POST_COPY: Transfer = Transfer::PostCopy { is_encrypted: false, limit_keeper: LimitKeeper::Agents };
+
+fn plan(transfer: Transfer) -> Plan {
     Plan {
         requested_option: RequestedOption::Auto,
-        transfer: Transfer::OneConnection { post_copy },
-        encryption: Encryption::default(),
+        transfer,
+        encryption_reason: EncryptionReason::NotRequired,
         paths: Paths::try_from(vec![path("e0")]).unwrap(),
-        limit_keeper: LimitKeeper::default(),
         disks: vec![],
         reasons: vec![],
     }
@@ -29,12 +31,12 @@ fn plan(post_copy: bool) -> Plan {
 
 /// A migration whose memory is being copied since 1 s.
 pub(super) fn copying() -> Migration {
-    copying_by(&plan(false))
+    copying_by(&plan(OVER_ONE_CONNECTION))
 }
 
 /// The same, and post-copy is allowed.
 pub(super) fn copying_with_post_copy() -> Migration {
-    copying_by(&plan(true))
+    copying_by(&plan(BY_POST_COPY))
 }
 
 /// A migration that has been copying a disk of 1 GB for 1 s.
@@ -59,7 +61,7 @@ fn with_disk() -> Plan {
         is_flattened: false,
         from_device: None,
     };
-    Plan { disks: vec![disk], ..plan(false) }
+    Plan { disks: vec![disk], ..plan(OVER_ONE_CONNECTION) }
 }
 
 /// Up to this action, or until nothing is to be done.

@@ -4,7 +4,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::Plan;
 use crate::host::capabilities::{Capabilities, Committer};
 use crate::host::facts::HostFacts;
 
@@ -92,11 +91,6 @@ impl NoPostCopy {
         let in_clear_only =
             || Incapable::among(hosts, |can| !is_encrypted || encrypts(can)).map(Self::InClearOnly);
         unable.or_else(does_not_wait).or_else(in_clear_only)
-    }
-
-    /// Nothing where this plan has none, or they can.
-    pub(super) fn of(plan: &Plan, source: &HostFacts, target: &HostFacts) -> Option<Self> {
-        if plan.post_copy() { Self::between(source, target, plan.encryption.is_encrypted) } else { None }
     }
 }
 

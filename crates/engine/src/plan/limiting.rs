@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::incapable::Incapable;
-use super::{Plan, PlanError, Reason};
+use super::{PlanError, Reason};
 use crate::host::facts::HostFacts;
 
 /// What keeps a migration within a bandwidth limit: one that applies when it begins, and one that is set later.
@@ -26,31 +26,23 @@ impl LimitKeeper {
     pub(super) fn is_agents(&self) -> bool {
         *self == Self::Agents
     }
-}
-
-/// The same plan, with who keeps its limit. Fails where one holds that nobody can keep.
-pub(super) fn with_limit_keeper(
-    plan: Plan,
-    source: &HostFacts,
-    target: &HostFacts,
-) -> Result<Plan, PlanError> {
-    if plan.relay().is_some() {
-        return Ok(plan);
-    }
-    let Some(hypervisor) = Incapable::among([source], |can| can.connections_are_ours) else {
-        return Ok(plan);
-    };
-    let limit_mbps = source.limits_to(target).all_mbps;
-    let keeps_limit = source.hypervisor.capabilities.keeps_limit;
-    let Plan { mut reasons, .. } = plan;
-    let limit_keeper = match (keeps_limit, limit_mbps) {
-        (true, Some(limit_mbps)) => {
-            reasons.push(Reason::LimitedByHypervisor { hypervisor, limit_mbps });
-            LimitKeeper::Hypervisor
+    /// Who keeps that of what goes through no relay, with the reason if there is something to say. Fails where one holds
+    /// that nobody can keep.
+    pub(super) fn without_relay(
+        source: &HostFacts,
+        target: &HostFacts,
+    ) -> Result<(Self, Option<Reason>), PlanError> {
+        let Some(hypervisor) = Incapable::among([source], |can| can.connections_are_ours) else {
+            return Ok((Self::Agents, None));
+        };
+        let limit_mbps = source.limits_to(target).all_mbps;
+        match (source.hypervisor.capabilities.keeps_limit, limit_mbps) {
+            (true, Some(limit_mbps)) => {
+                Ok((Self::Hypervisor, Some(Reason::LimitedByHypervisor { hypervisor, limit_mbps })))
+            }
+            (true, None) => Ok((Self::Hypervisor, None)),
+            (false, Some(limit_mbps)) => Err(PlanError::NoLimit { hypervisor, limit_mbps }),
+            (false, None) => Ok((Self::Nobody, None)),
         }
-        (true, None) => LimitKeeper::Hypervisor,
-        (false, Some(limit_mbps)) => return Err(PlanError::NoLimit { hypervisor, limit_mbps }),
-        (false, None) => LimitKeeper::Nobody,
-    };
-    Ok(Plan { limit_keeper, reasons, ..plan })
+    }
 }

@@ -3,16 +3,13 @@
 use std::num::NonZeroU8;
 
 use super::compression::weigh;
+use super::draft::{Draft, Packer, Shape};
 use super::incapable::Incapable;
-use super::limiting::with_limit_keeper;
 use super::rdma::{self, NoRdma};
 use super::route::{NoRoute, no_route};
 use super::spreading::NotSpread;
 use super::standby::mark_standby;
-use super::{
-    LimitKeeper, NoPostCopy, Packing, Parallel, Paths, Plan, PlanError, PlanRequest, Reason, Spread,
-    Transfer, ZstdLevel,
-};
+use super::{NoPostCopy, Paths, Plan, PlanError, PlanRequest, Reason, Spread, Transfer, ZstdLevel};
 use crate::host::facts::HostFacts;
 use crate::option::RequestedOption;
 use crate::paths::path::{Path, Reach, carries_route, find_paths};
@@ -27,8 +24,6 @@ pub const MULTICHANNEL_CONNECTIONS: NonZeroU8 = NonZeroU8::new(16).expect("it is
 /// opens, so it carries little more. 7.06 Gb/s was the least of nine migrations over a link without a limit, each host on
 /// a core of its own (`bench/encryption.md`, and docs/decisions/0036).
 pub(super) const CORE_ENCRYPTS_MBPS: u64 = 7_000;
-
-const ONE_CONNECTION: Transfer = Transfer::OneConnection { post_copy: false };
 
 /// Makes the plan for a migration between two hosts. `reaches` is what trying the
 /// [`links_to_try`](crate::paths::path::links_to_try) has shown.
@@ -47,8 +42,7 @@ pub fn plan(
         return Ok(direct);
     }
     let by_request = if request.post_copy { with_post_copy } else { without_post_copy };
-    let made = by_request(source, target, request, reaches, memory_bytes)?;
-    with_limit_keeper(encrypted_by_who_can(made, source, target)?, source, target)
+    by_request(source, target, request, reaches, memory_bytes)?.finish(source, target)
 }
 
 fn without_post_copy(
@@ -57,7 +51,7 @@ fn without_post_copy(
     request: PlanRequest,
     reaches: &[Reach],
     memory_bytes: u64,
-) -> Result<Plan, PlanError> {
+) -> Result<Draft, PlanError> {
     let found = find_paths(source, target, request.option, reaches);
     if found.is_empty() {
         return Err(PlanError::no_path(source, target));
@@ -65,26 +59,17 @@ fn without_post_copy(
     let over_management = over_management(source, target, &found);
     let routed = Routed::over(source, target, &found);
     let no_rdma = NoRdma::between(source, target, &request, reaches, memory_bytes);
-    let (transfer, mut reasons) = choose(source, target, &request, &found, &routed, no_rdma);
+    let (shape, mut reasons) = choose(source, target, &request, &found, &routed, no_rdma);
     reasons.extend(over_management);
     let paths = match routed {
-        Ok(routed) if transfer.spread() == Spread::Routed => routed.with_standby(memory_bytes, &mut reasons),
+        Ok(routed) if shape.spread() == Spread::Routed => routed.with_standby(memory_bytes, &mut reasons),
         _ => found,
     };
     let decided = encryption::decide(source, target, request.encrypt, &paths);
     let encryption = decided.map_err(|host| PlanError::EncryptionOff { host })?;
     let paths = Paths::try_from(paths).map_err(|_| PlanError::no_path(source, target))?;
-    let limit_keeper = LimitKeeper::default();
-    let plan = Plan {
-        requested_option: request.option,
-        transfer,
-        encryption,
-        paths,
-        limit_keeper,
-        disks: vec![],
-        reasons,
-    };
-    Ok(encrypt_on_several_cores(plan, Incapable::to_send_in_parallel(source, target)))
+    let draft = Draft { requested_option: request.option, shape, encryption, paths, reasons };
+    Ok(encrypt_on_several_cores(draft, Incapable::to_send_in_parallel(source, target)))
 }
 
 /// Where that is asked for and possible.
@@ -100,10 +85,15 @@ fn by_rdma(
     }
     let paths = rdma::paths(source, target, request, reaches, memory_bytes).ok()?;
     let encryption = encryption::decide(source, target, request.encrypt, &paths).ok()?;
-    let limit_keeper = LimitKeeper::Nobody;
-    let (requested_option, reasons) = (request.option, over_management(source, target, &paths));
-    let (transfer, reasons) = (Transfer::Rdma, reasons.into_iter().collect());
-    Some(Plan { requested_option, transfer, encryption, paths, limit_keeper, disks: vec![], reasons })
+    let reasons = over_management(source, target, &paths).into_iter().collect();
+    Some(Plan {
+        requested_option: request.option,
+        transfer: Transfer::Rdma,
+        encryption_reason: encryption.why,
+        paths,
+        disks: vec![],
+        reasons,
+    })
 }
 
 /// By the first path that answers.
@@ -113,16 +103,18 @@ fn with_post_copy(
     request: PlanRequest,
     reaches: &[Reach],
     memory_bytes: u64,
-) -> Result<Plan, PlanError> {
+) -> Result<Draft, PlanError> {
     let requested_option = request.option;
     if !matches!(requested_option, RequestedOption::Tcp | RequestedOption::Auto) {
         return Err(PlanError::NoPostCopy { option: requested_option });
     }
     let tcp = PlanRequest { option: RequestedOption::Tcp, post_copy: false, ..request };
-    let mut made = without_post_copy(source, target, tcp, reaches, memory_bytes)?;
-    made.reasons.insert(0, Reason::PostCopy);
-    let made = Plan { requested_option, transfer: Transfer::OneConnection { post_copy: true }, ..made };
-    NoPostCopy::of(&made, source, target).map_or(Ok(made), |why| Err(PlanError::PostCopyImpossible(why)))
+    let mut draft = without_post_copy(source, target, tcp, reaches, memory_bytes)?;
+    if let Some(why) = NoPostCopy::between(source, target, draft.encryption.is_encrypted) {
+        return Err(PlanError::PostCopyImpossible(why));
+    }
+    draft.reasons.insert(0, Reason::PostCopy);
+    Ok(Draft { requested_option, shape: Shape::PostCopy, ..draft })
 }
 
 /// Paths that a route between the migration addresses can go over.
@@ -159,7 +151,7 @@ fn choose(
     found: &[Path],
     routed: &Result<Routed, NoRoute>,
     no_rdma: NoRdma,
-) -> (Transfer, Vec<Reason>) {
+) -> (Shape, Vec<Reason>) {
     let usable = routed.as_ref().map_or(found, |routed| &routed.paths);
     let spread = if routed.is_ok() { Spread::Routed } else { Spread::InTurn };
     // Where it cannot be as it was asked for, there is no plan.
@@ -179,7 +171,8 @@ fn choose(
     };
     let (as_it_is, mut reasons) = uncompressed.choose();
     reasons.extend(why_packed);
-    (if is_compressed { parallel(spread, Some(Packing::ByRelay)) } else { as_it_is }, reasons)
+    let compressed = Shape::Parallel { spread, packer: Some(Packer::Relay) };
+    (if is_compressed { compressed } else { as_it_is }, reasons)
 }
 
 /// What decides how memory travels where no relay packs it.
@@ -197,14 +190,15 @@ struct Uncompressed {
 }
 
 impl Uncompressed {
-    fn choose(self) -> (Transfer, Vec<Reason>) {
+    fn choose(self) -> (Shape, Vec<Reason>) {
         let Self { requested, paths, no_rdma, not_spread, .. } = &self;
         let over_one_path = not_spread.clone().map(Reason::OverOnePath);
         let no_multichannel = not_spread.clone().map(Reason::NoMultichannel);
-        let multichannel = if not_spread.is_none() { parallel(Spread::Routed, None) } else { ONE_CONNECTION };
+        let several = Shape::Parallel { spread: Spread::Routed, packer: None };
+        let multichannel = if not_spread.is_none() { several } else { Shape::OneConnection };
         let no_rdma = no_rdma.clone();
-        let (transfer, reasons) = match requested {
-            RequestedOption::Tcp => (ONE_CONNECTION, [None, None]),
+        let (shape, reasons) = match requested {
+            RequestedOption::Tcp => (Shape::OneConnection, [None, None]),
             RequestedOption::Compression => (multichannel, [over_one_path, None]),
             RequestedOption::QemuZstd1 => self.packed(ZstdLevel::One),
             RequestedOption::QemuZstd3 => self.packed(ZstdLevel::Three),
@@ -215,48 +209,37 @@ impl Uncompressed {
                 let several_paths = Reason::SeveralPaths { paths: *paths, no_rdma };
                 (multichannel, [Some(several_paths), over_one_path])
             }
-            RequestedOption::Auto => (ONE_CONNECTION, [Some(Reason::OnePath { no_rdma }), None]),
+            RequestedOption::Auto => (Shape::OneConnection, [Some(Reason::OnePath { no_rdma }), None]),
         };
-        (transfer, reasons.into_iter().flatten().collect())
+        (shape, reasons.into_iter().flatten().collect())
     }
 
     /// By the hypervisor, as far as it can.
-    fn packed(&self, level: ZstdLevel) -> (Transfer, [Option<Reason>; 2]) {
+    fn packed(&self, level: ZstdLevel) -> (Shape, [Option<Reason>; 2]) {
         let spread = if self.not_spread.is_none() { Spread::Routed } else { Spread::InTurn };
-        let packing = self.not_packed.is_none().then_some(Packing::ByHypervisor(level));
-        let transfer = if self.not_parallel { ONE_CONNECTION } else { parallel(spread, packing) };
+        let packer = self.not_packed.is_none().then_some(Packer::Hypervisor(level));
+        let shape = if self.not_parallel { Shape::OneConnection } else { Shape::Parallel { spread, packer } };
         let over_one_path = self.not_spread.clone().map(Reason::OverOnePath);
-        (transfer, [over_one_path, self.not_packed.clone().map(Reason::NotPackedByHypervisor)])
+        (shape, [over_one_path, self.not_packed.clone().map(Reason::NotPackedByHypervisor)])
     }
-}
-
-/// The same plan, if it is not encrypted or there is somebody to encrypt it.
-fn encrypted_by_who_can(plan: Plan, source: &HostFacts, target: &HostFacts) -> Result<Plan, PlanError> {
-    let Some(hypervisor) = Incapable::to_be_relayed(source, target).filter(|_| plan.relay().is_some()) else {
-        return Ok(plan);
-    };
-    Err(PlanError::NotRelayed { why: plan.encryption.why, hypervisor })
-}
-
-fn parallel(spread: Spread, packing: Option<Packing>) -> Transfer {
-    Transfer::Parallel(Parallel { channels: MULTICHANNEL_CONNECTIONS, spread, packing })
 }
 
 /// Where one connection would be encrypted that a path may outrun, several share that path, unless one was asked for.
 /// They need no more than the one does: neither a route nor migration addresses, which a network may not let through.
-fn encrypt_on_several_cores(mut plan: Plan, makes_one: Option<Incapable>) -> Plan {
-    let may_be_several = plan.requested_option != RequestedOption::Tcp && plan.transfer == ONE_CONNECTION;
-    if !may_be_several || !plan.encryption.is_encrypted {
-        return plan;
+fn encrypt_on_several_cores(mut draft: Draft, makes_one: Option<Incapable>) -> Draft {
+    let may_be_several =
+        draft.requested_option != RequestedOption::Tcp && draft.shape == Shape::OneConnection;
+    if !may_be_several || !draft.encryption.is_encrypted {
+        return draft;
     }
     let is_outrun = |path: &&Path| path.speed_mbps.is_none_or(|speed_mbps| speed_mbps > CORE_ENCRYPTS_MBPS);
-    let Some(path) = plan.paths.iter().find(is_outrun) else { return plan };
+    let Some(path) = draft.paths.iter().find(is_outrun) else { return draft };
     if let Some(hypervisor) = makes_one {
-        plan.reasons.push(Reason::OneEncrypts { path: path.to_string(), hypervisor });
-        return plan;
+        draft.reasons.push(Reason::OneEncrypts { path: path.to_string(), hypervisor });
+        return draft;
     }
-    plan.reasons.push(Reason::SeveralEncrypt { path: path.to_string(), speed_mbps: path.speed_mbps });
-    Plan { transfer: parallel(Spread::InTurn, None), ..plan }
+    draft.reasons.push(Reason::SeveralEncrypt { path: path.to_string(), speed_mbps: path.speed_mbps });
+    Draft { shape: Shape::Parallel { spread: Spread::InTurn, packer: None }, ..draft }
 }
 
 fn over_management(source: &HostFacts, target: &HostFacts, paths: &[Path]) -> Option<Reason> {

@@ -16,4 +16,9 @@ impl Relay {
     pub fn packs(self) -> bool {
         self != Self::Encrypts
     }
+
+    /// Whether it encrypts.
+    pub(super) fn encrypts(self) -> bool {
+        self != Self::Packs
+    }
 }

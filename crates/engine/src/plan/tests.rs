@@ -121,7 +121,7 @@ fn what_may_be_faster_than_one_connection_is_encrypted_by_several() {
         (Some(CORE_ENCRYPTS_MBPS), one, "one path only, no RDMA device on a and b"),
     ] {
         let plan = auto(&pair(1, speed_mbps));
-        assert!(plan.encryption.is_encrypted);
+        assert!(plan.is_encrypted());
         assert_eq!(how(&plan), expected, "{speed_mbps:?}");
         let reason = plan.reason().unwrap();
         assert!(reason.starts_with("one path only") && reason.ends_with(words), "{reason}");
@@ -345,7 +345,7 @@ fn a_path_that_costs_more_than_it_brings_is_on_standby_and_carries_alone() {
 fn encryption_needs_a_relay_and_no_other_option() {
     let (mut a, b) = (host("a", 1, 2), host("b", 2, 2));
     let clear = plan(&a, &b, RequestedOption::Tcp, &[], GIB).unwrap();
-    assert!(clear.relay().is_none(), "{:?}", clear.encryption);
+    assert!(clear.relay().is_none(), "{:?}", clear.encryption());
     let asked = PlanRequest { encrypt: true, ..RequestedOption::Tcp.into() };
     let encrypted = plan(&a, &b, asked, &[], GIB).unwrap();
     assert_eq!(encrypted.relay(), Some(Relay::Encrypts));

@@ -5,6 +5,8 @@ use std::num::NonZeroU8;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::limiting::LimitKeeper;
+use super::relay::Relay;
 use crate::option::MigrationOption;
 use crate::paths::path::Path;
 
@@ -12,10 +14,15 @@ use crate::paths::path::Path;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
     /// Over one connection, by the first path that connects.
-    OneConnection {
-        /// Whether the VM may run on the target before all its memory is there. QEMU 10.0 refuses that together with
-        /// multifd, 7.2 does not say what comes of it, and only QEMU may change the bytes.
-        post_copy: bool,
+    OneConnection(Protection),
+    /// The same, and the VM may run on the target before all its memory is there. QEMU 10.0 refuses that together with
+    /// multifd, 7.2 does not say what comes of it, and only QEMU may change the bytes.
+    PostCopy {
+        /// Whether the hypervisor encrypts it, by its own TLS. The VM is lost if a part of its memory is, and a relay
+        /// would end with its agent.
+        is_encrypted: bool,
+        /// Encrypted or not, there is no relay that would keep a limit.
+        limit_keeper: LimitKeeper,
     },
     /// Over many at once.
     Parallel(Parallel),
@@ -31,17 +38,32 @@ pub struct Parallel {
     pub channels: NonZeroU8,
     /// How they use the paths.
     pub spread: Spread,
-    /// What packs memory; none if it is sent as it is.
-    pub packing: Option<Packing>,
+    /// What packs memory.
+    pub packing: Packing,
 }
 
 /// What packs memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packing {
-    /// A relay on either host, as far as that makes the connections faster.
-    ByRelay,
+    /// Nothing: it is sent as it is.
+    Nobody(Protection),
     /// QEMU itself, all pages alike. To compare with.
-    ByHypervisor(ZstdLevel),
+    ByHypervisor(ZstdLevel, Protection),
+    /// A relay on either host, as far as that makes the connections faster.
+    ByRelay {
+        /// Whether it encrypts, too.
+        is_encrypted: bool,
+    },
+}
+
+/// Whether connections that no relay packs are encrypted. A relay does that, and keeps the limit of what it carries; so
+/// somebody else keeps it only in the clear.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protection {
+    /// By a relay on either host.
+    Encrypted,
+    /// Without a relay.
+    Clear(LimitKeeper),
 }
 
 /// How hard QEMU packs.
@@ -67,13 +89,13 @@ impl Transfer {
     /// What people call it.
     pub(super) fn option(self) -> MigrationOption {
         match self {
-            Self::OneConnection { .. } => MigrationOption::Tcp,
+            Self::OneConnection(_) | Self::PostCopy { .. } => MigrationOption::Tcp,
             Self::Rdma => MigrationOption::Direct,
-            Self::Parallel(Parallel { packing: None, .. }) => MigrationOption::Multichannel,
-            Self::Parallel(Parallel { packing: Some(packing), .. }) => match packing {
-                Packing::ByRelay => MigrationOption::Compression,
-                Packing::ByHypervisor(ZstdLevel::One) => MigrationOption::QemuZstd1,
-                Packing::ByHypervisor(ZstdLevel::Three) => MigrationOption::QemuZstd3,
+            Self::Parallel(Parallel { packing, .. }) => match packing {
+                Packing::Nobody(_) => MigrationOption::Multichannel,
+                Packing::ByRelay { .. } => MigrationOption::Compression,
+                Packing::ByHypervisor(ZstdLevel::One, _) => MigrationOption::QemuZstd1,
+                Packing::ByHypervisor(ZstdLevel::Three, _) => MigrationOption::QemuZstd3,
             },
         }
     }
@@ -85,8 +107,69 @@ impl Transfer {
     /// How it goes over many connections; none where it goes over one.
     pub fn parallel(self) -> Option<Parallel> {
         match self {
-            Self::OneConnection { .. } | Self::Rdma => None,
+            Self::OneConnection(_) | Self::PostCopy { .. } | Self::Rdma => None,
             Self::Parallel(parallel) => Some(parallel),
+        }
+    }
+
+    pub(super) fn relay(self) -> Option<Relay> {
+        match self {
+            Self::OneConnection(protection) => protection.relay(),
+            Self::Parallel(Parallel { packing, .. }) => packing.relay(),
+            Self::PostCopy { .. } | Self::Rdma => None,
+        }
+    }
+
+    pub(super) fn is_encrypted(self) -> bool {
+        match self {
+            Self::PostCopy { is_encrypted, .. } => is_encrypted,
+            Self::OneConnection(_) | Self::Parallel(_) | Self::Rdma => {
+                self.relay().is_some_and(Relay::encrypts)
+            }
+        }
+    }
+
+    pub(super) fn limit_keeper(self) -> LimitKeeper {
+        match self {
+            Self::OneConnection(protection) => protection.limit_keeper(),
+            Self::PostCopy { limit_keeper, .. } => limit_keeper,
+            Self::Parallel(Parallel { packing, .. }) => packing.limit_keeper(),
+            Self::Rdma => LimitKeeper::Nobody,
+        }
+    }
+}
+
+impl Packing {
+    fn relay(self) -> Option<Relay> {
+        match self {
+            Self::Nobody(protection) | Self::ByHypervisor(_, protection) => protection.relay(),
+            Self::ByRelay { is_encrypted: true } => Some(Relay::PacksAndEncrypts),
+            Self::ByRelay { is_encrypted: false } => Some(Relay::Packs),
+        }
+    }
+
+    fn limit_keeper(self) -> LimitKeeper {
+        match self {
+            Self::Nobody(protection) | Self::ByHypervisor(_, protection) => protection.limit_keeper(),
+            Self::ByRelay { .. } => LimitKeeper::Agents,
+        }
+    }
+}
+
+impl Protection {
+    /// Of what goes through no relay unless one encrypts it.
+    pub fn of(is_encrypted: bool, keeper_in_clear: LimitKeeper) -> Self {
+        if is_encrypted { Self::Encrypted } else { Self::Clear(keeper_in_clear) }
+    }
+
+    fn relay(self) -> Option<Relay> {
+        (self == Self::Encrypted).then_some(Relay::Encrypts)
+    }
+
+    fn limit_keeper(self) -> LimitKeeper {
+        match self {
+            Self::Encrypted => LimitKeeper::Agents,
+            Self::Clear(limit_keeper) => limit_keeper,
         }
     }
 }

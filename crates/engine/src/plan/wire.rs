@@ -11,7 +11,7 @@ use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 
 use super::paths::NothingCarries;
-use super::{LimitKeeper, Packing, Parallel, Plan, Reason, Spread, Transfer, ZstdLevel};
+use super::{LimitKeeper, Packing, Parallel, Plan, Protection, Reason, Spread, Transfer, ZstdLevel};
 use crate::option::{MigrationOption, RequestedOption};
 use crate::paths::path::Path;
 use crate::storage::DiskCopy;
@@ -78,18 +78,60 @@ pub(super) enum Contradiction {
 
 impl WirePlan {
     fn transfer(&self) -> Result<Transfer, Contradiction> {
+        match self.option {
+            MigrationOption::Tcp => self.over_one_connection(),
+            MigrationOption::Direct => self.by_rdma(),
+            MigrationOption::Multichannel => self.parallel(Packing::Nobody(self.protection()?)),
+            MigrationOption::Compression => self.parallel(self.packed_by_relay()?),
+            MigrationOption::QemuZstd1 => self.packed_by_hypervisor(ZstdLevel::One),
+            MigrationOption::QemuZstd3 => self.packed_by_hypervisor(ZstdLevel::Three),
+        }
+    }
+
+    fn over_one_connection(&self) -> Result<Transfer, Contradiction> {
+        self.may_take_one_connection()?;
+        if !self.post_copy {
+            return self.protection().map(Transfer::OneConnection);
+        }
+        let (is_encrypted, limit_keeper) = (self.encryption.is_encrypted, self.limit_keeper);
+        Ok(Transfer::PostCopy { is_encrypted, limit_keeper })
+    }
+
+    fn by_rdma(&self) -> Result<Transfer, Contradiction> {
+        let option = self.option;
+        self.may_take_one_connection()?;
+        match () {
+            () if self.post_copy => Err(Contradiction::PostCopy(option)),
+            () if self.encryption.is_encrypted => Err(Contradiction::EncryptedRdma(option)),
+            () if self.limit_keeper != LimitKeeper::Nobody => Err(Contradiction::LimitOfRdma(option)),
+            () => Ok(Transfer::Rdma),
+        }
+    }
+
+    fn may_take_one_connection(&self) -> Result<(), Contradiction> {
+        let option = self.option;
+        match () {
+            () if self.multifd_channels.is_some() => Err(Contradiction::ManyConnections(option)),
+            () if self.spread == Spread::Routed => Err(Contradiction::Routed(option)),
+            () if self.is_compressed => Err(Contradiction::Compressed(option)),
+            () => Ok(()),
+        }
+    }
+
+    fn packed_by_hypervisor(&self, level: ZstdLevel) -> Result<Transfer, Contradiction> {
+        self.parallel(Packing::ByHypervisor(level, self.protection()?))
+    }
+
+    fn packed_by_relay(&self) -> Result<Packing, Contradiction> {
+        self.relay_keeps_limit()?;
+        Ok(Packing::ByRelay { is_encrypted: self.encryption.is_encrypted })
+    }
+
+    fn parallel(&self, packing: Packing) -> Result<Transfer, Contradiction> {
         let &Self { option, spread, is_compressed, post_copy, .. } = self;
-        let packing = match option {
-            MigrationOption::Tcp => return self.over_one_connection(),
-            MigrationOption::Direct => return self.by_rdma(),
-            MigrationOption::Multichannel => None,
-            MigrationOption::Compression => Some(Packing::ByRelay),
-            MigrationOption::QemuZstd1 => Some(Packing::ByHypervisor(ZstdLevel::One)),
-            MigrationOption::QemuZstd3 => Some(Packing::ByHypervisor(ZstdLevel::Three)),
-        };
         let channels = self.multifd_channels.and_then(NonZeroU8::new);
         let channels = channels.ok_or(Contradiction::OneConnection(option))?;
-        match (is_compressed, packing == Some(Packing::ByRelay)) {
+        match (is_compressed, matches!(packing, Packing::ByRelay { .. })) {
             _ if post_copy => Err(Contradiction::PostCopy(option)),
             (true, false) => Err(Contradiction::Compressed(option)),
             (false, true) => Err(Contradiction::NotCompressed(option)),
@@ -97,25 +139,17 @@ impl WirePlan {
         }
     }
 
-    fn by_rdma(&self) -> Result<Transfer, Contradiction> {
-        let &Self { option, post_copy, .. } = self;
-        self.over_one_connection()?;
-        match () {
-            () if post_copy => Err(Contradiction::PostCopy(option)),
-            () if self.encryption.is_encrypted => Err(Contradiction::EncryptedRdma(option)),
-            () if self.limit_keeper != LimitKeeper::Nobody => Err(Contradiction::LimitOfRdma(option)),
-            () => Ok(Transfer::Rdma),
+    /// Of what no relay packs.
+    fn protection(&self) -> Result<Protection, Contradiction> {
+        if self.encryption.is_encrypted {
+            self.relay_keeps_limit()?;
         }
+        Ok(Protection::of(self.encryption.is_encrypted, self.limit_keeper))
     }
 
-    fn over_one_connection(&self) -> Result<Transfer, Contradiction> {
-        let &Self { option, post_copy, .. } = self;
-        match () {
-            () if self.multifd_channels.is_some() => Err(Contradiction::ManyConnections(option)),
-            () if self.spread == Spread::Routed => Err(Contradiction::Routed(option)),
-            () if self.is_compressed => Err(Contradiction::Compressed(option)),
-            () => Ok(Transfer::OneConnection { post_copy }),
-        }
+    fn relay_keeps_limit(&self) -> Result<(), Contradiction> {
+        let is_relays = self.limit_keeper == LimitKeeper::Agents;
+        is_relays.then_some(()).ok_or(Contradiction::LimitOfRelay(self.option))
     }
 }
 
@@ -124,14 +158,10 @@ impl TryFrom<WirePlan> for Plan {
 
     fn try_from(wire: WirePlan) -> Result<Self, Contradiction> {
         let transfer = wire.transfer()?;
-        let WirePlan { requested_option, encryption, paths, limit_keeper, disks, reason, .. } = wire;
+        let WirePlan { requested_option, encryption, paths, disks, reason, .. } = wire;
         let reasons = reason.into_iter().filter(|reason| !reason.is_empty()).map(Reason::Stated).collect();
         let paths = paths.try_into()?;
-        let plan = Self { requested_option, transfer, encryption, paths, limit_keeper, disks, reasons };
-        if plan.relay().is_some() && limit_keeper != LimitKeeper::Agents {
-            return Err(Contradiction::LimitOfRelay(plan.option()));
-        }
-        Ok(plan)
+        Ok(Self { requested_option, transfer, encryption_reason: encryption.why, paths, disks, reasons })
     }
 }
 
@@ -145,8 +175,8 @@ impl From<Plan> for WirePlan {
             multifd_channels: plan.transfer.parallel().map(|parallel| parallel.channels.get()),
             is_compressed: plan.is_compressed(),
             post_copy: plan.post_copy(),
-            limit_keeper: plan.limit_keeper,
-            encryption: plan.encryption,
+            limit_keeper: plan.limit_keeper(),
+            encryption: plan.encryption(),
             disks: plan.disks,
             paths: plan.paths.into(),
         }

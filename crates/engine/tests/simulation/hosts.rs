@@ -67,7 +67,7 @@ impl Hosts {
     /// Whether the target accepts the plan by its own judgement.
     pub(crate) fn target_takes(&self, plan: &Plan) -> bool {
         let paths: Vec<Path> = plan.paths.iter().map(Path::reversed).collect();
-        plan.encryption.is_encrypted || refuses_clear(&self.target, &paths).is_none()
+        plan.is_encrypted() || refuses_clear(&self.target, &paths).is_none()
     }
 
     /// What is wrong with a plan by which memory is sent. The planner, which is what is tested here, has no say in it.

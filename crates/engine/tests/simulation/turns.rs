@@ -4,8 +4,8 @@ use drainpipe_engine::migration::result::Outcome;
 use drainpipe_engine::migration::{Limits, Migration, SourceAction, SourceEvent, Stage, VmCondition};
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::paths::path::Path;
-use drainpipe_engine::plan::{LimitKeeper, Paths, Plan, Transfer};
-use drainpipe_engine::transfer::encryption::Encryption;
+use drainpipe_engine::plan::{LimitKeeper, Paths, Plan, Protection, Transfer};
+use drainpipe_engine::transfer::encryption::EncryptionReason;
 
 fn a_plan() -> Plan {
     let path = Path {
@@ -19,10 +19,9 @@ fn a_plan() -> Plan {
     };
     Plan {
         requested_option: RequestedOption::Tcp,
-        transfer: Transfer::OneConnection { post_copy: false },
-        encryption: Encryption::default(),
+        transfer: Transfer::OneConnection(Protection::Clear(LimitKeeper::Agents)),
+        encryption_reason: EncryptionReason::NotRequired,
         paths: Paths::try_from(vec![path]).expect("it carries"),
-        limit_keeper: LimitKeeper::default(),
         disks: vec![],
         reasons: vec![],
     }

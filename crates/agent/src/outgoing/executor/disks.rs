@@ -70,7 +70,7 @@ impl Executor {
         let address = disks_at(plan, endpoint, disks.port).map_err(Problem::failed)?;
         let target = &self.running.target;
         let identity = &self.outgoing.peers.identity;
-        let connector = Connector::new(address, disks.token, plan.encryption.is_encrypted, identity, target)?;
+        let connector = Connector::new(address, disks.token, plan.is_encrypted(), identity, target)?;
         for copy in &plan.disks {
             let disk = self.outgoing.incoming.files.identify(&copy.from).await?;
             let leaving = CopiedDisk { disk, part: KeptPart::of_source(copy) };

@@ -28,7 +28,7 @@ impl Executor {
     pub(super) async fn keep_packets_small(&self, limit_mbps: Option<u64>) {
         let (Some(limit_mbps), Some(plan)) = (limit_mbps, &self.agreed.plan) else { return };
         let limit_bytes_per_s = limit_mbps.saturating_mul(BYTES_PER_S_OF_MBPS);
-        let are_paced = plan.relay().is_none() && plan.limit_keeper == LimitKeeper::Agents;
+        let are_paced = plan.relay().is_none() && plan.limit_keeper() == LimitKeeper::Agents;
         if !are_paced || !needs_small_packets(limit_bytes_per_s, connections(plan)) {
             return;
         }

@@ -488,7 +488,7 @@ fn zero_pages((source, target): &(HostFacts, HostFacts)) -> Option<ZeroPages> {
 
 /// What limits its bandwidth.
 fn valve(plan: &Plan, relay: Option<&OutgoingRelay>, pacer: Pacer) -> Valve {
-    match (relay, plan.limit_keeper) {
+    match (relay, plan.limit_keeper()) {
         (Some(relay), _) => Valve::Relay(relay.limiter()),
         (None, LimitKeeper::Agents) => Valve::Qemu(pacer),
         (None, LimitKeeper::Hypervisor) => Valve::Qemu(pacer.left_to_qemu()),

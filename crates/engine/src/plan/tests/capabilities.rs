@@ -10,6 +10,7 @@ use crate::host::facts::HostFacts;
 use crate::option::{MigrationOption, RequestedOption};
 use crate::paths::path::Reach;
 use crate::plan::{LimitKeeper, Packing, Plan, PlanRequest, Spread, Transfer, plan};
+use crate::transfer::encryption::decide;
 use crate::transfer::relayed::Compressible;
 
 const TEXT: Option<Compressible> = Some(Compressible { share: 0.9, left: 0.3 });
@@ -135,7 +136,7 @@ fn connections_that_no_agent_can_watch_take_one_path_and_a_relays_take_all() {
             for relayed in requests.map(|request| planned(&hosts, request).unwrap()) {
                 assert!(relayed.relay().is_some() && relayed.spread() == Spread::Routed, "{relayed:?}");
                 assert!(!how(&relayed).2.contains(who), "{relayed:?}");
-                assert_eq!(relayed.limit_keeper, LimitKeeper::Agents);
+                assert_eq!(relayed.limit_keeper(), LimitKeeper::Agents);
             }
         },
     );
@@ -145,15 +146,15 @@ fn connections_that_no_agent_can_watch_take_one_path_and_a_relays_take_all() {
 fn a_limit_is_left_to_a_hypervisor_whose_connections_cannot_be_paced() {
     let not_ours = lacking(pair(), true, |can| can.connections_are_ours = false);
     let plan = planned(&not_ours, RequestedOption::Tcp).unwrap();
-    assert_eq!((plan.limit_keeper, plan.reason()), (LimitKeeper::Hypervisor, None));
+    assert_eq!((plan.limit_keeper(), plan.reason()), (LimitKeeper::Hypervisor, None));
     let limited = planned(&with_limit(not_ours), RequestedOption::Tcp).unwrap();
     let words = "the limit of 0.50 Gb/s is left to libvirt 9.0.0 on a, whose connections no agent can pace"
         .to_owned();
-    assert_eq!((limited.limit_keeper, limited.reason()), (LimitKeeper::Hypervisor, Some(words)));
+    assert_eq!((limited.limit_keeper(), limited.reason()), (LimitKeeper::Hypervisor, Some(words)));
     // The target's connections send nothing.
     let not_theirs = lacking(pair(), false, |can| can.connections_are_ours = false);
     let plan = planned(&with_limit(not_theirs), RequestedOption::Tcp).unwrap();
-    assert_eq!((plan.limit_keeper, plan.reason()), (LimitKeeper::Agents, None));
+    assert_eq!((plan.limit_keeper(), plan.reason()), (LimitKeeper::Agents, None));
 }
 
 #[test]
@@ -162,7 +163,7 @@ fn a_limit_that_nobody_can_keep_is_no_limit_and_so_there_is_no_plan() {
         (can.connections_are_ours, can.keeps_limit) = (false, false);
     });
     let plan = planned(&hosts, RequestedOption::Tcp).unwrap();
-    assert_eq!((plan.limit_keeper, plan.reason()), (LimitKeeper::Nobody, None));
+    assert_eq!((plan.limit_keeper(), plan.reason()), (LimitKeeper::Nobody, None));
     let hosts = with_limit(hosts);
     let error = planned(&hosts, RequestedOption::Tcp).unwrap_err();
     assert!(
@@ -172,10 +173,10 @@ fn a_limit_that_nobody_can_keep_is_no_limit_and_so_there_is_no_plan() {
         "{error}"
     );
     let relayed = planned(&hosts, PlanRequest { encrypt: true, ..RequestedOption::Tcp.into() }).unwrap();
-    assert_eq!(relayed.limit_keeper, LimitKeeper::Agents);
+    assert_eq!(relayed.limit_keeper(), LimitKeeper::Agents);
     // A hypervisor whose connections are paced need not do anything.
     let paced = with_limit(lacking(pair(), true, |can| can.keeps_limit = false));
-    assert_eq!(planned(&paced, RequestedOption::Tcp).unwrap().limit_keeper, LimitKeeper::Agents);
+    assert_eq!(planned(&paced, RequestedOption::Tcp).unwrap().limit_keeper(), LimitKeeper::Agents);
 }
 
 #[test]
@@ -277,12 +278,10 @@ fn overreach(plan: &Plan, [a, b]: &[HostFacts; 2]) -> Vec<&'static str> {
     let source = a.hypervisor.capabilities;
     let both = |can: fn(&Capabilities) -> bool| can(&source) && can(&b.hypervisor.capabilities);
     let is_relayed = plan.relay().is_some();
-    let packs = matches!(
-        plan.transfer.parallel().and_then(|parallel| parallel.packing),
-        Some(Packing::ByHypervisor(_))
-    );
+    let packs =
+        matches!(plan.transfer.parallel().map(|parallel| parallel.packing), Some(Packing::ByHypervisor(..)));
     let is_limited = a.bandwidth_limit_mbps.is_some() || b.bandwidth_limit_mbps.is_some();
-    let keeper_can = match plan.limit_keeper {
+    let keeper_can = match plan.limit_keeper() {
         LimitKeeper::Agents => is_relayed || source.connections_are_ours,
         LimitKeeper::Hypervisor => source.keeps_limit,
         LimitKeeper::Nobody => !is_limited,
@@ -303,11 +302,6 @@ fn overreach(plan: &Plan, [a, b]: &[HostFacts; 2]) -> Vec<&'static str> {
         ("pauses_before_switchover", plan.post_copy(), source.pauses_before_switchover),
         ("encrypts", plan.is_encrypted_by_hypervisor(), encrypts),
         ("rdma", plan.transfer == Transfer::Rdma, a.hypervisor.rdma && b.hypervisor.rdma),
-        (
-            "encrypted by nobody",
-            plan.encryption.is_encrypted,
-            is_relayed || plan.is_encrypted_by_hypervisor(),
-        ),
     ];
     uses.into_iter().filter(|(_, is_used, can)| *is_used && !can).map(|(what, ..)| what).collect()
 }
@@ -351,6 +345,8 @@ proptest! {
         let reach = |link: &str| Reach { link: link.into(), peer_link: link.into() };
         let reaches = ["e0", "e1", "e2"].map(reach);
         let Ok(made) = plan(&hosts[0], &hosts[1], request, &reaches, GIB) else { return Ok(()) };
+        let decided = decide(&hosts[0], &hosts[1], request.encrypt, &made.paths);
+        prop_assert_eq!(decided, Ok(made.encryption()));
         let trials = is_dead.map(|is_dead| if is_dead { Err("no answer".to_owned()) } else { Ok(()) });
         let narrowed = made.clone().narrow(&trials, "a", "b").ok();
         for plan in [made].into_iter().chain(narrowed) {
@@ -371,7 +367,7 @@ proptest! {
             Ok(plan) => {
                 let keeper =
                     if plan.transfer == Transfer::Rdma { LimitKeeper::Nobody } else { LimitKeeper::Agents };
-                prop_assert_eq!(plan.limit_keeper, keeper);
+                prop_assert_eq!(plan.limit_keeper(), keeper);
                 plan.reason().unwrap_or_default()
             }
             Err(error) => error,

@@ -29,8 +29,8 @@ fn direct_goes_by_the_path_that_has_devices_at_both_ends() {
     let plan = planned(&pair(), RequestedOption::Direct);
     assert_eq!((plan.option(), plan.transfer), (MigrationOption::Direct, Transfer::Rdma));
     assert_eq!(plan.paths.iter().map(ToString::to_string).collect::<Vec<_>>(), ["e1–e1"]);
-    assert_eq!((plan.reason(), plan.limit_keeper), (None, LimitKeeper::Nobody));
-    assert!(plan.relay().is_none() && !plan.encryption.is_encrypted && !plan.post_copy());
+    assert_eq!((plan.reason(), plan.limit_keeper()), (None, LimitKeeper::Nobody));
+    assert!(plan.relay().is_none() && !plan.is_encrypted() && !plan.post_copy());
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn enough_may_be_locked_for_the_vm_and_its_devices() {
 fn asked_for_encryption_goes_before_direct() {
     let request = PlanRequest { encrypt: true, ..RequestedOption::Direct.into() };
     let plan = planned(&pair(), request);
-    assert!(plan.encryption.is_encrypted && plan.option() != MigrationOption::Direct);
+    assert!(plan.is_encrypted() && plan.option() != MigrationOption::Direct);
     assert!(plan.reason().unwrap().contains("RDMA cannot be encrypted"), "{:?}", plan.reason());
 }
 
@@ -121,7 +121,7 @@ proptest! {
             prop_assert!(plan.reason().is_some_and(|reason| !reason.contains("asks for it")), "{:?}", plan);
             return Ok(());
         }
-        prop_assert!(plan.relay().is_none() && !plan.encryption.is_encrypted && !request.encrypt);
+        prop_assert!(plan.relay().is_none() && !plan.is_encrypted() && !request.encrypt);
         prop_assert!(limit.is_none() && plan.spread() == crate::plan::Spread::InTurn);
         for host in [&a, &b] {
             prop_assert!(host.rdma.is_some_and(|rdma| rdma.connects) && host.hypervisor.rdma);

@@ -9,8 +9,11 @@ use crate::host::encryption_policy::EncryptionPolicy;
 use crate::host::facts::{HostFacts, NoPacking, RdmaFacts, RdmaPort};
 use crate::option::RequestedOption;
 use crate::paths::path::Reach;
-use crate::plan::{LimitKeeper, Plan, PlanRequest, Reason, plan};
-use crate::transfer::encryption::{Encryption, EncryptionReason};
+use crate::plan::{
+    LimitKeeper, MULTICHANNEL_CONNECTIONS, Packing, Parallel, Plan, PlanRequest, Protection, Reason, Spread,
+    Transfer, ZstdLevel, plan,
+};
+use crate::transfer::encryption::EncryptionReason;
 use crate::transfer::relayed::Compressible;
 
 /// A plan as 0.1.0 writes it.
@@ -75,7 +78,7 @@ fn a_plan_is_read_and_told_as_it_is_also_one_of_0_1_0() {
     // Encrypted on several cores.
     let over_one_path = changed(multichannel.clone(), &[("spread", json!("in_turn"))]);
     let qemu_zstd = changed(multichannel.clone(), &[("option", json!("qemu-zstd-3"))]);
-    assert_eq!(read(multichannel.clone()).unwrap().limit_keeper, LimitKeeper::Agents);
+    assert_eq!(read(multichannel.clone()).unwrap().limit_keeper(), LimitKeeper::Agents);
     let of_request = [over_one_connection(), compressed(), multichannel, over_one_path, qemu_zstd, by_rdma()];
     for plan in of_request {
         assert_eq!(serde_json::to_value(read(plan.clone()).unwrap()).unwrap(), plan);
@@ -91,6 +94,12 @@ fn a_plan_is_read_and_told_as_it_is_also_one_of_0_1_0() {
 #[test]
 fn a_plan_that_contradicts_itself_is_refused_in_words() {
     let (one, several, direct) = (over_one_connection(), compressed(), by_rdma());
+    let encrypted = changed(one.clone(), &[("post_copy", json!(false))]);
+    let as_it_is =
+        changed(several.clone(), &[("option", json!("multichannel")), ("is_compressed", json!(false))]);
+    let packed_by_qemu = changed(as_it_is.clone(), &[("option", json!("qemu-zstd-1"))]);
+    let in_clear = json!({ "is_encrypted": false, "why": "" });
+    let packed_in_clear = changed(several.clone(), &[("encryption", in_clear)]);
     let mut on_standby = one["paths"].clone();
     on_standby[0]["is_spare"] = json!(true);
     for (plan, field, value, words) in [
@@ -113,9 +122,97 @@ fn a_plan_that_contradicts_itself_is_refused_in_words() {
         (&several, "option", json!("multichannel"), "by multichannel that is compressed"),
         (&several, "option", json!("qemu-zstd-1"), "by qemu-zstd-1 that is compressed"),
         (&several, "option", json!("tcp"), "by tcp, which goes over one connection"),
+        (
+            &encrypted,
+            "limit_keeper",
+            json!("hypervisor"),
+            "by tcp through the agents, with a limit that somebody else",
+        ),
+        (&as_it_is, "limit_keeper", json!("nobody"), "by multichannel through the agents, with a limit"),
+        (
+            &packed_by_qemu,
+            "limit_keeper",
+            json!("hypervisor"),
+            "by qemu-zstd-1 through the agents, with a limit",
+        ),
+        (&several, "limit_keeper", json!("nobody"), "by compression through the agents, with a limit"),
+        (
+            &packed_in_clear,
+            "limit_keeper",
+            json!("hypervisor"),
+            "by compression through the agents, with a limit",
+        ),
     ] {
         let error = read(changed(plan.clone(), &[(field, value)])).unwrap_err();
         assert!(error.contains(words), "{field}: {error}");
+    }
+}
+
+/// All that there are, with one number of connections.
+fn all_transfers() -> Vec<Transfer> {
+    let keepers = [LimitKeeper::Agents, LimitKeeper::Hypervisor, LimitKeeper::Nobody];
+    let protections = || keepers.map(Protection::Clear).into_iter().chain([Protection::Encrypted]);
+    let post_copy = [false, true].into_iter().flat_map(|is_encrypted| {
+        keepers.map(|limit_keeper| Transfer::PostCopy { is_encrypted, limit_keeper })
+    });
+    let by_hypervisor = |level| protections().map(move |protection| Packing::ByHypervisor(level, protection));
+    let packings = protections()
+        .map(Packing::Nobody)
+        .chain([ZstdLevel::One, ZstdLevel::Three].into_iter().flat_map(by_hypervisor))
+        .chain([false, true].map(|is_encrypted| Packing::ByRelay { is_encrypted }));
+    let parallel = packings.flat_map(|packing| {
+        let channels = MULTICHANNEL_CONNECTIONS;
+        [Spread::InTurn, Spread::Routed]
+            .map(|spread| Transfer::Parallel(Parallel { channels, spread, packing }))
+    });
+    let one_connection = protections().map(Transfer::OneConnection);
+    one_connection.chain(post_copy).chain(parallel).chain([Transfer::Rdma]).collect()
+}
+
+/// Every combination of what a plan says of its transfer, also those that cannot be.
+fn all_wire_forms() -> Vec<Value> {
+    let encryption = |is_encrypted: bool| json!({ "is_encrypted": is_encrypted, "why": "asked for" });
+    let fields = [
+        (
+            "option",
+            ["tcp", "direct", "multichannel", "compression", "qemu-zstd-1", "qemu-zstd-3"]
+                .map(Value::from)
+                .to_vec(),
+        ),
+        ("spread", vec![json!("in_turn"), json!("routed")]),
+        ("multifd_channels", vec![json!(null), json!(0), json!(16)]),
+        ("is_compressed", vec![json!(false), json!(true)]),
+        ("encryption", [false, true].map(encryption).to_vec()),
+        ("post_copy", vec![json!(false), json!(true)]),
+        ("limit_keeper", ["agents", "hypervisor", "nobody"].map(Value::from).to_vec()),
+    ];
+    fields.iter().fold(vec![over_one_connection()], |forms, (field, values)| {
+        let with_each = |form: &Value| {
+            values.iter().map(|value| changed(form.clone(), &[(*field, value.clone())])).collect::<Vec<_>>()
+        };
+        forms.iter().flat_map(with_each).collect()
+    })
+}
+
+#[test]
+fn every_transfer_has_a_wire_form_of_its_own_and_every_other_form_is_refused() {
+    let transfers = all_transfers();
+    let written = |transfer: &Transfer| {
+        let plan = Plan { transfer: *transfer, ..read(over_one_connection()).unwrap() };
+        let mut plan = serde_json::to_value(plan).unwrap();
+        plan.as_object_mut().unwrap().entry("limit_keeper").or_insert("agents".into());
+        plan
+    };
+    let possible: Vec<Value> = transfers.iter().map(written).collect();
+    for (transfer, form) in transfers.iter().zip(&possible) {
+        assert_eq!(read(form.clone()).unwrap().transfer, *transfer, "{form}");
+    }
+    let (of_transfers, others): (Vec<Value>, Vec<Value>) =
+        all_wire_forms().into_iter().partition(|form| possible.contains(form));
+    assert_eq!(of_transfers.len(), transfers.len());
+    for form in others {
+        let error = read(form).unwrap_err();
+        assert!(error.starts_with("a plan by "), "{error}");
     }
 }
 
@@ -217,9 +314,8 @@ proptest! {
             let read: Plan = serde_json::from_value(sent.clone()).unwrap();
             prop_assert_eq!(serde_json::to_value(&read).unwrap(), sent);
             let reasons = plan.reason().map(Reason::Stated).into_iter().collect();
-            let Encryption { is_encrypted, why } = plan.encryption.clone();
-            let encryption = Encryption { is_encrypted, why: EncryptionReason::Stated(why.to_string()) };
-            prop_assert_eq!(read, Plan { encryption, reasons, ..plan });
+            let encryption_reason = EncryptionReason::Stated(plan.encryption_reason.to_string());
+            prop_assert_eq!(read, Plan { encryption_reason, reasons, ..plan });
         }
     }
 }
