@@ -192,7 +192,7 @@ mod tests {
             }
             assert_eq!(child.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
             let reply = ask(&keeper, &json!({"reach": "socket_numbers"}), &[pidfd.as_fd()]);
-            assert!(refused(reply).contains("lives"), "of one that has ended");
+            assert!(refused(reply).contains("a running process"), "of one that has ended");
         }
     }
 }
