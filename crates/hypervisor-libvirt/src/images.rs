@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use drainpipe_engine::storage::DiskImage;
@@ -11,9 +11,6 @@ use drainpipe_hypervisor::{OpenDisk, Version, qcow2};
 
 /// Clusters are at most so large.
 const BEGINNING_BYTES_MAX: u64 = 2 << 20;
-
-/// The unit of blocks in `stat(2)`.
-const BLOCK_BYTES: u64 = 512;
 
 /// QEMU's mirror of a qcow2 image loses writes of the guest as it begins, from the one to before the other, where its node is
 /// not told to ignore discards. libvirt tells it the contrary (docs/decisions/0096).
@@ -113,14 +110,7 @@ fn look(path: &Path, format: DiskFormat) -> io::Result<OpenDisk> {
     if !kind.is_file() {
         return Err(io::Error::other("it is not a file"));
     }
-    let raw = OpenDisk {
-        image: DiskImage::Raw,
-        size_bytes: metadata.len(),
-        allocated_bytes: metadata.blocks() * BLOCK_BYTES,
-        has_backing: false,
-        has_data_file: false,
-        obstacle: None,
-    };
+    let raw = OpenDisk::raw_file(&metadata);
     match format {
         DiskFormat::Raw => Ok(raw),
         DiskFormat::Qcow2 => of_image(&beginning(path)?, raw).map_err(io::Error::other),

@@ -39,6 +39,8 @@
 //!
 //! Until the end, `abandon` on the source leaves the guest with its own disks, whatever has become of the others.
 
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -46,6 +48,9 @@ use drainpipe_engine::storage::{DiskCopy, DiskImage, WriteLimit};
 
 use crate::error::VmError;
 use crate::transport::Address;
+
+/// The unit of blocks in `stat(2)`.
+const BLOCK_BYTES: u64 = 512;
 
 /// What a VM's process has open as a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +67,20 @@ pub struct OpenDisk {
     pub has_data_file: bool,
     /// Why the hypervisor does not copy it, and what to do; none if it does.
     pub obstacle: Option<String>,
+}
+
+impl OpenDisk {
+    /// A file without a format of its own.
+    pub fn raw_file(metadata: &Metadata) -> Self {
+        Self {
+            image: DiskImage::Raw,
+            size_bytes: metadata.len(),
+            allocated_bytes: metadata.blocks() * BLOCK_BYTES,
+            has_backing: false,
+            has_data_file: false,
+            obstacle: None,
+        }
+    }
 }
 
 /// How far the copy of one disk is.

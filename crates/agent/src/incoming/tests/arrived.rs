@@ -70,14 +70,20 @@ fn one_on_its_way_whose_process_has_ended_is_given_up() {
     assert_eq!(host.hypervisor.with_files().unwrap(), []);
 }
 
-#[test]
-fn what_was_discarded_and_did_not_end_is_ended_at_the_next_start() {
-    let host = TestHost::new();
+/// One that its agent could not end, and has left.
+fn discarded_and_not_ended(host: &TestHost) -> Arc<FakeVm> {
     let life = host.start();
-    let vm = let_come(&host, &life);
+    let vm = let_come(host, &life);
     vm.fails(Act::DestroyUnrun, Fault::Fails);
     life.block_on(discard(&life.parts.incoming, ID)).unwrap_err();
     drop(life);
+    vm
+}
+
+#[test]
+fn what_was_discarded_and_did_not_end_is_ended_at_the_next_start() {
+    let host = TestHost::new();
+    let vm = discarded_and_not_ended(&host);
     assert!(vm.alive());
     let _life = host.start();
     assert!(!vm.alive());
@@ -86,11 +92,7 @@ fn what_was_discarded_and_did_not_end_is_ended_at_the_next_start() {
 #[test]
 fn what_was_discarded_and_does_not_end_at_the_next_start_is_ended_later() {
     let host = TestHost::new();
-    let life = host.start();
-    let vm = let_come(&host, &life);
-    vm.fails(Act::DestroyUnrun, Fault::Fails);
-    life.block_on(discard(&life.parts.incoming, ID)).unwrap_err();
-    drop(life);
+    let vm = discarded_and_not_ended(&host);
     // As if its manager were away too.
     host.hypervisor.fails(Act::EndGivenUp, Fault::Fails);
     host.hypervisor.fails(Act::Attach, Fault::Fails);

@@ -1,13 +1,12 @@
 //! The disks of a VM in memory: files that exist, and that nobody copies.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use drainpipe_engine::storage::{DiskCopy, DiskImage};
+use drainpipe_engine::storage::DiskCopy;
 
 use super::FakeVm;
 use crate::disk_moves::{DiskMoves, MoveName, MoveState};
@@ -16,9 +15,6 @@ use crate::error::VmError;
 use crate::fake::faults::Act;
 use crate::fake::lock;
 use crate::spec::Disk;
-
-/// The kernel's unit of allocated blocks.
-const BLOCK_BYTES: u64 = 512;
 
 /// The disk that moves, or has moved.
 #[derive(Debug, Default)]
@@ -171,13 +167,5 @@ impl DiskCopies for FakeVm {
 }
 
 fn look(disk: &Disk) -> Result<OpenDisk, VmError> {
-    let metadata = fs::metadata(&disk.path).map_err(VmError::failed)?;
-    Ok(OpenDisk {
-        image: DiskImage::Raw,
-        size_bytes: metadata.len(),
-        allocated_bytes: metadata.blocks() * BLOCK_BYTES,
-        has_backing: false,
-        has_data_file: false,
-        obstacle: None,
-    })
+    fs::metadata(&disk.path).map(|metadata| OpenDisk::raw_file(&metadata)).map_err(VmError::failed)
 }
