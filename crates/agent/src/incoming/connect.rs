@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::migration::target::steps::Step;
+use drainpipe_engine::migration::timing::fills_within;
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::Spread;
 use drainpipe_engine::problem::Problem;
@@ -26,7 +27,7 @@ use crate::paths::probe::{self, ProbePorts};
 use crate::peers::slots::Slots;
 use crate::transfer::relay::{self, OtherEnd, RelayedStream};
 use crate::transfer::transport::transport;
-use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
+use crate::vms::QMP_DEADLINE;
 use drainpipe_api_types::{ConnectionRequest, Endpoint, WatchEnd, WatchRequest};
 use uuid::Uuid;
 
@@ -196,7 +197,7 @@ impl Listening {
 }
 
 fn listens_within(vmm: &dyn Machine) -> Duration {
-    if vmm.starts_to_listen() { QEMU_DEADLINE } else { QMP_DEADLINE }
+    if vmm.starts_to_listen() { fills_within(vmm.spec().memory_kib() << 10) } else { QMP_DEADLINE }
 }
 
 pub(super) async fn listen(

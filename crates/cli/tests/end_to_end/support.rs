@@ -374,11 +374,22 @@ impl TestLab {
     fn print_logs_of_domains(&self, host: &str) {
         let files = fs::read_dir(self.directory(host).join("libvirt/log/qemu"));
         for file in files.into_iter().flatten().flatten() {
-            let said = fs::read(file.path()).unwrap_or_default();
-            let last = &said[said.len().saturating_sub(LOG_SHOWN_BYTES)..];
-            let last = String::from_utf8_lossy(last);
-            eprintln!("{} on {host} in {} ends with:\n{last}", file.file_name().display(), self.name);
+            self.print_end(host, &file.path());
         }
+    }
+
+    /// Prints the last that the kernel of a host said, if the host is an emulated machine.
+    fn print_console(&self, host: &str) {
+        let console = self.directory(host).join("machine/console.log");
+        if console.exists() {
+            self.print_end(host, &console);
+        }
+    }
+
+    fn print_end(&self, host: &str, file: &Path) {
+        let said = fs::read(file).unwrap_or_default();
+        let last = String::from_utf8_lossy(&said[said.len().saturating_sub(LOG_SHOWN_BYTES)..]);
+        eprintln!("{} on {host} in {} ends with:\n{last}", file.display(), self.name);
     }
 }
 
@@ -388,6 +399,7 @@ impl Drop for TestLab {
             for host in self.hosts() {
                 eprintln!("the log of agent {host} in {}:\n{}", self.name, self.agent_log(&host));
                 self.print_logs_of_domains(&host);
+                self.print_console(&host);
             }
         }
         let down = drainpipe(&["lab", "down", &self.name]);
@@ -395,7 +407,7 @@ impl Drop for TestLab {
     }
 }
 
-/// How much of each domain's log is shown when its test has failed.
+/// How much of each domain's log, and of each machine's console, is shown when a test has failed.
 const LOG_SHOWN_BYTES: usize = 3000;
 
 /// The process that started this one, unless it has ended.

@@ -1,13 +1,12 @@
 //! Steps 1, 2 and 5: the hosts meet, the target permits the VM, and they are connected.
 
 use std::net::IpAddr;
-use std::time::Duration;
 
 use drainpipe_engine::check::refusal;
 use drainpipe_engine::estimate::prediction;
 use drainpipe_engine::host::facts::HostFacts;
 use drainpipe_engine::migration::SourceEvent;
-use drainpipe_engine::migration::timing::ASK_FOR_PLACE_EVERY;
+use drainpipe_engine::migration::timing::{ASK_FOR_PLACE_EVERY, fills_within};
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::paths::path_record::TrialOutcome;
 use drainpipe_engine::plan::{Plan, PlanRequest, Spread};
@@ -25,14 +24,11 @@ use crate::paths::path_watch::Joining;
 use crate::paths::probe::{self, Connected, Load, ProbePorts, ProbeRequest};
 use crate::peers::client::ANSWER_DEADLINE;
 use crate::transfer::transport::transport;
-use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE, does_not_run};
+use crate::vms::{QMP_DEADLINE, does_not_run};
 use drainpipe_api_types::{ConnectionRequest, Endpoint, IncomingPermit, IncomingRequest, WatchEnd};
 
 /// Turns of paths that may wait for the log.
 const NEWS_MAX: usize = 64;
-
-/// How long a target may take until it listens that starts the VM's process only then.
-const STARTED_LISTENS_WITHIN: Duration = QEMU_DEADLINE.saturating_add(QMP_DEADLINE);
 
 /// What the two hosts have agreed on, step by step.
 #[derive(Default)]
@@ -185,7 +181,11 @@ impl Executor {
             round_trip_us,
         };
         // The target's is of the same kind.
-        let within = if vmm.starts_to_listen() { STARTED_LISTENS_WITHIN } else { ANSWER_DEADLINE };
+        let within = if vmm.starts_to_listen() {
+            fills_within(self.memory_bytes()) + QMP_DEADLINE
+        } else {
+            ANSWER_DEADLINE
+        };
         self.peer()?.post_within(&self.incoming("connection"), &request, within).await
     }
 }
