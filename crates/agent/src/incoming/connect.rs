@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use drainpipe_engine::migration::target::steps::Step;
+use drainpipe_engine::migration::target::steps::OrderNeed;
 use drainpipe_engine::migration::timing::fills_within;
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::Spread;
@@ -49,7 +49,7 @@ pub(crate) async fn open_trials(
 ) -> Result<ProbePorts, Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    may_go_on(incoming, &entry, Step::Prepare)?;
+    may_go_on(incoming, &entry, OrderNeed::Prepare)?;
     entry.end_trials();
     let slot = Arc::new(incoming.entries.trials.take(&entry.source)?);
     let (ports, answering) = probe::open(&incoming.host, paths, &slot).await;
@@ -65,7 +65,7 @@ pub(crate) async fn connect(
 ) -> Result<Endpoint, Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    may_go_on(incoming, &entry, Step::Prepare)?;
+    may_go_on(incoming, &entry, OrderNeed::Prepare)?;
     entry.end_trials();
     request.parcel.check().map_err(Problem::bad_input)?;
     let is_encrypted = request.plan.is_encrypted();
@@ -82,7 +82,7 @@ pub(crate) async fn connect(
     if !is_encrypted && let Some(why) = refuses_clear(&incoming.facts().await?, &request.plan.paths) {
         return Err(Problem::refused(why));
     }
-    may_go_on(incoming, &entry, Step::UseHypervisor)?;
+    may_go_on(incoming, &entry, OrderNeed::UseHypervisor)?;
     let vmm = entry.vmm()?;
     let endpoint = if request.plan.spread() == Spread::Routed {
         connect_routed(incoming, &entry, &*vmm, &request).await?
@@ -160,7 +160,7 @@ pub(crate) async fn watch_again(
 ) -> Result<WatchEnd, Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    may_go_on(incoming, &entry, Step::Prepare)?;
+    may_go_on(incoming, &entry, OrderNeed::Prepare)?;
     if !entry.is_encrypted()
         && let Some(why) = refuses_clear_again(&incoming.facts().await?, &request.paths, absent)
     {

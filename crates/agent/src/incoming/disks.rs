@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use drainpipe_engine::migration::target::steps::Step;
+use drainpipe_engine::migration::target::steps::OrderNeed;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DISKS_MAX, DiskCopy, DiskImage, KeptPart};
 use drainpipe_hypervisor::Machine;
@@ -141,7 +141,7 @@ fn promised_to_others(incoming: &Incoming, id: &str) -> Vec<Promised> {
 pub(crate) async fn make(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    may_go_on(incoming, &entry, Step::Prepare)?;
+    may_go_on(incoming, &entry, OrderNeed::Prepare)?;
     check_room(incoming, id, (entry.definition.name.as_str(), &entry.source), &entry.disks).await?;
     for disk in &entry.disks {
         if kept::take_up(incoming, &entry, disk).await? {
@@ -220,7 +220,7 @@ pub(super) async fn open(
 pub(crate) async fn close(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    may_go_on(incoming, &entry, Step::UseHypervisor)?;
+    may_go_on(incoming, &entry, OrderNeed::UseHypervisor)?;
     shut(&entry, &*entry.vmm()?).await
 }
 

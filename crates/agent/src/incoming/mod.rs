@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use drainpipe_engine::drain::inbound::Inbound;
-use drainpipe_engine::migration::target::steps::{self, OnItsWay, Refusal, Step};
+use drainpipe_engine::migration::target::steps::{self, OnItsWay, OrderNeed, OrderRefusal};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::spec::VmSpec;
 use drainpipe_hypervisor::{Machine, Parcel, Role};
@@ -239,7 +239,7 @@ fn refused_here(incoming: &Incoming, error: &dyn std::fmt::Display) -> Problem {
 pub(crate) async fn build_incoming_vm(incoming: &Incoming, id: &str) -> Result<(), Problem> {
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    may_go_on(incoming, &entry, Step::Build)?;
+    may_go_on(incoming, &entry, OrderNeed::Build)?;
     incoming.vms.clear_remains(&entry.definition).await?;
     let spec = entry.spec.clone().ok_or_else(|| started_anew(incoming, id))?;
     let arrival = RecordedMigration { id: id.into(), host: entry.source.clone() };
@@ -257,34 +257,34 @@ pub(crate) async fn complete(incoming: &Incoming, id: &str, parcel: Parcel) -> R
     parcel.check().map_err(Problem::bad_input)?;
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
-    may_go_on(incoming, &entry, Step::UseHypervisor)?;
+    may_go_on(incoming, &entry, OrderNeed::UseHypervisor)?;
     let completed = entry.vmm()?.complete(parcel, QEMU_DEADLINE).await;
     completed.map_err(|error| {
         Problem::failed(format!("{} could not take the state: {error}", incoming.host.name()))
     })
 }
 
-fn may_go_on(incoming: &Incoming, entry: &IncomingVm, step: Step) -> Result<(), Problem> {
+fn may_go_on(incoming: &Incoming, entry: &IncomingVm, need: OrderNeed) -> Result<(), Problem> {
     let on_its_way = OnItsWay {
         state: incoming.journal.incoming_state(&entry.id)?.map(|(_, state)| state),
         is_name_taken: entry.is_adopted(&incoming.vms),
         is_built: entry.built().is_some(),
         is_from_before: entry.spec.is_none(),
     };
-    steps::may_go_on(step, Some(on_its_way)).map_err(|why| refusal(incoming, entry, why))
+    steps::may_go_on(need, Some(on_its_way)).map_err(|why| refusal(incoming, entry, why))
 }
 
-fn refusal(incoming: &Incoming, entry: &IncomingVm, why: Refusal) -> Problem {
+fn refusal(incoming: &Incoming, entry: &IncomingVm, why: OrderRefusal) -> Problem {
     let id = &entry.id;
     match why {
-        Refusal::NotOnItsWay => not_on_its_way(id),
-        Refusal::Decided => Problem::new(why.kind(), format!("migration {id} was given up here")),
-        Refusal::NameTaken => name_taken(incoming, entry.definition.name.as_str()),
-        Refusal::IsBuilt => {
+        OrderRefusal::NotOnItsWay => not_on_its_way(id),
+        OrderRefusal::Decided => Problem::new(why.kind(), format!("migration {id} was given up here")),
+        OrderRefusal::NameTaken => name_taken(incoming, entry.definition.name.as_str()),
+        OrderRefusal::IsBuilt => {
             Problem::new(why.kind(), format!("migration {id} has an incoming VM here already"))
         }
-        Refusal::StartedAnew => started_anew(incoming, id),
-        Refusal::NotBuilt => not_built(id),
+        OrderRefusal::StartedAnew => started_anew(incoming, id),
+        OrderRefusal::NotBuilt => not_built(id),
     }
 }
 

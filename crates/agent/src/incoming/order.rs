@@ -4,8 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::migration::target::order::rest::{LAST_BYTES_WITHIN_MS, LOOK_EVERY_MS};
-use drainpipe_engine::migration::target::order::{Order, OrderAction, OrderEvent, Said, Task, VmState, Why};
-use drainpipe_engine::migration::target::{Found, Hypervisor, IncomingState, IncomingView, Known, Received};
+use drainpipe_engine::migration::target::order::{
+    Order, OrderAction, OrderAnswer, OrderEvent, Task, VmState, Why,
+};
+use drainpipe_engine::migration::target::{
+    Hypervisor, IncomingState, IncomingView, KnownMigration, MigrationFacts, Received,
+};
 use drainpipe_engine::migration::timing::RECEIVED_LOOK_MAX;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::{Machine, RunState, VmErrorKind};
@@ -81,11 +85,11 @@ pub(crate) async fn end_part(incoming: &Arc<Incoming>, id: &str) -> Result<(), P
     carry_out(incoming, id, Order::End).await.map(drop)
 }
 
-fn as_view(said: Said) -> IncomingView {
+fn as_view(said: OrderAnswer) -> IncomingView {
     match said {
-        Said::View(view) => view,
+        OrderAnswer::View(view) => view,
         // No order that asks for a view ends so.
-        Said::Done => IncomingView::Waiting,
+        OrderAnswer::Done => IncomingView::Waiting,
     }
 }
 
@@ -111,7 +115,11 @@ pub(crate) async fn finish(incoming: &Arc<Incoming>, id: &str) -> Result<TargetU
 }
 
 /// Carries an order out.
-pub(super) async fn carry_out(incoming: &Arc<Incoming>, id: &str, order: Order) -> Result<Said, Problem> {
+pub(super) async fn carry_out(
+    incoming: &Arc<Incoming>,
+    id: &str,
+    order: Order,
+) -> Result<OrderAnswer, Problem> {
     Carrier::of(incoming, id).carry_out(order).await
 }
 
@@ -157,7 +165,7 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    async fn carry_out(&mut self, order: Order) -> Result<Said, Problem> {
+    async fn carry_out(&mut self, order: Order) -> Result<OrderAnswer, Problem> {
         if let Some(entry) = &self.entry
             && matches!(order, Order::Run { .. } | Order::Discard { .. })
         {
@@ -258,15 +266,15 @@ impl<'a> Carrier<'a> {
         self.entry()?.vmm()
     }
 
-    fn known(&mut self) -> Result<Known, Problem> {
+    fn known(&mut self) -> Result<KnownMigration, Problem> {
         let (incoming, id) = (self.incoming, self.id);
         let Some(record) = incoming.journal.incoming_record(id)? else {
             // For a settled one, only the decision may be left.
             let state = incoming.journal.incoming_state(id)?.map(|(_, state)| state);
-            return Ok(Known::by_decision_alone(state));
+            return Ok(KnownMigration::by_decision_alone(state));
         };
         let memory = self.entry.as_ref().map(|entry| *entry.memory());
-        let known = Known::of(found(incoming, &record, self.entry.as_deref())?, memory);
+        let known = KnownMigration::of(found(incoming, &record, self.entry.as_deref())?, memory);
         if was_told(&record) {
             self.ordered = told_qemu(incoming, &record);
         }
@@ -466,7 +474,7 @@ pub(super) fn found(
     incoming: &Incoming,
     record: &IncomingRecord,
     entry: Option<&IncomingVm>,
-) -> Result<Found, Problem> {
+) -> Result<MigrationFacts, Problem> {
     let vms = &incoming.vms;
     let of_vm = match vms.running(&record.vm) {
         _ if vms.why_unresponsive(&record.vm).is_some() => Hypervisor::Unresponsive,
@@ -480,7 +488,7 @@ pub(super) fn found(
         (Some(entry), None) if entry.spec.is_none() && !entry.is_adopted(vms) => Hypervisor::Unresponsive,
         (_, None) => Hypervisor::None,
     };
-    Ok(Found {
+    Ok(MigrationFacts {
         state: Some(record.state),
         is_adopted: vms.contains(&record.vm),
         allows_post_copy: record.post_copy,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use drainpipe_engine::migration::target::permit::{Asked, Refusal, may_come};
+use drainpipe_engine::migration::target::permit::{Asked, PermitRefusal, may_come};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::spec::VmSpec;
@@ -64,17 +64,17 @@ fn enter(
         }
     }
     if !incoming.journal.begin_incoming(&request.id, source, &request.definition)? {
-        return Err(refusal(incoming, &request, Refusal::WasHereBefore));
+        return Err(refusal(incoming, &request, PermitRefusal::WasHereBefore));
     }
     let entry = IncomingVm::permitted(source, request, protocol);
     insert_locked(incoming, &mut entries, entry);
     Ok(IncomingPermit::Granted)
 }
 
-fn refusal(incoming: &Incoming, request: &IncomingRequest, why: Refusal) -> Problem {
+fn refusal(incoming: &Incoming, request: &IncomingRequest, why: PermitRefusal) -> Problem {
     match why {
-        Refusal::NameTaken => name_taken(incoming, request.definition.name.as_str()),
-        Refusal::WasHereBefore => {
+        PermitRefusal::NameTaken => name_taken(incoming, request.definition.name.as_str()),
+        PermitRefusal::WasHereBefore => {
             Problem::new(why.kind(), format!("migration {} has been here before", request.id))
         }
     }

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use drainpipe_engine::migration::target::order::{Order, Said};
-use drainpipe_engine::migration::target::silence::{HandOver, Watch, WatchAction, WatchEvent};
+use drainpipe_engine::migration::target::order::{Order, OrderAnswer};
+use drainpipe_engine::migration::target::silence::{HandOverAnswer, Watch, WatchAction, WatchEvent};
 use drainpipe_engine::problem::Problem;
 use tokio::time::sleep;
 use tracing::{debug, warn};
@@ -77,27 +77,31 @@ async fn carry(incoming: &Arc<Incoming>, entry: &IncomingVm, order: Order) -> Wa
         (Ok(_), _) => {}
     }
     match (carried, order) {
-        (Ok(Said::View(view)), Order::View) => WatchEvent::View(Some(view)),
+        (Ok(OrderAnswer::View(view)), Order::View) => WatchEvent::View(Some(view)),
         (_, Order::View) => WatchEvent::View(None),
         _ => WatchEvent::Done,
     }
 }
 
 /// Which host a VM belongs to, by its source's journal; or why that is not known.
-pub(super) async fn ask_source(incoming: &Incoming, source: &str, id: &str) -> (HandOver, Option<Problem>) {
+pub(super) async fn ask_source(
+    incoming: &Incoming,
+    source: &str,
+    id: &str,
+) -> (HandOverAnswer, Option<Problem>) {
     let said = match incoming.peers.get(source) {
         Some(peer) => peer.get::<HandOverView>(&format!("/v1/handovers/{id}")).await,
         None => Err(Problem::not_found(format!("{source} is no longer a peer"))),
     };
     match said {
-        Ok(HandOverView::Pending) => (HandOver::Pending, None),
-        Ok(HandOverView::HandedOver) => (HandOver::HandedOver, None),
-        Ok(HandOverView::Refused) => (HandOver::Refused, None),
+        Ok(HandOverView::Pending) => (HandOverAnswer::Pending, None),
+        Ok(HandOverView::HandedOver) => (HandOverAnswer::HandedOver, None),
+        Ok(HandOverView::Refused) => (HandOverAnswer::Refused, None),
         Ok(HandOverView::Unknown) => {
             let why = format!("{source} has no record of this migration");
-            (HandOver::Unknown, Some(Problem::failed(why)))
+            (HandOverAnswer::Unknown, Some(Problem::failed(why)))
         }
-        Err(problem) => (HandOver::Silent, Some(problem)),
+        Err(problem) => (HandOverAnswer::Silent, Some(problem)),
     }
 }
 

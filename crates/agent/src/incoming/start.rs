@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use drainpipe_engine::migration::target::start::{
-    AT_START, ONCE_IT_ANSWERS, Step, Waiting, lacks_part, waiting,
+    AT_START, ONCE_IT_ANSWERS, StartStep, Waiting, lacks_part, waiting,
 };
-use drainpipe_engine::migration::target::{Hypervisor, Known};
+use drainpipe_engine::migration::target::{Hypervisor, KnownMigration};
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Machine;
 use tracing::warn;
@@ -36,12 +36,16 @@ pub(crate) async fn take_up_reached(incoming: &Arc<Incoming>, vm: &str) -> Resul
     Ok(())
 }
 
-async fn take(incoming: &Arc<Incoming>, step: Step, is_meant: impl Fn(&str) -> bool) -> Result<(), Problem> {
+async fn take(
+    incoming: &Arc<Incoming>,
+    step: StartStep,
+    is_meant: impl Fn(&str) -> bool,
+) -> Result<(), Problem> {
     match step {
-        Step::ClearDiscarded => clear_discarded(incoming).await,
-        Step::TakeUpWaiting => take_up_waiting(incoming).await,
-        Step::LetRun => resume_recorded(incoming, is_meant).await,
-        Step::TakeUpParts => take_up_parts(incoming, is_meant).await,
+        StartStep::ClearDiscarded => clear_discarded(incoming).await,
+        StartStep::TakeUpWaiting => take_up_waiting(incoming).await,
+        StartStep::LetRun => resume_recorded(incoming, is_meant).await,
+        StartStep::TakeUpParts => take_up_parts(incoming, is_meant).await,
     }
 }
 
@@ -78,7 +82,7 @@ async fn hypervisor_of(
 
 async fn take_up_parts(incoming: &Arc<Incoming>, is_meant: impl Fn(&str) -> bool) -> Result<(), Problem> {
     for record in incoming.journal.post_copy_incoming()?.into_iter().filter(|record| is_meant(&record.vm)) {
-        let known = Known::of(found(incoming, &record, None)?, None);
+        let known = KnownMigration::of(found(incoming, &record, None)?, None);
         let Some(vmm) = told_qemu(incoming, &record).filter(|_| lacks_part(known, None)) else { continue };
         if lacks_part(known, look_at_rest(&*vmm).await.ok()) {
             insert_unless_there(incoming, IncomingVm::in_parts(record, vmm));

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drainpipe_engine::migration::target::steps::Step;
+use drainpipe_engine::migration::target::steps::OrderNeed;
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::tracked::{ConnectionKey, TrackedConnection};
 use drainpipe_hypervisor::spec::MacAddress;
@@ -62,7 +62,7 @@ async fn take(
     if !incoming.entries.is_there(entry) {
         return Err(not_on_its_way(&entry.id));
     }
-    may_go_on(incoming, entry, Step::Prepare)?;
+    may_go_on(incoming, entry, OrderNeed::Prepare)?;
     let own = incoming.host.name();
     if !incoming.host.config.vms.conntrack {
         return Ok(none_taken(request, format!("{own} accepts none (`conntrack` in its [vms])")));

@@ -56,7 +56,7 @@ pub enum GuardEvent {
     /// Whether the VM runs here.
     VmRuns(bool),
     /// What the journal says now of the hand-over.
-    HandOver(HandOver),
+    HandOver(HandOverRecord),
     /// What the source's QEMU says.
     SourceSays(SourceState),
     /// The action was carried out.
@@ -72,7 +72,7 @@ pub enum GuardEvent {
 
 /// Which host the VM belongs to, by the source's journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HandOver {
+pub enum HandOverRecord {
     /// It is forbidden, or was revoked: the VM is the source's.
     Forbidden,
     /// It is recorded: the VM is the target's.
@@ -145,17 +145,17 @@ impl Guard {
                 GuardAction::LookAtVm
             }
             (GuardAction::LookAtVm, GuardEvent::VmRuns(true)) => self.listen_on(),
-            (GuardAction::ForbidHandOver, GuardEvent::HandOver(HandOver::Recorded))
+            (GuardAction::ForbidHandOver, GuardEvent::HandOver(HandOverRecord::Recorded))
                 if self.agent_has_ended =>
             {
                 GuardAction::AskSource
             }
-            (GuardAction::ForbidHandOver, GuardEvent::HandOver(HandOver::Recorded))
+            (GuardAction::ForbidHandOver, GuardEvent::HandOver(HandOverRecord::Recorded))
                 if self.silences_left > 0 =>
             {
                 self.listen_on()
             }
-            (GuardAction::ForbidHandOver, GuardEvent::HandOver(HandOver::Forbidden))
+            (GuardAction::ForbidHandOver, GuardEvent::HandOver(HandOverRecord::Forbidden))
             | (GuardAction::RevokeHandOver, GuardEvent::Done) => GuardAction::StopTransfer,
             (GuardAction::StopTransfer, GuardEvent::Done) => GuardAction::ResumeOnSource,
             (GuardAction::AskSource, GuardEvent::SourceSays(SourceState::LetGo)) => {
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn before_the_record_the_vm_runs_on_here() {
-        let forbidden = GuardEvent::HandOver(HandOver::Forbidden);
+        let forbidden = GuardEvent::HandOver(HandOverRecord::Forbidden);
         let runs_on = [
             GuardAction::ForbidHandOver,
             GuardAction::StopTransfer,
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn after_the_record_of_an_agent_that_has_ended_the_target_is_ordered_to_run_it() {
         let let_go = GuardEvent::SourceSays(SourceState::LetGo);
-        let recorded = GuardEvent::HandOver(HandOver::Recorded);
+        let recorded = GuardEvent::HandOver(HandOverRecord::Recorded);
         assert_eq!(
             does(&[
                 GuardEvent::AgentEnded,
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(
             does(&[
                 GuardEvent::AgentEnded,
-                GuardEvent::HandOver(HandOver::Recorded),
+                GuardEvent::HandOver(HandOverRecord::Recorded),
                 kept,
                 GuardEvent::Done,
                 GuardEvent::Done,
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn an_agent_that_stands_still_after_the_record_is_waited_for() {
         let silent = GuardEvent::Silent { is_switching_over: true };
-        let recorded = GuardEvent::HandOver(HandOver::Recorded);
+        let recorded = GuardEvent::HandOver(HandOverRecord::Recorded);
         assert_eq!(
             does(&[silent, recorded, silent, recorded, GuardEvent::Dismissed]),
             [
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn where_qemu_has_ended_there_is_nothing_to_let_run() {
-        for answer in [HandOver::Forbidden, HandOver::Recorded] {
+        for answer in [HandOverRecord::Forbidden, HandOverRecord::Recorded] {
             let actions =
                 does(&[GuardEvent::AgentEnded, GuardEvent::HandOver(answer), GuardEvent::QemuEnded]);
             assert_eq!(actions.last(), Some(&GuardAction::Leave));

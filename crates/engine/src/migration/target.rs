@@ -210,7 +210,7 @@ pub enum PostCopy {
 
 /// What is known of a migration when an order comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownMigration {
     /// By the journal; none where that has no record of it.
     pub state: Option<IncomingState>,
     /// The VM is one of this host's.
@@ -227,7 +227,7 @@ pub struct Known {
 
 /// What a target finds out about a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Found {
+pub struct MigrationFacts {
     /// By the journal; none where that has no record of it.
     pub state: Option<IncomingState>,
     /// The VM is one of this host's.
@@ -242,15 +242,15 @@ pub struct Found {
     pub on_its_way: Hypervisor,
 }
 
-impl Found {
+impl MigrationFacts {
     fn was_told(self) -> bool {
         matches!(self.state, Some(IncomingState::Running | IncomingState::Finished))
     }
 }
 
-impl Known {
+impl KnownMigration {
     /// From what is found, and what this run of the agent remembers of a VM on its way.
-    pub fn of(found: Found, memory: Option<Memory>) -> Self {
+    pub fn of(found: MigrationFacts, memory: Option<Memory>) -> Self {
         let hypervisor = match found.of_vm {
             Hypervisor::There | Hypervisor::Unresponsive if found.was_told() => found.of_vm,
             _ => found.on_its_way,
@@ -293,7 +293,7 @@ impl Known {
 mod tests {
     use super::*;
 
-    const FOUND: Found = Found {
+    const FOUND: MigrationFacts = MigrationFacts {
         state: Some(IncomingState::Running),
         is_adopted: true,
         allows_post_copy: true,
@@ -304,37 +304,40 @@ mod tests {
 
     #[test]
     fn that_it_runs_is_awaited_until_its_hypervisor_has_said_so() {
-        let awaits = |found, memory| Known::of(found, memory).awaits_run;
+        let awaits = |found, memory| KnownMigration::of(found, memory).awaits_run;
         let mut memory = Memory::new(0.0);
         memory.tell_to_run();
         assert!(awaits(FOUND, Some(memory)));
-        assert!(!awaits(Found { state: Some(IncomingState::Waiting), ..FOUND }, Some(memory)));
+        assert!(!awaits(MigrationFacts { state: Some(IncomingState::Waiting), ..FOUND }, Some(memory)));
         memory.let_run();
         assert!(!awaits(FOUND, Some(memory)));
         // An earlier run of the agent ordered it, or nobody knows.
         for earlier in [Some(Memory::of_part(0.0)), None] {
             assert!(awaits(FOUND, earlier));
-            assert!(!awaits(Found { on_its_way: Hypervisor::Ended, ..FOUND }, earlier));
+            assert!(!awaits(MigrationFacts { on_its_way: Hypervisor::Ended, ..FOUND }, earlier));
         }
     }
 
     #[test]
     fn the_hypervisor_of_one_that_was_told_is_that_of_the_hosts_vm() {
-        let hypervisor = |found| Known::of(found, None).hypervisor;
-        let unresponsive = Found { of_vm: Hypervisor::Unresponsive, ..FOUND };
+        let hypervisor = |found| KnownMigration::of(found, None).hypervisor;
+        let unresponsive = MigrationFacts { of_vm: Hypervisor::Unresponsive, ..FOUND };
         assert_eq!(hypervisor(unresponsive), Hypervisor::Unresponsive);
         assert_eq!(hypervisor(FOUND), Hypervisor::There);
         // An earlier VM of that name is another VM.
-        let waiting =
-            Found { state: Some(IncomingState::Waiting), on_its_way: Hypervisor::None, ..unresponsive };
+        let waiting = MigrationFacts {
+            state: Some(IncomingState::Waiting),
+            on_its_way: Hypervisor::None,
+            ..unresponsive
+        };
         assert_eq!(hypervisor(waiting), Hypervisor::None);
     }
 
     #[test]
     fn a_later_migration_of_the_vm_ends_what_post_copy_allowed() {
-        let post_copy = |found| Known::of(found, None).post_copy;
+        let post_copy = |found| KnownMigration::of(found, None).post_copy;
         assert_eq!(post_copy(FOUND), PostCopy::Allowed);
-        assert_eq!(post_copy(Found { is_last: false, ..FOUND }), PostCopy::Past);
-        assert_eq!(post_copy(Found { allows_post_copy: false, ..FOUND }), PostCopy::Refused);
+        assert_eq!(post_copy(MigrationFacts { is_last: false, ..FOUND }), PostCopy::Past);
+        assert_eq!(post_copy(MigrationFacts { allows_post_copy: false, ..FOUND }), PostCopy::Refused);
     }
 }

@@ -15,7 +15,7 @@ use drainpipe_engine::transfer::transferred::Transferred;
 use crate::faults::Fault;
 use crate::libvirt::{LettingGo, SwitchedOver};
 use crate::milliseconds::ms;
-use crate::network::{Answer, Letter, Order, Question, Said};
+use crate::network::{Answer, Letter, Order, Question, TargetAnswer};
 use crate::planted::Planted;
 use crate::qemu::{Command, Reply, Sending, SourceQemu};
 use crate::source::LIMITS;
@@ -410,31 +410,33 @@ impl World {
         order: Order,
         answer: Answer,
     ) -> Doing {
-        executor.has_ended_there |= matches!(answer, Ok(Said::View(View::Ended)));
+        executor.has_ended_there |= matches!(answer, Ok(TargetAnswer::View(View::Ended)));
         let answer = self.misread(action, answer);
         let event = match (action, answer) {
             (SourceAction::SwitchOver, Ok(_)) if order == Order::Complete => {
                 executor.switched_over.has_finished = true;
                 return self.go_on_switching_over(executor);
             }
-            (SourceAction::CheckPermissions, Ok(Said::Busy)) => {
+            (SourceAction::CheckPermissions, Ok(TargetAnswer::Busy)) => {
                 let event = SourceEvent::Busy("two are on their way".into());
                 return Doing::Later { at_ms: self.now_ms + ASK_FOR_PLACE_EVERY_MS, event };
             }
             (SourceAction::ConnectHosts, Ok(_)) => {
                 executor.plan.clone().map_or(SourceEvent::Done, SourceEvent::Connected)
             }
-            (SourceAction::SwitchOver, Ok(Said::View(View::Ready | View::ReadyInPart)))
+            (SourceAction::SwitchOver, Ok(TargetAnswer::View(View::Ready | View::ReadyInPart)))
                 if self.source_looks() && self.now_ms < executor.switch_over_until_ms =>
             {
                 return Doing::Rest(action);
             }
-            (SourceAction::SwitchOver, Ok(Said::View(View::Ready | View::ReadyInPart)))
+            (SourceAction::SwitchOver, Ok(TargetAnswer::View(View::Ready | View::ReadyInPart)))
                 if self.source_may_run_on() =>
             {
                 failed("the source's QEMU does not say that it let go")
             }
-            (SourceAction::SwitchOver, Ok(Said::View(View::Ready | View::ReadyInPart))) => SourceEvent::Done,
+            (SourceAction::SwitchOver, Ok(TargetAnswer::View(View::Ready | View::ReadyInPart))) => {
+                SourceEvent::Done
+            }
             (SourceAction::SwitchOver, Ok(_)) if self.now_ms < executor.switch_over_until_ms => {
                 return Doing::Rest(action);
             }
@@ -442,48 +444,50 @@ impl World {
             (SourceAction::AskTarget, Ok(_)) if order == Order::Discard => {
                 SourceEvent::TargetSays(TargetState::Discarded)
             }
-            (SourceAction::AskTarget, Ok(Said::View(View::Unknown))) => {
+            (SourceAction::AskTarget, Ok(TargetAnswer::View(View::Unknown))) => {
                 let event = SourceEvent::TargetSays(TargetState::Unknown);
                 return Doing::Later { at_ms: self.now_ms + ASK_AGAIN_AFTER_MS, event };
             }
             (SourceAction::AskTarget, Err(ProblemKind::NotFound)) if order == Order::Discard => {
                 SourceEvent::TargetSays(TargetState::Unknown)
             }
-            (SourceAction::AskTarget, Ok(Said::View(View::Running))) => {
+            (SourceAction::AskTarget, Ok(TargetAnswer::View(View::Running))) => {
                 SourceEvent::TargetSays(TargetState::Running)
             }
-            (SourceAction::AskTarget, Ok(Said::View(View::Ended))) => {
+            (SourceAction::AskTarget, Ok(TargetAnswer::View(View::Ended))) => {
                 SourceEvent::TargetSays(TargetState::Ended)
             }
-            (SourceAction::AskTarget, Ok(Said::View(View::RunningInPart))) => {
+            (SourceAction::AskTarget, Ok(TargetAnswer::View(View::RunningInPart))) => {
                 SourceEvent::TargetSays(TargetState::RunningInPart)
             }
             // The target cannot have the rest, since the source's QEMU has failed to send it.
-            (SourceAction::AskTarget, Ok(Said::View(View::Ready | View::ReadyInPart)))
+            (SourceAction::AskTarget, Ok(TargetAnswer::View(View::Ready | View::ReadyInPart)))
                 if self.source_is_astray() =>
             {
                 return Doing::Rest(action);
             }
-            (SourceAction::AskTarget, Ok(Said::View(View::Ready))) => {
+            (SourceAction::AskTarget, Ok(TargetAnswer::View(View::Ready))) => {
                 SourceEvent::TargetSays(TargetState::Ready)
             }
-            (SourceAction::AskTarget, Ok(Said::View(View::Waiting)) | Err(ProblemKind::Failed))
+            (SourceAction::AskTarget, Ok(TargetAnswer::View(View::Waiting)) | Err(ProblemKind::Failed))
                 if order == Order::View && self.target_may_be_needed(answer) =>
             {
                 let event = failed("all of it is on its way");
                 return Doing::Later { at_ms: self.now_ms + ASK_AGAIN_AFTER_MS, event };
             }
             // The source's QEMU may have sent the rest since the target answered.
-            (SourceAction::AskTarget, Ok(Said::View(View::ReadyInPart)))
+            (SourceAction::AskTarget, Ok(TargetAnswer::View(View::ReadyInPart)))
                 if order == Order::View && executor.has_asked_with_qemu && self.source.qemu.is_none() =>
             {
                 failed("its QEMU has ended since the target was asked")
             }
             // Without the rest, the target's part is of no use; and the VM may have run on here for a while.
-            (SourceAction::AskTarget, Ok(Said::View(View::ReadyInPart))) if self.source.qemu.is_some() => {
+            (SourceAction::AskTarget, Ok(TargetAnswer::View(View::ReadyInPart)))
+                if self.source.qemu.is_some() =>
+            {
                 SourceEvent::TargetSays(TargetState::Ready)
             }
-            (SourceAction::AskTarget, Ok(Said::View(View::Waiting | View::ReadyInPart)))
+            (SourceAction::AskTarget, Ok(TargetAnswer::View(View::Waiting | View::ReadyInPart)))
             | (SourceAction::Reconnect, Ok(_)) => {
                 return Doing::Rest(action);
             }
@@ -565,17 +569,17 @@ impl World {
     fn misread(&mut self, action: SourceAction, answer: Answer) -> Answer {
         match (self.planted, action, answer) {
             (Planted::SilenceIsSuccess, SourceAction::ResumeOnTarget, Err(ProblemKind::Unreachable)) => {
-                Ok(Said::Done)
+                Ok(TargetAnswer::Done)
             }
             (Planted::SilenceIsDiscarded, SourceAction::AskTarget, Err(ProblemKind::Unreachable))
-            | (Planted::UnknownIsDiscarded, SourceAction::AskTarget, Ok(Said::View(View::Unknown))) => {
-                Ok(Said::View(View::Discarded))
+            | (Planted::UnknownIsDiscarded, SourceAction::AskTarget, Ok(TargetAnswer::View(View::Unknown))) => {
+                Ok(TargetAnswer::View(View::Discarded))
             }
-            (Planted::RunsIncomplete, SourceAction::SwitchOver, Ok(Said::View(View::Waiting))) => {
-                Ok(Said::View(View::Ready))
+            (Planted::RunsIncomplete, SourceAction::SwitchOver, Ok(TargetAnswer::View(View::Waiting))) => {
+                Ok(TargetAnswer::View(View::Ready))
             }
-            (Planted::EndedIsRunning, SourceAction::AskTarget, Ok(Said::View(View::Ended))) => {
-                Ok(Said::View(View::Running))
+            (Planted::EndedIsRunning, SourceAction::AskTarget, Ok(TargetAnswer::View(View::Ended))) => {
+                Ok(TargetAnswer::View(View::Running))
             }
             _ => answer,
         }

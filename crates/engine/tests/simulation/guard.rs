@@ -3,7 +3,7 @@
 
 use drainpipe_engine::migration::SourceState;
 use drainpipe_engine::migration::guard::{
-    AGAIN_AFTER_MS, Guard as Machine, GuardAction, GuardEvent, HandOver, SILENCE_MS,
+    AGAIN_AFTER_MS, Guard as Machine, GuardAction, GuardEvent, HandOverRecord, SILENCE_MS,
 };
 use drainpipe_engine::migration::timing;
 
@@ -182,11 +182,11 @@ impl World {
         let is_full = self.is_source_disk_full();
         let record = &mut self.source.journal[migration];
         let answer = match (record.outcome, record.handed_over) {
-            (Some(_), _) => HandOver::Over,
-            (None, true) => HandOver::Recorded,
-            (None, false) => HandOver::Forbidden,
+            (Some(_), _) => HandOverRecord::Over,
+            (None, true) => HandOverRecord::Recorded,
+            (None, false) => HandOverRecord::Forbidden,
         };
-        if answer != HandOver::Forbidden || self.planted == Planted::GuardDoesNotForbid {
+        if answer != HandOverRecord::Forbidden || self.planted == Planted::GuardDoesNotForbid {
             return GuardEvent::HandOver(answer);
         }
         if is_full {

@@ -4,7 +4,7 @@
 //! Modelled on what libvirt 9.0 and QEMU 7.2 were seen to do, phase by phase (docs/decisions/0071, 0072). Where nobody
 //! has looked, the model assumes the worst.
 
-use drainpipe_engine::migration::target::steps::Step;
+use drainpipe_engine::migration::target::steps::OrderNeed;
 use drainpipe_engine::migration::timing;
 use drainpipe_engine::migration::{SourceAction, SourceEvent, SourceState};
 use drainpipe_engine::problem::{Problem, ProblemKind};
@@ -602,7 +602,7 @@ impl World {
 
     /// Finish, which leaves the guest paused.
     pub(crate) fn finish_domain(&mut self, migration: usize) -> Result<(), ProblemKind> {
-        self.may_go_on(Step::UseHypervisor, migration)?;
+        self.may_go_on(OrderNeed::UseHypervisor, migration)?;
         let is_from_before = self.target.entries.get(&migration).is_none_or(|entry| entry.is_from_before);
         let may =
             !is_from_before && self.is_coming() && self.serves(Host::Target) && self.answers(Host::Target);

@@ -42,17 +42,17 @@ impl Order {
 
 /// What a target answers after it has carried out an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum TargetAnswer {
     Done,
     Busy,
     View(IncomingView),
 }
 
-pub(crate) type Answer = Result<Said, ProblemKind>;
+pub(crate) type Answer = Result<TargetAnswer, ProblemKind>;
 
 /// What a source says about a hand-over, by its journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HandOver {
+pub(crate) enum SourceAnswer {
     Pending,
     HandedOver,
     Refused,
@@ -79,7 +79,7 @@ pub(crate) enum Letter {
     },
     Tell {
         question: Question,
-        hand_over: HandOver,
+        hand_over: SourceAnswer,
     },
 }
 

@@ -3,20 +3,22 @@
 
 use drainpipe_engine::migration::target::order::rest::{Connection, LAST_BYTES_WITHIN_MS, LOOK_EVERY_MS};
 use drainpipe_engine::migration::target::order::{
-    Answer as Answered, Order as OwnOrder, OrderAction, OrderEvent, Said as OwnSaid, Task as Machine,
-    VmState, Why,
+    Answer as Answered, Order as OwnOrder, OrderAction, OrderAnswer, OrderEvent, Task as Machine, VmState,
+    Why,
 };
-use drainpipe_engine::migration::target::permit::{Asked, Refusal as NotPermitted, may_come};
+use drainpipe_engine::migration::target::permit::{Asked, PermitRefusal, may_come};
 use drainpipe_engine::migration::target::silence::WatchEvent;
-use drainpipe_engine::migration::target::steps::{self, OnItsWay, Refusal, Step};
-use drainpipe_engine::migration::target::{Found, Hypervisor, IncomingState as State, Known, Received};
+use drainpipe_engine::migration::target::steps::{self, OnItsWay, OrderNeed, OrderRefusal};
+use drainpipe_engine::migration::target::{
+    Hypervisor, IncomingState as State, KnownMigration, MigrationFacts, Received,
+};
 use drainpipe_engine::migration::timing;
 use drainpipe_engine::problem::ProblemKind;
 
 use crate::disks::CopiedDisk;
 use crate::faults::Fault;
 use crate::milliseconds::ms;
-use crate::network::{Answer, Letter, Order, Question, Said};
+use crate::network::{Answer, Letter, Order, Question, TargetAnswer};
 use crate::planted::Planted;
 use crate::qemu::{Arrival, Reply, Stream};
 use crate::target::Entry;
@@ -35,10 +37,10 @@ type Part = Result<PartStep, ProblemKind>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PartStep {
     Next,
-    Over(Said),
+    Over(TargetAnswer),
 }
 
-const DONE: Part = Ok(PartStep::Over(Said::Done));
+const DONE: Part = Ok(PartStep::Over(TargetAnswer::Done));
 
 /// An order being carried out.
 #[derive(Debug, Clone, Copy)]
@@ -78,8 +80,8 @@ pub(crate) fn looked_at(world: &World) -> Result<Received, WatchEvent> {
 
 fn said(answer: Answered) -> Answer {
     answer.map_err(Why::kind).map(|said| match said {
-        OwnSaid::Done => Said::Done,
-        OwnSaid::View(view) => Said::View(view),
+        OrderAnswer::Done => TargetAnswer::Done,
+        OrderAnswer::View(view) => TargetAnswer::View(view),
     })
 }
 
@@ -203,7 +205,7 @@ impl World {
             self.send(Letter::Answer { question, answer });
         } else if let Some((_, OrderAction::Answer(answer))) = task.machine {
             let event = match (task.order, answer) {
-                (Order::View, Ok(OwnSaid::View(view))) => WatchEvent::View(Some(view)),
+                (Order::View, Ok(OrderAnswer::View(view))) => WatchEvent::View(Some(view)),
                 (Order::View, _) => WatchEvent::View(None),
                 _ => WatchEvent::Done,
             };
@@ -255,7 +257,7 @@ impl World {
                 DONE
             }
             Order::CloseDisks => {
-                self.may_go_on(Step::UseHypervisor, migration)?;
+                self.may_go_on(OrderNeed::UseHypervisor, migration)?;
                 self.close_disks()?;
                 DONE
             }
@@ -355,22 +357,22 @@ impl World {
         }
     }
 
-    fn known(&self, task: &Task) -> Known {
+    fn known(&self, task: &Task) -> KnownMigration {
         let memory = self.target.entries.get(&task.migration).map(|entry| entry.memory);
         let found = self.found(task.migration);
-        let known = Known::of(found, memory);
+        let known = KnownMigration::of(found, memory);
         let is_told = matches!(found.state, Some(State::Running | State::Finished));
         match self.planted {
-            Planted::BelievedRecord => Known { awaits_run: false, ..known },
+            Planted::BelievedRecord => KnownMigration { awaits_run: false, ..known },
             Planted::TwoStarts if is_told => {
-                Known { state: Some(State::Running), is_adopted: false, ..known }
+                KnownMigration { state: Some(State::Running), is_adopted: false, ..known }
             }
             _ => known,
         }
     }
 
     /// What the target finds of a migration.
-    pub(crate) fn found(&self, migration: usize) -> Found {
+    pub(crate) fn found(&self, migration: usize) -> MigrationFacts {
         let entry = self.target.entries.get(&migration);
         let lives = self.target.qemu.is_some();
         let of_vm = match self.target.has_vm {
@@ -384,7 +386,7 @@ impl World {
             Some(entry) if entry.is_built => Hypervisor::There,
             _ => Hypervisor::None,
         };
-        Found {
+        MigrationFacts {
             state: self.target.state(migration),
             is_adopted: self.target.has_vm,
             allows_post_copy: self.hosts.allow_post_copy(),
@@ -437,14 +439,14 @@ impl World {
             is_coming: !self.target.entries.is_empty(),
             is_recorded: self.target.state(migration).is_some(),
         };
-        may_come(asked).map_err(NotPermitted::kind)?;
+        may_come(asked).map_err(PermitRefusal::kind)?;
         // The agent does not know which VMs are its own.
         if !self.target.lost_journal.is_empty() {
             return Err(ProblemKind::Refused);
         }
         if self.target.places_awaited > 0 {
             self.target.places_awaited -= 1;
-            return Ok(PartStep::Over(Said::Busy));
+            return Ok(PartStep::Over(TargetAnswer::Busy));
         }
         self.record(migration, State::Waiting)?;
         self.enter(migration, self.now_ms, false);
@@ -459,21 +461,21 @@ impl World {
         Ok(())
     }
 
-    pub(crate) fn may_go_on(&self, step: Step, migration: usize) -> Result<(), ProblemKind> {
+    pub(crate) fn may_go_on(&self, need: OrderNeed, migration: usize) -> Result<(), ProblemKind> {
         let on_its_way = self.target.entries.get(&migration).map(|entry| OnItsWay {
             state: self.target.state(migration),
             is_name_taken: self.target.has_vm,
             is_built: entry.is_built && self.planted != Planted::BuildsTwice,
             is_from_before: entry.is_from_before,
         });
-        match steps::may_go_on(step, on_its_way) {
-            Err(Refusal::NotBuilt) if self.planted == Planted::BuildsTwice => Ok(()),
-            taken => taken.map_err(Refusal::kind),
+        match steps::may_go_on(need, on_its_way) {
+            Err(OrderRefusal::NotBuilt) if self.planted == Planted::BuildsTwice => Ok(()),
+            taken => taken.map_err(OrderRefusal::kind),
         }
     }
 
     fn incoming_vm(&mut self, task: &Task) -> Part {
-        self.may_go_on(Step::Build, task.migration)?;
+        self.may_go_on(OrderNeed::Build, task.migration)?;
         // Building takes time.
         if task.part == 0 {
             return Ok(PartStep::Next);
@@ -486,7 +488,7 @@ impl World {
     }
 
     fn connect(&mut self, migration: usize, is_taken: bool) -> Part {
-        self.may_go_on(Step::UseHypervisor, migration)?;
+        self.may_go_on(OrderNeed::UseHypervisor, migration)?;
         if !is_taken {
             return Err(ProblemKind::Refused);
         }

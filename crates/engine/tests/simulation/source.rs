@@ -5,7 +5,7 @@ use drainpipe_engine::migration::{Limits, Migration, SourceState};
 
 use crate::executor::Executor;
 use crate::journals::Older;
-use crate::network::HandOver;
+use crate::network::SourceAnswer;
 use crate::planted::Planted;
 use crate::qemu::{Sending, SourceQemu};
 use crate::world::{Host, Life, Sight, World};
@@ -109,15 +109,15 @@ impl Source {
         self.journal.iter().position(|record| record.outcome.is_none())
     }
 
-    fn hand_over(&self, migration: usize, has_let_go: bool) -> HandOver {
+    fn hand_over(&self, migration: usize, has_let_go: bool) -> SourceAnswer {
         let goes_on = self.executor.as_ref().is_some_and(|executor| executor.goes_on(migration));
-        let Some(record) = self.journal.get(migration) else { return HandOver::Refused };
+        let Some(record) = self.journal.get(migration) else { return SourceAnswer::Refused };
         match record.outcome {
-            Some(Outcome::Completed) => HandOver::HandedOver,
-            Some(Outcome::Lost) if record.handed_over => HandOver::HandedOver,
-            None if record.handed_over && has_let_go => HandOver::HandedOver,
-            None if record.handed_over || goes_on => HandOver::Pending,
-            Some(_) | None => HandOver::Refused,
+            Some(Outcome::Completed) => SourceAnswer::HandedOver,
+            Some(Outcome::Lost) if record.handed_over => SourceAnswer::HandedOver,
+            None if record.handed_over && has_let_go => SourceAnswer::HandedOver,
+            None if record.handed_over || goes_on => SourceAnswer::Pending,
+            Some(_) | None => SourceAnswer::Refused,
         }
     }
 }
@@ -137,7 +137,7 @@ impl World {
         self.source.executor = Some(Executor::new(number, migration, first, self.now_ms));
     }
 
-    pub(crate) fn tell_hand_over(&self, migration: usize) -> HandOver {
+    pub(crate) fn tell_hand_over(&self, migration: usize) -> SourceAnswer {
         self.source.hand_over(migration, self.source_state() == Some(SourceState::LetGo))
     }
 

@@ -8,17 +8,17 @@ use drainpipe_engine::migration::target::resume::{
     AGAIN_AFTER_MS, Resumption, ResumptionAction, ResumptionEvent,
 };
 use drainpipe_engine::migration::target::silence::{
-    HandOver, SILENCE_MS, WATCH_EVERY_MS, Watch, WatchAction, WatchEvent,
+    HandOverAnswer, SILENCE_MS, WATCH_EVERY_MS, Watch, WatchAction, WatchEvent,
 };
 use drainpipe_engine::migration::target::start::{
-    AT_START, ONCE_IT_ANSWERS, Remains, Step, Waiting, lacks_part, remains, waiting,
+    AT_START, ONCE_IT_ANSWERS, Remains, StartStep, Waiting, lacks_part, remains, waiting,
 };
-use drainpipe_engine::migration::target::{Hypervisor, IncomingState as State, Known, Memory};
+use drainpipe_engine::migration::target::{Hypervisor, IncomingState as State, KnownMigration, Memory};
 use drainpipe_engine::migration::timing;
 
 use crate::memory::NEEDS;
 use crate::milliseconds::ms;
-use crate::network::{HandOver as Statement, Letter, Question};
+use crate::network::{Letter, Question, SourceAnswer};
 use crate::orders::{Task, looked_at};
 use crate::planted::Planted;
 use crate::qemu::{Arrival, Parts, Reply, TargetQemu};
@@ -58,22 +58,22 @@ pub(crate) struct Entry {
 #[derive(Debug, Clone, Copy, Default)]
 struct Asked {
     question: Option<Question>,
-    answer: Option<Statement>,
+    answer: Option<SourceAnswer>,
 }
 
 impl Asked {
     /// What the source says, if it was not silent for too long.
-    fn take(&mut self) -> HandOver {
+    fn take(&mut self) -> HandOverAnswer {
         self.question = None;
         match self.answer.take() {
-            Some(Statement::Pending) => HandOver::Pending,
-            Some(Statement::HandedOver) => HandOver::HandedOver,
-            Some(Statement::Refused) => HandOver::Refused,
-            None => HandOver::Silent,
+            Some(SourceAnswer::Pending) => HandOverAnswer::Pending,
+            Some(SourceAnswer::HandedOver) => HandOverAnswer::HandedOver,
+            Some(SourceAnswer::Refused) => HandOverAnswer::Refused,
+            None => HandOverAnswer::Silent,
         }
     }
 
-    fn hear(&mut self, question: Question, answer: Statement) -> bool {
+    fn hear(&mut self, question: Question, answer: SourceAnswer) -> bool {
         let is_awaited = self.question == Some(question);
         if is_awaited {
             self.answer = Some(answer);
@@ -355,21 +355,21 @@ impl World {
         }
     }
 
-    fn take_up(&mut self, step: Step) {
-        if step == Step::ClearDiscarded {
+    fn take_up(&mut self, step: StartStep) {
+        if step == StartStep::ClearDiscarded {
             return self.clear_discarded();
         }
         for (migration, state) in self.target.journal.clone() {
             match (step, state) {
-                (Step::TakeUpWaiting, State::Waiting) => self.take_up_waiting(migration),
-                (Step::LetRun, State::Running) if self.planted == Planted::DroppedArrival => {
+                (StartStep::TakeUpWaiting, State::Waiting) => self.take_up_waiting(migration),
+                (StartStep::LetRun, State::Running) if self.planted == Planted::DroppedArrival => {
                     self.target.journal.insert(migration, State::Discarded);
                     self.target.qemu = None;
                 }
-                (Step::LetRun, State::Running) if self.target.reached_at_ms.is_none() => {
+                (StartStep::LetRun, State::Running) if self.target.reached_at_ms.is_none() => {
                     self.target.arrived.insert(migration, Arrived::new(self.now_ms));
                 }
-                (Step::TakeUpParts, _) => self.take_up_part(migration),
+                (StartStep::TakeUpParts, _) => self.take_up_part(migration),
                 _ => {}
             }
         }
@@ -414,7 +414,7 @@ impl World {
     }
 
     fn take_up_part(&mut self, migration: usize) {
-        let known = Known::of(self.found(migration), None);
+        let known = KnownMigration::of(self.found(migration), None);
         let received = looked_at(self).ok();
         if lacks_part(known, received) && !self.target.entries.contains_key(&migration) {
             self.enter_part(migration);
@@ -576,7 +576,7 @@ impl World {
     }
 
     /// The source has answered a question, if somebody still awaits it.
-    pub(crate) fn target_hears_answer(&mut self, question: Question, hand_over: Statement) {
+    pub(crate) fn target_hears_answer(&mut self, question: Question, hand_over: SourceAnswer) {
         let entries = self.target.entries.values_mut().map(|entry| &mut entry.asked);
         let arrived = self.target.arrived.values_mut().map(|arrived| &mut arrived.asked);
         entries.chain(arrived).any(|asked| asked.hear(question, hand_over));

@@ -1,6 +1,6 @@
 //! The journal's records of migrations from here: which host the VM belongs to, and how they ended.
 
-use drainpipe_engine::migration::guard::HandOver;
+use drainpipe_engine::migration::guard::HandOverRecord;
 use drainpipe_engine::migration::result::MigrationResult;
 use drainpipe_engine::option::RequestedOption;
 use jiff::Timestamp;
@@ -63,16 +63,16 @@ impl Journal {
     }
 
     /// Forbids the hand-over of a migration unless it has happened; whose the VM is then.
-    pub(crate) fn forbid_hand_over(&self, id: &str) -> Result<HandOver, JournalError> {
+    pub(crate) fn forbid_hand_over(&self, id: &str) -> Result<HandOverRecord, JournalError> {
         let is_forbidden = self.change(
             id,
             "UPDATE migrations SET revoked = 1 WHERE id = ?1 AND handed_over = 0 AND result IS NULL",
         )?;
         if is_forbidden {
-            return Ok(HandOver::Forbidden);
+            return Ok(HandOverRecord::Forbidden);
         }
         let is_open = self.open_migration(id)?.is_some();
-        Ok(if is_open { HandOver::Recorded } else { HandOver::Over })
+        Ok(if is_open { HandOverRecord::Recorded } else { HandOverRecord::Over })
     }
 
     /// Whether this changed the row of a migration.

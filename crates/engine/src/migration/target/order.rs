@@ -18,7 +18,7 @@
 pub mod rest;
 
 use self::rest::{Connection, Patience};
-use super::{Hypervisor, IncomingState, IncomingView, Known, PostCopy, Received};
+use super::{Hypervisor, IncomingState, IncomingView, KnownMigration, PostCopy, Received};
 use crate::problem::ProblemKind;
 
 /// What is to be done.
@@ -103,7 +103,7 @@ pub enum OrderAction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OrderEvent {
     /// What is known.
-    Known(Known),
+    Known(KnownMigration),
     /// What the hypervisor has.
     Received(Received),
     /// What the VM does.
@@ -136,11 +136,11 @@ pub enum VmState {
 }
 
 /// What an order comes to.
-pub type Answer = Result<Said, Why>;
+pub type Answer = Result<OrderAnswer, Why>;
 
 /// What is said of an order that was carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Said {
+pub enum OrderAnswer {
     /// It is done.
     Done,
     /// What was decided, or could be.
@@ -199,7 +199,7 @@ pub struct Task {
     // The VM is on its way here, as far as this run of the agent knows.
     is_on_its_way: bool,
     doing: OrderAction,
-    known: Option<Known>,
+    known: Option<KnownMigration>,
     came_in_parts: bool,
     is_refused: bool,
     patience: Patience,
@@ -225,7 +225,7 @@ impl Task {
             came_in_parts,
             is_refused: false,
             patience: Patience::Waits,
-            said: Ok(Said::Done),
+            said: Ok(OrderAnswer::Done),
         };
         (task, doing)
     }
@@ -262,7 +262,7 @@ impl Task {
             }
             (OrderAction::RecordRun, OrderEvent::Done) => OrderAction::LetRun,
             (OrderAction::RecordRun, OrderEvent::Refused) => OrderAction::Answer(Err(Why::Discarded)),
-            (OrderAction::LetRun, OrderEvent::Done) => self.adopt(Ok(Said::Done)),
+            (OrderAction::LetRun, OrderEvent::Done) => self.adopt(Ok(OrderAnswer::Done)),
             (OrderAction::LetRun, OrderEvent::Refused | OrderEvent::Failed) => {
                 self.is_refused = event == OrderEvent::Refused;
                 OrderAction::LookAtVm
@@ -300,9 +300,9 @@ impl Task {
 
     /// The VM may be paused by now, on its way to a third host, or have left for that: an order that is repeated, or late,
     /// must not touch it.
-    fn begin_run(&self, known: Known) -> OrderAction {
+    fn begin_run(&self, known: KnownMigration) -> OrderAction {
         if !self.is_on_its_way || known.is_adopted || known.state == Some(IncomingState::Finished) {
-            return OrderAction::Answer(already_runs(known).map(|()| Said::Done));
+            return OrderAction::Answer(already_runs(known).map(|()| OrderAnswer::Done));
         }
         if known.state == Some(IncomingState::Discarded) {
             // Whoever gave it up may have been kept from removing it: an order ends when its giver hangs up.
@@ -335,11 +335,11 @@ impl Task {
             },
             (None, _) => return OrderAction::Answer(Err(Why::Failed)),
         };
-        OrderAction::Answer(Ok(Said::View(view)))
+        OrderAction::Answer(Ok(OrderAnswer::View(view)))
     }
 
     /// What is to be said, or what has to be done to know it.
-    fn view_by_record(&self, known: Known) -> Result<IncomingView, OrderAction> {
+    fn view_by_record(&self, known: KnownMigration) -> Result<IncomingView, OrderAction> {
         match known.state {
             None => Ok(IncomingView::Unknown),
             Some(IncomingState::Discarded) => Ok(IncomingView::Discarded),
@@ -372,7 +372,7 @@ impl Task {
     }
 
     /// An error where the hypervisor does not say: what it has may be the only copy of the VM.
-    fn view_by_hypervisor(&self, known: Known, event: OrderEvent) -> Result<IncomingView, Why> {
+    fn view_by_hypervisor(&self, known: KnownMigration, event: OrderEvent) -> Result<IncomingView, Why> {
         match (self.doing, event) {
             (OrderAction::Look, OrderEvent::Received(Received::Whole)) => Ok(IncomingView::Ready),
             (OrderAction::Look, OrderEvent::Received(Received::InPart)) => Ok(IncomingView::ReadyInPart),
@@ -413,7 +413,7 @@ impl Task {
     }
 
     fn check_room(&mut self, view: IncomingView) -> OrderAction {
-        self.said = Ok(Said::View(view));
+        self.said = Ok(OrderAnswer::View(view));
         OrderAction::CheckRoom
     }
 
@@ -426,7 +426,7 @@ impl Task {
             (_, OrderEvent::State(_)) => OrderAction::Remove,
             (OrderAction::Remove, OrderEvent::Done) if is_sources => OrderAction::NoteSourceKnows,
             (OrderAction::Remove | OrderAction::NoteSourceKnows, OrderEvent::Done) => {
-                OrderAction::Answer(Ok(Said::Done))
+                OrderAction::Answer(Ok(OrderAnswer::Done))
             }
             _ => OrderAction::Answer(Err(Why::Failed)),
         }
@@ -440,13 +440,13 @@ impl Task {
                 Ok(()) => OrderAction::NoteSourceKnows,
             },
             (OrderAction::Close, OrderEvent::Done) => OrderAction::NoteSourceKnows,
-            (OrderAction::NoteSourceKnows, OrderEvent::Done) => OrderAction::Answer(Ok(Said::Done)),
+            (OrderAction::NoteSourceKnows, OrderEvent::Done) => OrderAction::Answer(Ok(OrderAnswer::Done)),
             _ => OrderAction::Answer(Err(Why::Failed)),
         }
     }
 }
 
-fn already_runs(known: Known) -> Result<(), Why> {
+fn already_runs(known: KnownMigration) -> Result<(), Why> {
     match known.state {
         Some(IncomingState::Running) if known.awaits_run => Err(Why::RunsNotYet),
         Some(IncomingState::Running | IncomingState::Finished) => Ok(()),
@@ -459,8 +459,10 @@ fn already_runs(known: Known) -> Result<(), Why> {
 mod tests {
     use super::*;
 
-    const COMING: Known =
-        Known { hypervisor: Hypervisor::There, ..Known::by_decision_alone(Some(IncomingState::Waiting)) };
+    const COMING: KnownMigration = KnownMigration {
+        hypervisor: Hypervisor::There,
+        ..KnownMigration::by_decision_alone(Some(IncomingState::Waiting))
+    };
     const WHOLE: OrderEvent = OrderEvent::Received(Received::Whole);
     const BY_SOURCE: Order = Order::Run { is_sources: true };
 
@@ -470,7 +472,7 @@ mod tests {
         std::iter::once(first).chain(events.iter().map(|event| task.handle(*event))).collect()
     }
 
-    fn ends(order: Order, known: Known, events: &[OrderEvent]) -> OrderAction {
+    fn ends(order: Order, known: KnownMigration, events: &[OrderEvent]) -> OrderAction {
         let events: Vec<OrderEvent> =
             [OrderEvent::Known(known)].into_iter().chain(events.iter().copied()).collect();
         *does(order, &events).last().expect("the first action is there")
@@ -489,7 +491,7 @@ mod tests {
                 OrderAction::RecordRun,
                 OrderAction::LetRun,
                 OrderAction::Adopt,
-                OrderAction::Answer(Ok(Said::Done))
+                OrderAction::Answer(Ok(OrderAnswer::Done))
             ]
         );
         for missing in [Received::Incomplete, Received::Failed] {
@@ -510,7 +512,7 @@ mod tests {
 
     #[test]
     fn what_was_discarded_never_runs_and_is_removed() {
-        let discarded = Known { state: Some(IncomingState::Discarded), ..COMING };
+        let discarded = KnownMigration { state: Some(IncomingState::Discarded), ..COMING };
         assert_eq!(ends(BY_SOURCE, discarded, &[]), OrderAction::Remove);
         assert_eq!(ends(BY_SOURCE, discarded, &[OrderEvent::Done]), OrderAction::Answer(Err(Why::Discarded)));
         assert_eq!(
@@ -536,7 +538,7 @@ mod tests {
         );
         assert_eq!(then(&[OrderEvent::Mute]), OrderAction::Answer(Err(Why::DoesNotRun)));
         // An earlier order may have let it run.
-        let told_before = Known { state: Some(IncomingState::Running), awaits_run: true, ..COMING };
+        let told_before = KnownMigration { state: Some(IncomingState::Running), awaits_run: true, ..COMING };
         assert_eq!(
             ends(BY_SOURCE, told_before, &[WHOLE, OrderEvent::Done, OrderEvent::Gone]),
             OrderAction::Adopt
@@ -557,11 +559,11 @@ mod tests {
     #[test]
     fn that_it_runs_is_said_only_once_its_hypervisor_has_said_so() {
         let view = |known| ends(Order::View, known, &[]);
-        let says = |view| OrderAction::Answer(Ok(Said::View(view)));
-        let ordered = Known { state: Some(IncomingState::Running), awaits_run: true, ..COMING };
+        let says = |view| OrderAction::Answer(Ok(OrderAnswer::View(view)));
+        let ordered = KnownMigration { state: Some(IncomingState::Running), awaits_run: true, ..COMING };
         assert_eq!(view(ordered), says(IncomingView::Ready));
-        assert_eq!(view(Known { awaits_run: false, ..ordered }), says(IncomingView::Running));
-        let in_part = Known { lacks_part: true, post_copy: PostCopy::Allowed, ..ordered };
+        assert_eq!(view(KnownMigration { awaits_run: false, ..ordered }), says(IncomingView::Running));
+        let in_part = KnownMigration { lacks_part: true, post_copy: PostCopy::Allowed, ..ordered };
         assert_eq!(view(in_part), OrderAction::LookAtRest);
         // The source makes another connection, by which the page comes that it waits for.
         assert_eq!(ends(Order::View, in_part, &[OrderEvent::Mute]), says(IncomingView::RunningInPart));
@@ -569,7 +571,7 @@ mod tests {
 
     #[test]
     fn a_mute_hypervisor_may_have_the_only_copy() {
-        let mute = Known { hypervisor: Hypervisor::Unresponsive, ..COMING };
+        let mute = KnownMigration { hypervisor: Hypervisor::Unresponsive, ..COMING };
         assert_eq!(ends(Order::View, mute, &[]), OrderAction::Answer(Err(Why::Mute)));
         assert_eq!(ends(Order::View, COMING, &[OrderEvent::Mute]), OrderAction::Answer(Err(Why::Mute)));
     }

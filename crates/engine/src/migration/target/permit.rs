@@ -16,14 +16,14 @@ pub struct Asked {
 
 /// Why the VM may not come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum PermitRefusal {
     /// Another VM has its name, or it is already here.
     NameTaken,
     /// The order is an old one. The VM may have been discarded since, and its source told so.
     WasHereBefore,
 }
 
-impl Refusal {
+impl PermitRefusal {
     /// The kind of problem that the source hears of.
     pub fn kind(self) -> ProblemKind {
         ProblemKind::Conflict
@@ -31,10 +31,10 @@ impl Refusal {
 }
 
 /// Whether the VM may come. The caller lets no other VM in until this one is recorded and on its way.
-pub fn may_come(asked: Asked) -> Result<(), Refusal> {
+pub fn may_come(asked: Asked) -> Result<(), PermitRefusal> {
     match asked {
-        Asked { is_here: true, .. } | Asked { is_coming: true, .. } => Err(Refusal::NameTaken),
-        Asked { is_recorded: true, .. } => Err(Refusal::WasHereBefore),
+        Asked { is_here: true, .. } | Asked { is_coming: true, .. } => Err(PermitRefusal::NameTaken),
+        Asked { is_recorded: true, .. } => Err(PermitRefusal::WasHereBefore),
         Asked { is_recorded: false, .. } => Ok(()),
     }
 }
@@ -48,8 +48,8 @@ mod tests {
     #[test]
     fn two_of_a_name_do_not_come_and_no_migration_begins_twice() {
         assert_eq!(may_come(NEW), Ok(()));
-        assert_eq!(may_come(Asked { is_here: true, ..NEW }), Err(Refusal::NameTaken));
-        assert_eq!(may_come(Asked { is_coming: true, ..NEW }), Err(Refusal::NameTaken));
-        assert_eq!(may_come(Asked { is_recorded: true, ..NEW }), Err(Refusal::WasHereBefore));
+        assert_eq!(may_come(Asked { is_here: true, ..NEW }), Err(PermitRefusal::NameTaken));
+        assert_eq!(may_come(Asked { is_coming: true, ..NEW }), Err(PermitRefusal::NameTaken));
+        assert_eq!(may_come(Asked { is_recorded: true, ..NEW }), Err(PermitRefusal::WasHereBefore));
     }
 }

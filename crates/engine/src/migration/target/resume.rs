@@ -1,6 +1,6 @@
 //! After a start of the agent: a VM that was recorded to run here, and may not have been let run before the agent ended.
 
-use super::silence::HandOver;
+use super::silence::HandOverAnswer;
 
 /// How often it is tried, or its source asked, in ms, and how many times: an hour. After that the agent's next start tries
 /// again.
@@ -37,7 +37,7 @@ pub enum ResumptionEvent {
     /// It has none.
     Gone,
     /// What the source's journal says.
-    SourceSays(HandOver),
+    SourceSays(HandOverAnswer),
     /// It is done.
     Done,
     /// It failed; tried again.
@@ -62,12 +62,12 @@ impl Resumption {
         self.doing = match (self.doing, event) {
             (ResumptionAction::Recall, ResumptionEvent::Left)
             | (ResumptionAction::LetRun, ResumptionEvent::Done)
-            | (ResumptionAction::AskSource, ResumptionEvent::SourceSays(HandOver::HandedOver)) => {
+            | (ResumptionAction::AskSource, ResumptionEvent::SourceSays(HandOverAnswer::HandedOver)) => {
                 ResumptionAction::Finish
             }
             (ResumptionAction::Recall, ResumptionEvent::Here) => ResumptionAction::LetRun,
             (ResumptionAction::Recall, ResumptionEvent::Gone) => ResumptionAction::AskSource,
-            (ResumptionAction::AskSource, ResumptionEvent::SourceSays(HandOver::Refused)) => {
+            (ResumptionAction::AskSource, ResumptionEvent::SourceSays(HandOverAnswer::Refused)) => {
                 ResumptionAction::Forget
             }
             (ResumptionAction::Finish | ResumptionAction::Forget, ResumptionEvent::Done) => {
@@ -119,7 +119,7 @@ mod tests {
     fn one_without_is_its_sources_if_that_says_so_and_of_one_that_has_left_nothing_is_done() {
         let refused = does(&[
             ResumptionEvent::Gone,
-            ResumptionEvent::SourceSays(HandOver::Refused),
+            ResumptionEvent::SourceSays(HandOverAnswer::Refused),
             ResumptionEvent::Done,
         ]);
         assert_eq!(
@@ -134,8 +134,11 @@ mod tests {
 
     #[test]
     fn a_source_that_knows_nothing_is_asked_for_an_hour() {
-        let in_vain =
-            [ResumptionEvent::Gone, ResumptionEvent::SourceSays(HandOver::Unknown), ResumptionEvent::Done];
+        let in_vain = [
+            ResumptionEvent::Gone,
+            ResumptionEvent::SourceSays(HandOverAnswer::Unknown),
+            ResumptionEvent::Done,
+        ];
         let (mut resumption, mut action) = Resumption::begin();
         let mut waited_ms = 0;
         for event in in_vain.iter().cycle().take(3 * 1_000) {

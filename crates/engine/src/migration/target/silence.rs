@@ -53,7 +53,7 @@ pub enum WatchEvent {
     /// What is said of it, if its hypervisor says so.
     View(Option<IncomingView>),
     /// What the source's journal says.
-    SourceSays(HandOver),
+    SourceSays(HandOverAnswer),
     /// What the hypervisor has.
     Received(Received),
     /// The hypervisor lives and does not answer.
@@ -64,7 +64,7 @@ pub enum WatchEvent {
 
 /// What a source says about a hand-over, by its journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HandOver {
+pub enum HandOverAnswer {
     /// Not yet; it may come.
     Pending,
     /// The VM is the target's.
@@ -128,18 +128,20 @@ impl Watch {
         }
     }
 
-    fn by_source(&mut self, now_ms: f64, memory: &Memory, said: HandOver) -> WatchAction {
+    fn by_source(&mut self, now_ms: f64, memory: &Memory, said: HandOverAnswer) -> WatchAction {
         match said {
-            HandOver::Pending => WatchAction::Hear,
-            HandOver::HandedOver => {
+            HandOverAnswer::Pending => WatchAction::Hear,
+            HandOverAnswer::HandedOver => {
                 self.is_handed_over = true;
                 WatchAction::TakeHold
             }
-            HandOver::Refused => WatchAction::Carry(Order::Discard { is_sources: true }),
-            HandOver::Unknown | HandOver::Silent if memory.silent_for_ms(now_ms) <= GIVE_UP_AFTER_MS => {
+            HandOverAnswer::Refused => WatchAction::Carry(Order::Discard { is_sources: true }),
+            HandOverAnswer::Unknown | HandOverAnswer::Silent
+                if memory.silent_for_ms(now_ms) <= GIVE_UP_AFTER_MS =>
+            {
                 WatchAction::Rest
             }
-            HandOver::Unknown | HandOver::Silent => WatchAction::Look,
+            HandOverAnswer::Unknown | HandOverAnswer::Silent => WatchAction::Look,
         }
     }
 }
@@ -186,7 +188,7 @@ mod tests {
     const SETTLING: [WatchEvent; 3] =
         [WatchEvent::Done, WatchEvent::Done, WatchEvent::State(Some(IncomingState::Waiting))];
 
-    fn asked(silent_for_ms: f64, memory: Memory, said: HandOver) -> WatchAction {
+    fn asked(silent_for_ms: f64, memory: Memory, said: HandOverAnswer) -> WatchAction {
         let events = [&SETTLING[..], &[WatchEvent::SourceSays(said)]].concat();
         *does(silent_for_ms, memory, &events).last().expect("there are events")
     }
@@ -204,10 +206,10 @@ mod tests {
     #[test]
     fn what_the_source_says_is_done() {
         let says = |said| asked(SILENCE_MS, Memory::new(0.0), said);
-        assert_eq!(says(HandOver::Pending), WatchAction::Hear);
-        assert_eq!(says(HandOver::Refused), WatchAction::Carry(Order::Discard { is_sources: true }));
+        assert_eq!(says(HandOverAnswer::Pending), WatchAction::Hear);
+        assert_eq!(says(HandOverAnswer::Refused), WatchAction::Carry(Order::Discard { is_sources: true }));
         let events =
-            [&SETTLING[..], &[WatchEvent::SourceSays(HandOver::HandedOver), WatchEvent::Done]].concat();
+            [&SETTLING[..], &[WatchEvent::SourceSays(HandOverAnswer::HandedOver), WatchEvent::Done]].concat();
         let done = does(SILENCE_MS, Memory::new(0.0), &events);
         assert_eq!(done[3..], [WatchAction::TakeHold, WatchAction::Carry(Order::Run { is_sources: false })]);
     }
@@ -216,11 +218,14 @@ mod tests {
     fn what_may_be_the_only_copy_is_never_given_up() {
         let mut whole = Memory::new(0.0);
         whole.note(Received::Whole);
-        assert_eq!(asked(1e9, whole, HandOver::Silent), WatchAction::Look);
-        assert_eq!(asked(GIVE_UP_AFTER_MS, Memory::new(0.0), HandOver::Silent), WatchAction::Rest);
-        assert_eq!(asked(GIVE_UP_AFTER_MS + 1.0, Memory::new(0.0), HandOver::Unknown), WatchAction::Look);
+        assert_eq!(asked(1e9, whole, HandOverAnswer::Silent), WatchAction::Look);
+        assert_eq!(asked(GIVE_UP_AFTER_MS, Memory::new(0.0), HandOverAnswer::Silent), WatchAction::Rest);
+        assert_eq!(
+            asked(GIVE_UP_AFTER_MS + 1.0, Memory::new(0.0), HandOverAnswer::Unknown),
+            WatchAction::Look
+        );
         let looked = |event, silent_for_ms, memory| {
-            let events = [&SETTLING[..], &[WatchEvent::SourceSays(HandOver::Silent), event]].concat();
+            let events = [&SETTLING[..], &[WatchEvent::SourceSays(HandOverAnswer::Silent), event]].concat();
             *does(silent_for_ms, memory, &events).last().expect("there are events")
         };
         let given_up = WatchAction::Carry(Order::Discard { is_sources: false });
@@ -237,7 +242,7 @@ mod tests {
     fn with_post_copy_it_is_kept_for_longer_but_not_once_its_hypervisor_is_gone() {
         let coming = Memory { allows_post_copy: true, ..Memory::new(0.0) };
         let looked = |event, silent_for_ms| {
-            let events = [&SETTLING[..], &[WatchEvent::SourceSays(HandOver::Unknown), event]].concat();
+            let events = [&SETTLING[..], &[WatchEvent::SourceSays(HandOverAnswer::Unknown), event]].concat();
             *does(silent_for_ms, coming, &events).last().expect("there are events")
         };
         let given_up = WatchAction::Carry(Order::Discard { is_sources: false });

@@ -1,10 +1,10 @@
 //! When an agent starts: what becomes of the VMs that came here or were on their way, by its journal and their hypervisors.
 
-use super::{Hypervisor, IncomingState, Known, PostCopy, Received};
+use super::{Hypervisor, IncomingState, KnownMigration, PostCopy, Received};
 
 /// One thing that is done for all VMs that need it, before the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum StartStep {
     /// What is left of those that were discarded is removed: see [`remains`]. What cannot be removed yet is looked after as what is
     /// on its way: see [`super::silence`].
     ClearDiscarded,
@@ -17,11 +17,16 @@ pub enum Step {
 }
 
 /// When the agent starts. Some of those that wait are given up, so what was discarded is cleared away before and after.
-pub const AT_START: [Step; 5] =
-    [Step::ClearDiscarded, Step::TakeUpWaiting, Step::ClearDiscarded, Step::LetRun, Step::TakeUpParts];
+pub const AT_START: [StartStep; 5] = [
+    StartStep::ClearDiscarded,
+    StartStep::TakeUpWaiting,
+    StartStep::ClearDiscarded,
+    StartStep::LetRun,
+    StartStep::TakeUpParts,
+];
 
 /// Once the hypervisor of a VM answers that did not when the agent started: for that VM.
-pub const ONCE_IT_ANSWERS: [Step; 2] = [Step::LetRun, Step::TakeUpParts];
+pub const ONCE_IT_ANSWERS: [StartStep; 2] = [StartStep::LetRun, StartStep::TakeUpParts];
 
 /// What is done with what is left of a VM that was discarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +61,7 @@ pub fn waiting(hypervisor: Hypervisor) -> Waiting {
 
 /// Whether a part of a VM is still to come. Of a hypervisor that says nothing of what it has, that must be taken for so: it
 /// may wait for that part.
-pub fn lacks_part(known: Known, received: Option<Received>) -> bool {
+pub fn lacks_part(known: KnownMigration, received: Option<Received>) -> bool {
     let was_told = matches!(known.state, Some(IncomingState::Running | IncomingState::Finished));
     let may_lack = was_told && known.post_copy == PostCopy::Allowed && known.hypervisor == Hypervisor::There;
     may_lack && received != Some(Received::Whole)
@@ -82,18 +87,18 @@ mod tests {
 
     #[test]
     fn what_may_lack_a_part_is_looked_after() {
-        let known = Known {
+        let known = KnownMigration {
             post_copy: PostCopy::Allowed,
             hypervisor: Hypervisor::There,
-            ..Known::by_decision_alone(Some(IncomingState::Finished))
+            ..KnownMigration::by_decision_alone(Some(IncomingState::Finished))
         };
         assert!(lacks_part(known, Some(Received::InPart)) && lacks_part(known, None));
         assert!(!lacks_part(known, Some(Received::Whole)));
         for other in [
-            Known { post_copy: PostCopy::Past, ..known },
-            Known { hypervisor: Hypervisor::None, ..known },
-            Known { hypervisor: Hypervisor::Unresponsive, ..known },
-            Known { state: Some(IncomingState::Waiting), ..known },
+            KnownMigration { post_copy: PostCopy::Past, ..known },
+            KnownMigration { hypervisor: Hypervisor::None, ..known },
+            KnownMigration { hypervisor: Hypervisor::Unresponsive, ..known },
+            KnownMigration { state: Some(IncomingState::Waiting), ..known },
         ] {
             assert!(!lacks_part(other, None));
         }

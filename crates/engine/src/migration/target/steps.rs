@@ -5,7 +5,7 @@ use crate::problem::ProblemKind;
 
 /// What an order needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum OrderNeed {
     /// No more than that the VM waits: its disks are made, paths are tried and watched, its connections are tracked.
     Prepare,
     /// Start the hypervisor that waits for it.
@@ -29,7 +29,7 @@ pub struct OnItsWay {
 
 /// Why an order is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum OrderRefusal {
     /// The VM is not on its way here.
     NotOnItsWay,
     /// What becomes of it is decided.
@@ -44,7 +44,7 @@ pub enum Refusal {
     NotBuilt,
 }
 
-impl Refusal {
+impl OrderRefusal {
     /// The kind of problem as which it is reported.
     pub fn kind(self) -> ProblemKind {
         if self == Self::NotOnItsWay { ProblemKind::NotFound } else { ProblemKind::Conflict }
@@ -52,16 +52,16 @@ impl Refusal {
 }
 
 /// Whether an order may be carried out now. Orders of one migration wait for each other, so it stays so meanwhile.
-pub fn may_go_on(step: Step, vm: Option<OnItsWay>) -> Result<(), Refusal> {
-    let vm = vm.ok_or(Refusal::NotOnItsWay)?;
-    match step {
-        _ if vm.state != Some(IncomingState::Waiting) => Err(Refusal::Decided),
+pub fn may_go_on(need: OrderNeed, vm: Option<OnItsWay>) -> Result<(), OrderRefusal> {
+    let vm = vm.ok_or(OrderRefusal::NotOnItsWay)?;
+    match need {
+        _ if vm.state != Some(IncomingState::Waiting) => Err(OrderRefusal::Decided),
         // What is cleared away for it are the files of this name.
-        Step::Build if vm.is_name_taken => Err(Refusal::NameTaken),
-        Step::Build if vm.is_built => Err(Refusal::IsBuilt),
-        Step::Build if vm.is_from_before => Err(Refusal::StartedAnew),
-        Step::UseHypervisor if !vm.is_built => Err(Refusal::NotBuilt),
-        Step::Prepare | Step::Build | Step::UseHypervisor => Ok(()),
+        OrderNeed::Build if vm.is_name_taken => Err(OrderRefusal::NameTaken),
+        OrderNeed::Build if vm.is_built => Err(OrderRefusal::IsBuilt),
+        OrderNeed::Build if vm.is_from_before => Err(OrderRefusal::StartedAnew),
+        OrderNeed::UseHypervisor if !vm.is_built => Err(OrderRefusal::NotBuilt),
+        OrderNeed::Prepare | OrderNeed::Build | OrderNeed::UseHypervisor => Ok(()),
     }
 }
 
@@ -78,30 +78,30 @@ mod tests {
 
     #[test]
     fn what_is_decided_or_not_on_its_way_goes_no_further() {
-        for step in [Step::Prepare, Step::Build, Step::UseHypervisor] {
-            assert_eq!(may_go_on(step, None), Err(Refusal::NotOnItsWay));
+        for need in [OrderNeed::Prepare, OrderNeed::Build, OrderNeed::UseHypervisor] {
+            assert_eq!(may_go_on(need, None), Err(OrderRefusal::NotOnItsWay));
             let states = [IncomingState::Running, IncomingState::Finished, IncomingState::Discarded];
             for state in states.map(Some).into_iter().chain([None]) {
                 let decided = OnItsWay { state, is_built: true, ..PERMITTED };
-                assert_eq!(may_go_on(step, Some(decided)), Err(Refusal::Decided));
+                assert_eq!(may_go_on(need, Some(decided)), Err(OrderRefusal::Decided));
             }
         }
     }
 
     #[test]
     fn it_is_built_once() {
-        let build = |vm| may_go_on(Step::Build, Some(vm));
+        let build = |vm| may_go_on(OrderNeed::Build, Some(vm));
         assert_eq!(build(PERMITTED), Ok(()));
-        assert_eq!(build(OnItsWay { is_built: true, ..PERMITTED }), Err(Refusal::IsBuilt));
-        assert_eq!(build(OnItsWay { is_name_taken: true, ..PERMITTED }), Err(Refusal::NameTaken));
-        assert_eq!(build(OnItsWay { is_from_before: true, ..PERMITTED }), Err(Refusal::StartedAnew));
+        assert_eq!(build(OnItsWay { is_built: true, ..PERMITTED }), Err(OrderRefusal::IsBuilt));
+        assert_eq!(build(OnItsWay { is_name_taken: true, ..PERMITTED }), Err(OrderRefusal::NameTaken));
+        assert_eq!(build(OnItsWay { is_from_before: true, ..PERMITTED }), Err(OrderRefusal::StartedAnew));
     }
 
     #[test]
     fn only_what_is_built_listens() {
-        assert_eq!(may_go_on(Step::UseHypervisor, Some(PERMITTED)), Err(Refusal::NotBuilt));
+        assert_eq!(may_go_on(OrderNeed::UseHypervisor, Some(PERMITTED)), Err(OrderRefusal::NotBuilt));
         let built = OnItsWay { is_built: true, is_from_before: true, ..PERMITTED };
-        assert_eq!(may_go_on(Step::UseHypervisor, Some(built)), Ok(()));
-        assert_eq!(may_go_on(Step::Prepare, Some(PERMITTED)), Ok(()));
+        assert_eq!(may_go_on(OrderNeed::UseHypervisor, Some(built)), Ok(()));
+        assert_eq!(may_go_on(OrderNeed::Prepare, Some(PERMITTED)), Ok(()));
     }
 }

@@ -8,7 +8,7 @@
 //! ```
 
 use super::{OrderAction, OrderEvent, Task, Why};
-use crate::migration::target::{Hypervisor, IncomingState, Known, PostCopy, Received};
+use crate::migration::target::{Hypervisor, IncomingState, KnownMigration, PostCopy, Received};
 
 /// How long the last bytes of a source that is gone may be on their way, and how often it is looked whether they are. In ms.
 pub const LAST_BYTES_WITHIN_MS: u64 = 3_000;
@@ -116,7 +116,7 @@ impl Task {
 }
 
 /// Its hypervisor, if a part of the VM may be missing.
-fn lacks_rest(known: Known) -> Result<Hypervisor, Why> {
+fn lacks_rest(known: KnownMigration) -> Result<Hypervisor, Why> {
     let was_told = matches!(known.state, Some(IncomingState::Running | IncomingState::Finished));
     if was_told && known.post_copy == PostCopy::Allowed {
         Ok(known.hypervisor)
@@ -127,10 +127,10 @@ fn lacks_rest(known: Known) -> Result<Hypervisor, Why> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Order, Said};
+    use super::super::{Order, OrderAnswer};
     use super::*;
 
-    const IN_PART: Known = Known {
+    const IN_PART: KnownMigration = KnownMigration {
         state: Some(IncomingState::Running),
         is_adopted: true,
         awaits_run: false,
@@ -139,19 +139,19 @@ mod tests {
         hypervisor: Hypervisor::There,
     };
     const PART: OrderEvent = OrderEvent::Received(Received::InPart);
-    const DONE: OrderAction = OrderAction::Answer(Ok(Said::Done));
+    const DONE: OrderAction = OrderAction::Answer(Ok(OrderAnswer::Done));
 
     fn fails(why: Why) -> OrderAction {
         OrderAction::Answer(Err(why))
     }
 
-    fn does(order: Order, known: Known, events: &[OrderEvent]) -> Vec<OrderAction> {
+    fn does(order: Order, known: KnownMigration, events: &[OrderEvent]) -> Vec<OrderAction> {
         let (mut task, first) = Task::begin(order, true, true);
         let events = [&[OrderEvent::Known(known)], events].concat();
         std::iter::once(first).chain(events.iter().map(|event| task.handle(*event))).collect()
     }
 
-    fn ends(order: Order, known: Known, events: &[OrderEvent]) -> OrderAction {
+    fn ends(order: Order, known: KnownMigration, events: &[OrderEvent]) -> OrderAction {
         *does(order, known, events).last().expect("the first action is there")
     }
 
@@ -171,16 +171,16 @@ mod tests {
             let whole = ends(order, IN_PART, &[OrderEvent::Received(Received::Whole)]);
             assert_eq!(whole, fails(Why::NothingToCome));
             for other in [
-                Known { post_copy: PostCopy::Past, ..IN_PART },
-                Known { post_copy: PostCopy::Refused, ..IN_PART },
-                Known { state: Some(IncomingState::Waiting), ..IN_PART },
-                Known { state: None, ..IN_PART },
+                KnownMigration { post_copy: PostCopy::Past, ..IN_PART },
+                KnownMigration { post_copy: PostCopy::Refused, ..IN_PART },
+                KnownMigration { state: Some(IncomingState::Waiting), ..IN_PART },
+                KnownMigration { state: None, ..IN_PART },
             ] {
                 assert_eq!(ends(order, other, &[]), fails(Why::NothingToCome));
             }
-            let unresponsive = Known { hypervisor: Hypervisor::Unresponsive, ..IN_PART };
+            let unresponsive = KnownMigration { hypervisor: Hypervisor::Unresponsive, ..IN_PART };
             assert_eq!(ends(order, unresponsive, &[]), fails(Why::Mute));
-            let known_whole = Known { lacks_part: false, ..IN_PART };
+            let known_whole = KnownMigration { lacks_part: false, ..IN_PART };
             assert_eq!(ends(order, known_whole, &[OrderEvent::Mute]), fails(Why::Mute));
         }
     }
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn one_that_has_ended_needs_no_end() {
         for hypervisor in [Hypervisor::None, Hypervisor::Ended] {
-            assert_eq!(ends(Order::End, Known { hypervisor, ..IN_PART }, &[]), DONE);
+            assert_eq!(ends(Order::End, KnownMigration { hypervisor, ..IN_PART }, &[]), DONE);
         }
     }
 }
