@@ -58,7 +58,7 @@ pub(super) async fn remove(incoming: &Incoming, id: &str, entry: Option<&Incomin
         entry.end_trials();
         match entry.built() {
             // It was never told to run: that is recorded first, and a VM so recorded is not discarded.
-            Some(vmm) if !entry.memory().is_told_to_run() => {
+            Some(vmm) if !entry.memory().is_ordered_to_run() => {
                 vmm.destroy_unrun(QEMU_DEADLINE).await.map_err(Problem::failed)?;
             }
             Some(vmm) => vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?,
@@ -112,9 +112,9 @@ pub(super) async fn finish_incoming(incoming: &Incoming, id: &str) -> Result<(),
     Ok(())
 }
 
-/// Ends, on request, the QEMU of a VM that was told to run here, and that nobody has confirmed to run. What
+/// Ends, on request, the QEMU of a VM that was ordered to run here, and that nobody has confirmed to run. What
 /// the VM had in memory is lost, here and on its source. False if there is no such VM.
-pub(crate) async fn stop_told(incoming: &Arc<Incoming>, vm: &str, force: bool) -> Result<bool, Problem> {
+pub(crate) async fn stop_ordered(incoming: &Arc<Incoming>, vm: &str, force: bool) -> Result<bool, Problem> {
     let Some(entry) = incoming.entries.ordered(vm) else { return Ok(false) };
     let Some(vmm) = entry.built() else { return Ok(false) };
     if !force {

@@ -14,8 +14,8 @@ impl Incoming {
         let coming = self.entries.definitions();
         let coming = coming.iter().filter(|definition| !self.vms.contains(definition.name.as_str()));
         list.vms.extend(coming.map(|definition| {
-            let is_told = self.entries.is_told(definition.name.as_str());
-            let state = if is_told { VmState::Unknown } else { VmState::Incoming };
+            let awaits_run = self.entries.awaits_run(definition.name.as_str());
+            let state = if awaits_run { VmState::Unknown } else { VmState::Incoming };
             describe(self.host.name(), definition, state)
         }));
         if scope == Scope::All {

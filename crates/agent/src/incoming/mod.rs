@@ -41,7 +41,7 @@ pub(crate) use self::disks::{
     close as close_disks, keep_expiring, left as left_disks, make as make_disks, named as named_disks,
     promised_bytes as promised_disk_bytes, remove_left as remove_left_disks,
 };
-pub(crate) use self::ending::{close_unfinished, stop_told};
+pub(crate) use self::ending::{close_unfinished, stop_ordered};
 pub(crate) use self::holding::{check_nowhere_else, holding};
 pub(crate) use self::hooks::tell_of_left;
 pub(crate) use self::memory::reserve_memory;
@@ -152,11 +152,11 @@ impl IncomingVms {
     /// The entry of a VM that has its order to run here, and that nobody has reported to run yet.
     fn ordered(&self, vm: &str) -> Option<Arc<IncomingVm>> {
         let entries = lock(&self.by_id);
-        entries.values().find(|entry| entry.definition.name.as_str() == vm && entry.is_told()).cloned()
+        entries.values().find(|entry| entry.definition.name.as_str() == vm && entry.awaits_run()).cloned()
     }
 
-    /// Whether a VM was told to run here, and nobody has said yet that it does.
-    pub(crate) fn is_told(&self, vm: &str) -> bool {
+    /// Whether a VM was ordered to run here, and nobody has said yet that it does.
+    pub(crate) fn awaits_run(&self, vm: &str) -> bool {
         self.ordered(vm).is_some()
     }
 

@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use super::connect::{Listening, listen};
 use super::ending::{finish_incoming, remove};
-use super::post_copy::{look_at_connection, look_at_rest, told_qemu};
+use super::post_copy::{look_at_connection, look_at_rest, ordered_hypervisor};
 use super::vm::{IncomingVm, WATCH_EVERY, not_built};
 use super::{Incoming, insert_unless_there, no_migration, not_on_its_way};
 use super::{disks, hooks};
@@ -222,7 +222,7 @@ impl<'a> Carrier<'a> {
             OrderAction::AwaitLastBytes => return Ok(self.await_last_bytes().await),
             OrderAction::EndVm => self.end_vm().await?,
             OrderAction::RecordRun if !incoming.journal.run_incoming(id)? => return Ok(OrderEvent::Refused),
-            OrderAction::RecordRun => self.entry()?.memory().tell_to_run(),
+            OrderAction::RecordRun => self.entry()?.memory().order_to_run(),
             OrderAction::CheckRoom => incoming.journal.check_room()?,
             OrderAction::Adopt => self.adopt()?,
             OrderAction::TakeBackRun => drop(incoming.journal.take_back_run(id)?),
@@ -275,11 +275,11 @@ impl<'a> Carrier<'a> {
         };
         let memory = self.entry.as_ref().map(|entry| *entry.memory());
         let known = KnownMigration::of(found(incoming, &record, self.entry.as_deref())?, memory);
-        if was_told(&record) {
-            self.ordered = told_qemu(incoming, &record);
+        if was_ordered_to_run(&record) {
+            self.ordered = ordered_hypervisor(incoming, &record);
         }
         if known.hypervisor == Hypervisor::Unresponsive {
-            let why = incoming.vms.why_unresponsive(&record.vm).filter(|_| was_told(&record));
+            let why = incoming.vms.why_unresponsive(&record.vm).filter(|_| was_ordered_to_run(&record));
             self.problem = Some(why.map_or_else(|| self.is_mute(), Problem::failed));
         }
         Ok(known)
@@ -465,7 +465,7 @@ impl<'a> Carrier<'a> {
     }
 }
 
-fn was_told(record: &IncomingRecord) -> bool {
+fn was_ordered_to_run(record: &IncomingRecord) -> bool {
     matches!(record.state, IncomingState::Running | IncomingState::Finished)
 }
 

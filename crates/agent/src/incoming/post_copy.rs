@@ -11,14 +11,14 @@ use super::Incoming;
 use super::vm::LOOK_WITHIN;
 use crate::store::journal::IncomingRecord;
 
-/// That of a VM which was told to run here, whether or not it has said that the VM does. It may be about to join the VMs of
+/// That of a VM which was ordered to run here, whether or not it has said that the VM does. It may be about to join the VMs of
 /// this host, so the one on its way is asked for whatever it says of that.
-pub(super) fn told_qemu(incoming: &Incoming, record: &IncomingRecord) -> Option<Arc<dyn Machine>> {
+pub(super) fn ordered_hypervisor(incoming: &Incoming, record: &IncomingRecord) -> Option<Arc<dyn Machine>> {
     let on_its_way = incoming.entries.find(&record.id).and_then(|entry| entry.built());
     incoming.vms.running(&record.vm).or(on_its_way).filter(|vmm| vmm.alive())
 }
 
-/// What the QEMU of a VM has that was told to run here; a part only where the rest is to come to this host. As the source,
+/// What the QEMU of a VM has that was ordered to run here; a part only where the rest is to come to this host. As the source,
 /// which it may be of a later migration, a QEMU is in `finish-migrate`.
 pub(super) async fn look_at_rest(vmm: &dyn Machine) -> Result<Received, VmError> {
     if !vmm.migration(LOOK_WITHIN).await?.status.is_post_copy() {

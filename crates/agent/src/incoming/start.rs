@@ -13,7 +13,7 @@ use tracing::warn;
 use super::arrived::resume_recorded;
 use super::ending::clear_discarded;
 use super::order::found;
-use super::post_copy::{look_at_rest, told_qemu};
+use super::post_copy::{look_at_rest, ordered_hypervisor};
 use super::vm::IncomingVm;
 use super::{Incoming, insert, insert_unless_there};
 use crate::store::journal::IncomingRecord;
@@ -83,7 +83,9 @@ async fn hypervisor_of(
 async fn take_up_parts(incoming: &Arc<Incoming>, is_meant: impl Fn(&str) -> bool) -> Result<(), Problem> {
     for record in incoming.journal.post_copy_incoming()?.into_iter().filter(|record| is_meant(&record.vm)) {
         let known = KnownMigration::of(found(incoming, &record, None)?, None);
-        let Some(vmm) = told_qemu(incoming, &record).filter(|_| lacks_part(known, None)) else { continue };
+        let Some(vmm) = ordered_hypervisor(incoming, &record).filter(|_| lacks_part(known, None)) else {
+            continue;
+        };
         if lacks_part(known, look_at_rest(&*vmm).await.ok()) {
             insert_unless_there(incoming, IncomingVm::in_parts(record, vmm));
         }

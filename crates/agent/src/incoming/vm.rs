@@ -225,8 +225,8 @@ impl IncomingVm {
         self.resources().begun_disks.iter().copied().collect()
     }
 
-    /// Whether it was told to run here, and nobody has said yet that it does.
-    pub(super) fn is_told(&self) -> bool {
+    /// Whether it was ordered to run here, and nobody has said yet that it does.
+    pub(super) fn awaits_run(&self) -> bool {
         self.memory().awaits_run()
     }
 
@@ -295,7 +295,7 @@ impl IncomingVm {
             in_parts if in_parts.is_post_copy() => {
                 let state = vmm.run_state(self.answers_within()).await?;
                 // A QEMU that did not answer when it was told to run the VM may run it by now.
-                let runs = self.is_told() && matches!(state, RunState::Running | RunState::Suspended);
+                let runs = self.awaits_run() && matches!(state, RunState::Running | RunState::Suspended);
                 let is_here = runs || in_parts.lets_run(&state);
                 if is_here { Received::InPart } else { Received::Incomplete }
             }

@@ -92,22 +92,28 @@ pub struct Memory {
 /// How far a VM is on its way to run here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Run {
-    Untold,
-    Told,
+    NotOrdered,
+    Ordered,
     Let,
-    ToldEarlier,
+    OrderedEarlier,
 }
 
 impl Memory {
     /// Begins for a VM whose source was last heard at this time.
     pub fn new(heard_ms: f64) -> Self {
-        Self { heard_ms, is_whole: false, came_in_parts: false, allows_post_copy: false, run: Run::Untold }
+        Self {
+            heard_ms,
+            is_whole: false,
+            came_in_parts: false,
+            allows_post_copy: false,
+            run: Run::NotOrdered,
+        }
     }
 
-    /// Begins for a VM that was told to run here in an earlier run of the agent, and then lacked a part. It is one of
+    /// Begins for a VM that was ordered to run here in an earlier run of the agent, and then lacked a part. It is one of
     /// this host's VMs.
     pub fn of_part(heard_ms: f64) -> Self {
-        Self { allows_post_copy: true, came_in_parts: true, run: Run::ToldEarlier, ..Self::new(heard_ms) }
+        Self { allows_post_copy: true, came_in_parts: true, run: Run::OrderedEarlier, ..Self::new(heard_ms) }
     }
 
     /// It may run here before all its memory does.
@@ -127,9 +133,9 @@ impl Memory {
     }
 
     /// Its hypervisor has the order to run it: that is recorded.
-    pub fn tell_to_run(&mut self) {
-        if self.run == Run::Untold {
-            self.run = Run::Told;
+    pub fn order_to_run(&mut self) {
+        if self.run == Run::NotOrdered {
+            self.run = Run::Ordered;
         }
     }
 
@@ -144,13 +150,13 @@ impl Memory {
     }
 
     /// Whether its hypervisor was ever told to run it.
-    pub fn is_told_to_run(&self) -> bool {
-        self.run != Run::Untold
+    pub fn is_ordered_to_run(&self) -> bool {
+        self.run != Run::NotOrdered
     }
 
-    /// Whether it was told to run here, and nobody has said yet that it does.
+    /// Whether it was ordered to run here, and nobody has said yet that it does.
     pub fn awaits_run(&self) -> bool {
-        self.run == Run::Told
+        self.run == Run::Ordered
     }
 
     /// Whether its hypervisor has said that it runs, or how it has ended.
@@ -158,9 +164,9 @@ impl Memory {
         self.run == Run::Let
     }
 
-    /// Whether it was told to run in an earlier run of the agent. Then [`resume`] sees to it that it does.
-    pub fn is_told_earlier(&self) -> bool {
-        self.run == Run::ToldEarlier
+    /// Whether it was ordered to run in an earlier run of the agent. Then [`resume`] sees to it that it does.
+    pub fn was_ordered_earlier(&self) -> bool {
+        self.run == Run::OrderedEarlier
     }
 
     /// Whether what it needs to run was here before the rest.
@@ -243,7 +249,7 @@ pub struct MigrationFacts {
 }
 
 impl MigrationFacts {
-    fn was_told(self) -> bool {
+    fn was_ordered_to_run(self) -> bool {
         matches!(self.state, Some(IncomingState::Running | IncomingState::Finished))
     }
 }
@@ -252,12 +258,12 @@ impl KnownMigration {
     /// From what is found, and what this run of the agent remembers of a VM on its way.
     pub fn of(found: MigrationFacts, memory: Option<Memory>) -> Self {
         let hypervisor = match found.of_vm {
-            Hypervisor::There | Hypervisor::Unresponsive if found.was_told() => found.of_vm,
+            Hypervisor::There | Hypervisor::Unresponsive if found.was_ordered_to_run() => found.of_vm,
             _ => found.on_its_way,
         };
         let awaits_run = match memory {
             _ if found.state != Some(IncomingState::Running) => false,
-            Some(memory) if !memory.is_told_earlier() => !memory.is_let_run(),
+            Some(memory) if !memory.was_ordered_earlier() => !memory.is_let_run(),
             // An earlier run of the agent has recorded it, and the hypervisor has not obeyed this one yet.
             _ => matches!(hypervisor, Hypervisor::There | Hypervisor::Unresponsive),
         };
@@ -306,7 +312,7 @@ mod tests {
     fn that_it_runs_is_awaited_until_its_hypervisor_has_said_so() {
         let awaits = |found, memory| KnownMigration::of(found, memory).awaits_run;
         let mut memory = Memory::new(0.0);
-        memory.tell_to_run();
+        memory.order_to_run();
         assert!(awaits(FOUND, Some(memory)));
         assert!(!awaits(MigrationFacts { state: Some(IncomingState::Waiting), ..FOUND }, Some(memory)));
         memory.let_run();

@@ -361,10 +361,10 @@ impl World {
         let memory = self.target.entries.get(&task.migration).map(|entry| entry.memory);
         let found = self.found(task.migration);
         let known = KnownMigration::of(found, memory);
-        let is_told = matches!(found.state, Some(State::Running | State::Finished));
+        let was_ordered_to_run = matches!(found.state, Some(State::Running | State::Finished));
         match self.planted {
             Planted::BelievedRecord => KnownMigration { awaits_run: false, ..known },
-            Planted::TwoStarts if is_told => {
+            Planted::TwoStarts if was_ordered_to_run => {
                 KnownMigration { state: Some(State::Running), is_adopted: false, ..known }
             }
             _ => known,
@@ -513,7 +513,7 @@ impl World {
         }
         let is_settled = self.planted == Planted::SettledUnrun;
         self.with_entry(migration, |entry| {
-            entry.memory.tell_to_run();
+            entry.memory.order_to_run();
             if is_settled {
                 entry.memory.let_run();
             }

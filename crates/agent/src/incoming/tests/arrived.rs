@@ -8,7 +8,7 @@ use drainpipe_hypervisor::fake::{Act, Fault};
 use drainpipe_hypervisor::{Exit, Hypervisor, RunState};
 
 use super::*;
-use crate::incoming::stop_told;
+use crate::incoming::stop_ordered;
 use drainpipe_api_types::HandOverView;
 
 /// A VM that its agent has recorded to run, and whose hypervisor has not obeyed.
@@ -129,7 +129,7 @@ fn one_that_does_not_say_whether_it_runs_ends_only_by_force() {
     let host = TestHost::new();
     let life = host.start();
     let vm = ordered_and_mute(&host, &life);
-    let stop = |force| life.block_on(stop_told(&life.parts.incoming, "web", force));
+    let stop = |force| life.block_on(stop_ordered(&life.parts.incoming, "web", force));
     assert_eq!(stop(false).unwrap_err().kind, ProblemKind::Conflict);
     assert!(vm.alive());
     assert_eq!(stop(true), Ok(true));

@@ -538,9 +538,10 @@ mod tests {
         );
         assert_eq!(then(&[OrderEvent::Mute]), OrderAction::Answer(Err(Why::DoesNotRun)));
         // An earlier order may have let it run.
-        let told_before = KnownMigration { state: Some(IncomingState::Running), awaits_run: true, ..COMING };
+        let ordered_before =
+            KnownMigration { state: Some(IncomingState::Running), awaits_run: true, ..COMING };
         assert_eq!(
-            ends(BY_SOURCE, told_before, &[WHOLE, OrderEvent::Done, OrderEvent::Gone]),
+            ends(BY_SOURCE, ordered_before, &[WHOLE, OrderEvent::Done, OrderEvent::Gone]),
             OrderAction::Adopt
         );
     }

@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn what_was_told_to_run_is_told_again() {
         let mut ordered = Memory::new(0.0);
-        ordered.tell_to_run();
+        ordered.order_to_run();
         let again = WatchAction::Carry(Order::Run { is_sources: true });
         assert_eq!(does(0.0, ordered, &SETTLING[..2]), [WatchAction::TakeHold, again]);
     }

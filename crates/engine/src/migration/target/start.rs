@@ -62,8 +62,9 @@ pub fn waiting(hypervisor: Hypervisor) -> Waiting {
 /// Whether a part of a VM is still to come. Of a hypervisor that says nothing of what it has, that must be taken for so: it
 /// may wait for that part.
 pub fn lacks_part(known: KnownMigration, received: Option<Received>) -> bool {
-    let was_told = matches!(known.state, Some(IncomingState::Running | IncomingState::Finished));
-    let may_lack = was_told && known.post_copy == PostCopy::Allowed && known.hypervisor == Hypervisor::There;
+    let was_ordered_to_run = matches!(known.state, Some(IncomingState::Running | IncomingState::Finished));
+    let may_lack =
+        was_ordered_to_run && known.post_copy == PostCopy::Allowed && known.hypervisor == Hypervisor::There;
     may_lack && received != Some(Received::Whole)
 }
 

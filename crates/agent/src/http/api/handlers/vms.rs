@@ -186,7 +186,7 @@ async fn stop_vm(
 ) -> Answer<()> {
     authorise(&caller, Operation::ManageVms)?;
     outgoing::check_own(&outgoing, name.as_str())?;
-    if incoming::stop_told(&outgoing.incoming, name.as_str(), query.force).await? {
+    if incoming::stop_ordered(&outgoing.incoming, name.as_str(), query.force).await? {
         return Ok(Json(()));
     }
     Ok(Json(outgoing.vms.stop(name.as_str(), query.force).await?))

@@ -117,8 +117,8 @@ impl Task {
 
 /// Its hypervisor, if a part of the VM may be missing.
 fn lacks_rest(known: KnownMigration) -> Result<Hypervisor, Why> {
-    let was_told = matches!(known.state, Some(IncomingState::Running | IncomingState::Finished));
-    if was_told && known.post_copy == PostCopy::Allowed {
+    let was_ordered_to_run = matches!(known.state, Some(IncomingState::Running | IncomingState::Finished));
+    if was_ordered_to_run && known.post_copy == PostCopy::Allowed {
         Ok(known.hypervisor)
     } else {
         Err(Why::NothingToCome)
