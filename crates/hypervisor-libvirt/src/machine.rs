@@ -75,7 +75,7 @@ pub struct DomainVm {
     // For what its QEMU has to answer: one that hangs keeps no other domain's questions waiting.
     asking: tokio::sync::Mutex<Option<Connection>>,
     // For its protection: while the guest stands still there is no time to open it.
-    spare: Mutex<Option<Connection>>,
+    standby: Mutex<Option<Connection>>,
     // While it stands still for its hand-over.
     protection: Mutex<Option<Protection>>,
     is_switched_over: AtomicBool,
@@ -119,7 +119,7 @@ impl DomainVm {
             copies: Mutex::default(),
             counted: Mutex::default(),
             asking: tokio::sync::Mutex::default(),
-            spare: Mutex::default(),
+            standby: Mutex::default(),
             protection: Mutex::default(),
             is_switched_over: AtomicBool::default(),
             is_ending: AtomicBool::default(),
@@ -161,9 +161,9 @@ impl DomainVm {
 
     /// From now on nobody lets it run but [`Vm::run`].
     async fn protect(&self, domain: &Domain, deadline: Duration) -> Result<(), VmError> {
-        let spare = lock(&self.spare).take().filter(|spare| !spare.is_closed());
-        let connection = match spare {
-            Some(spare) => spare,
+        let standby = lock(&self.standby).take().filter(|standby| !standby.is_closed());
+        let connection = match standby {
+            Some(standby) => standby,
             None => self.daemon.lasting(deadline).await.map_err(failed)?,
         };
         let protection = Protection::begin(connection, domain, deadline).await?;
@@ -172,13 +172,13 @@ impl DomainVm {
     }
 
     async fn prepare_protection(&self, deadline: Duration) -> Result<(), VmError> {
-        let spare = self.daemon.lasting(deadline).await.map_err(failed)?;
-        *lock(&self.spare) = Some(spare);
+        let standby = self.daemon.lasting(deadline).await.map_err(failed)?;
+        *lock(&self.standby) = Some(standby);
         Ok(())
     }
 
     async fn unprotect(&self) {
-        lock(&self.spare).take();
+        lock(&self.standby).take();
         let protection = lock(&self.protection).take();
         if let Some(protection) = protection {
             protection.end(CLOSED_WITHIN).await;

@@ -57,7 +57,7 @@ struct WayBack {
     // How VMs are moved.
     request: DrainRequest,
     began: Instant,
-    arrival: Mutex<Arrival>,
+    estimate: Mutex<TimeEstimate>,
     // The rates of the paths of each VM on its way.
     carried: Mutex<BTreeMap<String, Vec<PathRate>>>,
     // Hosts that VMs come from and that do not answer, since when.
@@ -65,7 +65,7 @@ struct WayBack {
 }
 
 /// How fast all of them come.
-struct Arrival {
+struct TimeEstimate {
     pace: Pace,
     eta: Eta,
     // On the way there.
@@ -204,7 +204,7 @@ pub(super) fn start(drains: &Arc<Drains>, away: Away, asked: ResumeRequest) -> R
         course: Course::of(&record, status),
         request,
         began: Instant::now(),
-        arrival: Mutex::new(Arrival { pace: Pace::default(), eta, bytes_per_ms, seen_bytes: 0 }),
+        estimate: Mutex::new(TimeEstimate { pace: Pace::default(), eta, bytes_per_ms, seen_bytes: 0 }),
         carried: Mutex::default(),
         silent: Mutex::default(),
     };
@@ -461,7 +461,7 @@ impl WayBack {
             if let Some(one) = status.moves.iter_mut().find(|one| one.vm == vm) {
                 change(one);
             }
-            let Arrival { pace, eta, bytes_per_ms, seen_bytes } = &mut *lock(&self.arrival);
+            let TimeEstimate { pace, eta, bytes_per_ms, seen_bytes } = &mut *lock(&self.estimate);
             let sent_bytes = status.sent_bytes();
             // What is tried again begins at nothing.
             pace.arrived(sent_bytes.saturating_sub(*seen_bytes));

@@ -242,8 +242,8 @@ pub(crate) async fn build_incoming_vm(incoming: &Incoming, id: &str) -> Result<(
     may_go_on(incoming, &entry, OrderNeed::Build)?;
     incoming.vms.clear_remains(&entry.definition).await?;
     let spec = entry.spec.clone().ok_or_else(|| started_anew(incoming, id))?;
-    let arrival = RecordedMigration { id: id.into(), host: entry.source.clone() };
-    let beside = Beside { arrival: Some(arrival), ..Beside::of(entry.definition.clone()) };
+    let migration = RecordedMigration { id: id.into(), host: entry.source.clone() };
+    let beside = Beside { incoming: Some(migration), ..Beside::of(entry.definition.clone()) };
     hooks::note_due(incoming, &entry);
     let launched = incoming.vms.launch(spec, &beside, Role::Incoming).await;
     let vmm = launched.map_err(|error| refused_here(incoming, &error))?;

@@ -470,7 +470,7 @@ impl Executor {
         } else if let Ok(vmm) = self.vmm() {
             self.forget_leaving_disks();
             vmm.stay().await;
-            Beside::note_departure(&self.claimed.definition, vmm.directory(), None);
+            Beside::note_outgoing(&self.claimed.definition, vmm.directory(), None);
         }
         self.outgoing.migrations.lock().remove(&self.running.id);
         // Somebody who hears that it has ended may begin another one at once.

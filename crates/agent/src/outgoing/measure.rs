@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use drainpipe_engine::migration::progress::PathArrival;
+use drainpipe_engine::migration::progress::PathCounter;
 use drainpipe_engine::migration::result::{CompressionUse, CpuSeconds, LinkUse, PathUse, Sample};
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::Plan;
@@ -150,7 +150,7 @@ impl Measurements {
     }
 
     /// For each path what has arrived by the last reading.
-    pub(crate) fn by_path(&self) -> Vec<PathArrival> {
+    pub(crate) fn by_path(&self) -> Vec<PathCounter> {
         self.counters.as_ref().map(PathCounters::by_path).unwrap_or_default()
     }
 

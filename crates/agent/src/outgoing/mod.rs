@@ -140,8 +140,8 @@ pub(crate) fn begin(
     outgoing.vms.note_managed(&claimed.definition)?;
     outgoing.journal.begin_migration(&id, request, started_at)?;
     if let Some(vmm) = &claimed.vmm {
-        let departure = RecordedMigration { id: id.clone(), host: request.target.clone() };
-        Beside::note_departure(&claimed.definition, vmm.directory(), Some(departure));
+        let outgoing = RecordedMigration { id: id.clone(), host: request.target.clone() };
+        Beside::note_outgoing(&claimed.definition, vmm.directory(), Some(outgoing));
     }
     let (migration, first) = Migration::begin(
         outgoing.host.config.limits.of_migration(request.deadline_s, request.throttle_max_percent),

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use drainpipe_engine::migration::progress::PathArrival;
+use drainpipe_engine::migration::progress::PathCounter;
 use drainpipe_engine::paths::path::Path;
 use drainpipe_net::{EndedFlows, Flow, FlowCounters, RouteState};
 use tracing::{debug, warn};
@@ -206,15 +206,15 @@ impl PathCounters {
     }
 
     /// For each path what has arrived.
-    pub(crate) fn by_path(&self) -> Vec<PathArrival> {
+    pub(crate) fn by_path(&self) -> Vec<PathCounter> {
         let waits = |connection: &Connection| connection.counters.unacknowledged_segments > 0;
-        let arrival = |(index, count): (usize, &PathCount)| PathArrival {
+        let counter = |(index, count): (usize, &PathCount)| PathCounter {
             link: count.path.link.clone(),
             peer_link: count.path.peer_link.clone(),
             arrived_bytes: count.arrived_bytes,
             is_waiting: self.on_path(index).any(waits),
         };
-        self.paths.iter().enumerate().map(arrival).collect()
+        self.paths.iter().enumerate().map(counter).collect()
     }
 
     fn on_path(&self, index: usize) -> impl Iterator<Item = &Connection> {

@@ -14,14 +14,14 @@ pub(crate) struct Beside {
     /// As its owner wrote it.
     pub(crate) definition: VmSpec,
     /// The migration by which it came here.
-    #[serde(default)]
-    pub(crate) arrival: Option<RecordedMigration>,
+    #[serde(default, rename = "arrival")]
+    pub(crate) incoming: Option<RecordedMigration>,
     /// Whether it has run since it came.
     #[serde(default)]
     pub(crate) has_run: bool,
     /// The migration by which it is to leave, until that has failed.
-    #[serde(default)]
-    pub(crate) departure: Option<RecordedMigration>,
+    #[serde(default, rename = "departure")]
+    pub(crate) outgoing: Option<RecordedMigration>,
 }
 
 /// A migration.
@@ -36,12 +36,12 @@ pub(crate) struct RecordedMigration {
 impl Beside {
     /// One that neither came nor is to leave.
     pub(crate) fn of(definition: VmSpec) -> Self {
-        Self { definition, arrival: None, has_run: false, departure: None }
+        Self { definition, incoming: None, has_run: false, outgoing: None }
     }
 
     /// Whether another host may ask what has become of it here.
     pub(crate) fn concerns_others(&self) -> bool {
-        self.departure.is_some() || self.arrival.is_some()
+        self.outgoing.is_some() || self.incoming.is_some()
     }
 
     /// It has run here since it came.
@@ -50,12 +50,12 @@ impl Beside {
     }
 
     /// It is to leave by this migration; or it stays.
-    pub(crate) fn note_departure(
+    pub(crate) fn note_outgoing(
         definition: &VmSpec,
         directory: &VmDirectory,
-        departure: Option<RecordedMigration>,
+        outgoing: Option<RecordedMigration>,
     ) {
-        Self { departure, ..Self::read_or(definition, directory) }.write(directory);
+        Self { outgoing, ..Self::read_or(definition, directory) }.write(directory);
     }
 
     /// It is this from now on.

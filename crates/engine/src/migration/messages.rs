@@ -1,7 +1,7 @@
 //! What a migration and its executor say to each other.
 
 use crate::finding::Finding;
-use crate::migration::progress::PathArrival;
+use crate::migration::progress::PathCounter;
 use crate::paths::watch::PathNews;
 use crate::plan::Plan;
 use crate::problem::Problem;
@@ -135,7 +135,7 @@ pub enum SourceEvent {
     /// The target takes no more VMs for now, for this reason.
     Busy(String),
     /// The transfer has come this far.
-    Progress(Transferred, Vec<PathArrival>),
+    Progress(Transferred, Vec<PathCounter>),
     /// The copies of the disks have come this far.
     DiskProgress(Vec<DiskState>),
     /// The hypervisor has paused the VM and waits for leave to send the rest.

@@ -27,9 +27,9 @@ pub fn pause_is_near(rounds: u64, left_ms: Option<f64>) -> bool {
     rounds > 1 || left_ms.is_some_and(|left_ms| left_ms <= PAUSE_NEAR_MS)
 }
 
-/// What has arrived over one path.
+/// What one path has carried, by the kernel's counters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PathArrival {
+pub struct PathCounter {
     /// Its link on the source.
     pub link: String,
     /// Its link on the target.
@@ -179,8 +179,8 @@ impl ProgressMeter {
     }
 
     /// Takes a reading of each path.
-    pub fn record_paths(&mut self, now_ms: f64, paths: Vec<PathArrival>) {
-        for PathArrival { link, peer_link, arrived_bytes, is_waiting } in paths {
+    pub fn record_paths(&mut self, now_ms: f64, paths: Vec<PathCounter>) {
+        for PathCounter { link, peer_link, arrived_bytes, is_waiting } in paths {
             let meter = self.paths.entry(PathEnds { link, peer_link }).or_default();
             meter.record(now_ms, arrived_bytes, is_waiting);
         }
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_path_on_which_nothing_arrives_is_told_by_name() {
-        let arrival = |link: &str, arrived_bytes, is_waiting| PathArrival {
+        let counter = |link: &str, arrived_bytes, is_waiting| PathCounter {
             link: link.into(),
             peer_link: link.into(),
             arrived_bytes,
@@ -388,8 +388,8 @@ mod tests {
         let mut meter = ProgressMeter::default();
         for (count, ms) in [(1, 0.0), (2, 500.0), (3, 1000.0), (4, 1500.0)] {
             meter.record(ms, reading(count, 900));
-            let moves = arrival("e0", count * 1_000_000, true);
-            meter.record_paths(ms, vec![moves, arrival("e1", 7, true), arrival("e2", 7, false)]);
+            let moves = counter("e0", count * 1_000_000, true);
+            meter.record_paths(ms, vec![moves, counter("e1", 7, true), counter("e2", 7, false)]);
         }
         let progress = meter.progress(Step::CopyMemory, 1500.0);
         assert_eq!((progress.stalled_ms, progress.paths_stalled), (None, vec!["e1–e1".to_owned()]));

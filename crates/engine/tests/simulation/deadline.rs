@@ -1,6 +1,6 @@
 //! The deadline of a migration that does not finish, with hosts that do what they are told.
 
-use drainpipe_engine::migration::progress::PathArrival;
+use drainpipe_engine::migration::progress::PathCounter;
 use drainpipe_engine::migration::result::Outcome;
 use drainpipe_engine::migration::{Limits, SourceAction, SourceEvent};
 use drainpipe_engine::transfer::transferred::Transferred;
@@ -26,7 +26,7 @@ const LOST_FROM_MS: u32 = 100_000;
 /// What the source sees: bytes arrive over both paths, until none arrive.
 fn look(now_ms: u32) -> SourceEvent {
     let arrived_bytes = u64::from(now_ms.min(LOST_FROM_MS)) * 1_000;
-    let arrival = |link: &str, is_waiting| PathArrival {
+    let counter = |link: &str, is_waiting| PathCounter {
         link: link.into(),
         peer_link: link.into(),
         arrived_bytes,
@@ -40,7 +40,7 @@ fn look(now_ms: u32) -> SourceEvent {
         passed_bytes: 2 * arrived_bytes,
         dirty_bytes_per_s: 0,
     };
-    SourceEvent::Progress(transferred, vec![arrival("e0", now_ms < LOST_FROM_MS), arrival("e1", true)])
+    SourceEvent::Progress(transferred, vec![counter("e0", now_ms < LOST_FROM_MS), counter("e1", true)])
 }
 
 #[test]

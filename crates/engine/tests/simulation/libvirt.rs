@@ -13,7 +13,7 @@ use crate::executor::{Doing, Executor, failed};
 use crate::milliseconds::ms;
 use crate::network::Order;
 use crate::planted::Planted;
-use crate::qemu::{Arrival, Command, Reply, Sending};
+use crate::qemu::{Command, IncomingStage, Reply, Sending};
 use crate::world::{Host, Life, Sight, World};
 
 const ANSWER_DEADLINE_MS: f64 = ms(timing::QMP_DEADLINE);
@@ -266,7 +266,7 @@ impl World {
 
     /// Until Finish, libvirt ends a domain when the connection over which it arrives ends.
     fn end_what_was_to_come(&mut self) {
-        let is_to_come = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival != Arrival::Complete);
+        let is_to_come = self.target.qemu.as_ref().is_some_and(|qemu| qemu.stage != IncomingStage::Complete);
         if is_to_come {
             self.lose(Host::Target);
         }
@@ -309,7 +309,7 @@ impl World {
     fn look_after_domain(&mut self, host: Host) {
         let resumes = self.libvirt_mut(host).is_some_and(|libvirt| std::mem::take(&mut libvirt.resumes));
         if host == Host::Target {
-            // libvirt does not know of the domain's arrival in its former life.
+            // libvirt does not know that the domain came in its former life.
             self.end_what_was_to_come();
         } else if resumes && self.copy_at(Host::Source).is_some_and(|copy| !copy.runs) {
             self.saw(Sight::LibvirtResumed);
@@ -606,8 +606,8 @@ impl World {
         let is_from_before = self.target.entries.get(&migration).is_none_or(|entry| entry.is_from_before);
         let may =
             !is_from_before && self.is_coming() && self.serves(Host::Target) && self.answers(Host::Target);
-        let qemu = self.target.qemu.as_mut().filter(|qemu| may && qemu.arrival == Arrival::Unfinished);
-        qemu.ok_or(ProblemKind::Failed)?.arrival = Arrival::Complete;
+        let qemu = self.target.qemu.as_mut().filter(|qemu| may && qemu.stage == IncomingStage::Unfinished);
+        qemu.ok_or(ProblemKind::Failed)?.stage = IncomingStage::Complete;
         if self.planted == Planted::FinishLetsRun {
             self.command_target();
         }
@@ -616,7 +616,7 @@ impl World {
 
     /// The agent notes that the domain is whole, and keeps others from the guest.
     pub(crate) fn note_finished_domain(&mut self) -> Result<(), ProblemKind> {
-        let qemu = self.target.qemu.as_mut().filter(|qemu| qemu.arrival == Arrival::Complete);
+        let qemu = self.target.qemu.as_mut().filter(|qemu| qemu.stage == IncomingStage::Complete);
         qemu.ok_or(ProblemKind::Failed)?.is_noted = true;
         if self.serves(Host::Target) { Ok(()) } else { Err(ProblemKind::Failed) }
     }

@@ -6,7 +6,7 @@ use drainpipe_engine::migration::target::promises::{FreeMemory, Promise};
 use drainpipe_engine::problem::ProblemKind;
 
 use crate::planted::Planted;
-use crate::qemu::Arrival;
+use crate::qemu::IncomingStage;
 use crate::world::{Sight, World};
 
 /// Enough for the VM or for its neighbour, not for both.
@@ -17,7 +17,8 @@ impl World {
     /// How much memory the VM's QEMU has taken.
     fn resident_bytes(&self) -> Option<u64> {
         let qemu = self.target.qemu.as_ref()?;
-        let has_all = !matches!(qemu.arrival, Arrival::Built | Arrival::Listening | Arrival::Broken);
+        let has_all =
+            !matches!(qemu.stage, IncomingStage::Built | IncomingStage::Listening | IncomingStage::Broken);
         Some(if has_all { NEEDS.bytes } else { 0 })
     }
 

@@ -20,7 +20,7 @@ use crate::faults::Fault;
 use crate::milliseconds::ms;
 use crate::network::{Answer, Letter, Order, Question, TargetAnswer};
 use crate::planted::Planted;
-use crate::qemu::{Arrival, Reply, Stream};
+use crate::qemu::{IncomingStage, Reply, Stream};
 use crate::target::Entry;
 use crate::third_host::Speaker;
 use crate::world::{Host, Sight, World};
@@ -67,13 +67,15 @@ pub(crate) fn looked_at(world: &World) -> Result<Received, WatchEvent> {
     match &world.target.qemu {
         None => Err(WatchEvent::Gone),
         Some(_) if !world.answers(Host::Target) => Err(WatchEvent::Mute),
-        Some(qemu) => Ok(match qemu.arrival {
-            Arrival::Unfinished if !world.is_coming() => Received::Failed,
-            Arrival::Complete if world.is_domain() && !world.knows_it_is_whole() => Received::Failed,
-            Arrival::Built | Arrival::Listening | Arrival::Unfinished => Received::Incomplete,
-            Arrival::Enough => Received::InPart,
-            Arrival::Complete => Received::Whole,
-            Arrival::Broken => Received::Failed,
+        Some(qemu) => Ok(match qemu.stage {
+            IncomingStage::Unfinished if !world.is_coming() => Received::Failed,
+            IncomingStage::Complete if world.is_domain() && !world.knows_it_is_whole() => Received::Failed,
+            IncomingStage::Built | IncomingStage::Listening | IncomingStage::Unfinished => {
+                Received::Incomplete
+            }
+            IncomingStage::Enough => Received::InPart,
+            IncomingStage::Complete => Received::Whole,
+            IncomingStage::Broken => Received::Failed,
         }),
     }
 }
@@ -180,11 +182,13 @@ impl World {
         if self.now_ms < task.rests_until_ms {
             return task.rests_until_ms;
         }
-        let arrives = |arrival| matches!(arrival, Arrival::Built | Arrival::Listening | Arrival::Unfinished);
+        let arrives = |stage| {
+            matches!(stage, IncomingStage::Built | IncomingStage::Listening | IncomingStage::Unfinished)
+        };
         let may_be_held_back = task.machine.is_some_and(|(_, action)| action == OrderAction::Wait);
         match self.target.qemu.as_ref().filter(|_| may_be_held_back) {
             Some(qemu) if qemu.mute_until_ms.is_some() => task.began_ms + RECEIVED_WAIT_MS + LOOK_MAX_MS,
-            Some(qemu) if arrives(qemu.arrival) => task.began_ms + RECEIVED_WAIT_MS,
+            Some(qemu) if arrives(qemu.stage) => task.began_ms + RECEIVED_WAIT_MS,
             _ => 0.0,
         }
     }
@@ -325,7 +329,7 @@ impl World {
             }
             OrderAction::RecordDiscard => self.record_discard(migration),
             OrderAction::Remove => done_unless(!self.remove_incoming_vm(migration, task.has_entry)),
-            OrderAction::Close => done_unless(!self.finish_arrival(migration)),
+            OrderAction::Close => done_unless(!self.finish_incoming(migration)),
             OrderAction::NoteSourceKnows => {
                 self.target.known_to_source.insert(migration);
                 OrderEvent::Done
@@ -493,9 +497,9 @@ impl World {
             return Err(ProblemKind::Refused);
         }
         let answers = self.answers(Host::Target) && self.serves(Host::Target);
-        let qemu = self.target.qemu.as_mut().filter(|qemu| answers && qemu.arrival == Arrival::Built);
+        let qemu = self.target.qemu.as_mut().filter(|qemu| answers && qemu.stage == IncomingStage::Built);
         let Some(qemu) = qemu else { return Err(ProblemKind::Failed) };
-        qemu.arrival = Arrival::Listening;
+        qemu.stage = IncomingStage::Listening;
         self.prepare_domain();
         self.open_disks();
         self.target.network_changed_for.insert(migration);
@@ -567,7 +571,7 @@ impl World {
 
     /// QEMU listens for a connection that brings the rest of a VM that already runs here.
     fn listen_again(&mut self) -> OrderEvent {
-        let qemu = self.target.qemu.as_mut().filter(|qemu| qemu.arrival == Arrival::Enough);
+        let qemu = self.target.qemu.as_mut().filter(|qemu| qemu.stage == IncomingStage::Enough);
         let Some(qemu) = qemu.filter(|qemu| qemu.takes_out_of_band() && qemu.rest_comes_by != Stream::Whole)
         else {
             return OrderEvent::Failed;
@@ -579,11 +583,11 @@ impl World {
     fn look_at_connection(&self) -> OrderEvent {
         let Some(qemu) = &self.target.qemu else { return OrderEvent::Failed };
         let is_broken = qemu.rest_comes_by != Stream::Whole;
-        let connection = match qemu.arrival {
+        let connection = match qemu.stage {
             _ if self.planted == Planted::EndsAtOnce => Connection::Broken,
-            Arrival::Enough if is_broken && qemu.takes_out_of_band() => Connection::Broken,
+            IncomingStage::Enough if is_broken && qemu.takes_out_of_band() => Connection::Broken,
             _ if !self.answers(Host::Target) && self.planted != Planted::MuteIsEnded => Connection::Unknown,
-            Arrival::Enough => Connection::Whole,
+            IncomingStage::Enough => Connection::Whole,
             _ if self.planted == Planted::MuteIsEnded => Connection::Whole,
             _ => return OrderEvent::Received(Received::Whole),
         };

@@ -32,7 +32,7 @@ pub(crate) enum Planted {
     /// The target says that it discarded the VM, but does not remember it.
     ForgottenDiscard,
     /// A target's restarted agent ends a VM that it was ordered to run.
-    DroppedArrival,
+    DroppedMigration,
     /// An agent trusts a journal from before the hand-over.
     OlderJournalBelieved,
     /// A VM is started without a question to the hosts that may have it.
@@ -43,8 +43,8 @@ pub(crate) enum Planted {
     ThirdHostCloses,
     /// A question from another host counts as a sign of life of the source.
     ThirdHostIsSign,
-    /// A VM that leaves its target for a third host leaves its arrival open there.
-    LeavingKeepsArrival,
+    /// A VM that leaves its target for a third host leaves the migration that brought it open there.
+    LeavingKeepsMigration,
     /// The target says that the VM runs when that is only recorded.
     BelievedRecord,
     /// The target settles a migration that is recorded as running, though nobody has let the VM run.
@@ -145,7 +145,7 @@ impl Planted {
             | Self::UndoneInDoubt
             | Self::SilenceIsDiscarded
             | Self::UnknownIsDiscarded
-            | Self::LeavingKeepsArrival
+            | Self::LeavingKeepsMigration
             | Self::TwoStarts
             | Self::GuardDoesNotForbid
             | Self::ForbiddenIgnored
@@ -163,7 +163,7 @@ impl Planted {
             | Self::StatusBelieved
             | Self::RecordBelieved
             | Self::DiscardsOnlyCopy
-            | Self::DroppedArrival
+            | Self::DroppedMigration
             | Self::GoneIsRun
             | Self::RestForgotten
             | Self::ThrottleKept

@@ -88,7 +88,7 @@ pub(crate) struct SourceQemu {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Arrival {
+pub(crate) enum IncomingStage {
     Built,
     Listening,
     /// With post-copy: the VM has what it needs to run.
@@ -120,7 +120,7 @@ pub(crate) enum Stream {
 #[derive(Debug)]
 pub(crate) struct TargetQemu {
     pub copy: Copy,
-    pub arrival: Arrival,
+    pub stage: IncomingStage,
     pub migration: usize,
     pub mute_until_ms: Option<f64>,
     pub parts: Parts,
@@ -147,7 +147,7 @@ pub(crate) enum Reply {
     Gone,
 }
 
-impl Arrival {
+impl IncomingStage {
     /// Whether what has arrived suffices for the VM to run.
     pub(crate) fn suffices(self) -> bool {
         matches!(self, Self::Enough | Self::Complete)
@@ -161,7 +161,7 @@ impl TargetQemu {
 
     /// Whether it learns of a broken connection. It does not before it has read everything that came over that.
     fn is_noticed_by(&self, is_noticed: bool) -> bool {
-        is_noticed && self.arrival == Arrival::Enough && self.last_bytes_at_ms.is_none()
+        is_noticed && self.stage == IncomingStage::Enough && self.last_bytes_at_ms.is_none()
     }
 
     /// Whether it takes commands out of band.
@@ -200,7 +200,7 @@ impl World {
 
     /// Whether the VM's newest state exists anywhere.
     pub(crate) fn has_newest(&self) -> bool {
-        let at_target = self.target.qemu.as_ref().filter(|qemu| qemu.arrival.suffices());
+        let at_target = self.target.qemu.as_ref().filter(|qemu| qemu.stage.suffices());
         let copies = [self.source.qemu.as_ref().map(|qemu| qemu.copy), at_target.map(|qemu| qemu.copy)];
         copies.into_iter().flatten().any(|copy| copy.memory == self.newest)
     }
@@ -208,7 +208,7 @@ impl World {
     /// Whether the VM is split: its source has a part and cannot run it any more, and its target has the rest.
     pub(crate) fn is_in_parts(&self) -> bool {
         let sends = |sending| matches!(sending, Sending::Rest | Sending::Interrupted | Sending::LastWord);
-        let is_at_target = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
+        let is_at_target = self.target.qemu.as_ref().is_some_and(|qemu| qemu.stage == IncomingStage::Enough);
         is_at_target && self.source.qemu.as_ref().is_some_and(|qemu| sends(qemu.sending))
     }
 
@@ -351,9 +351,9 @@ impl World {
             qemu.rest_comes_by = Stream::Broken;
         }
         if let Some(qemu) = &mut self.target.qemu
-            && qemu.arrival == Arrival::Listening
+            && qemu.stage == IncomingStage::Listening
         {
-            qemu.arrival = Arrival::Broken;
+            qemu.stage = IncomingStage::Broken;
         }
     }
 
@@ -368,14 +368,14 @@ impl World {
             qemu.has_unread_run |= sends_first && !is_lost;
             return Reply::None;
         }
-        let is_there = qemu.arrival.suffices() || self.planted == Planted::RunsIncomplete;
+        let is_there = qemu.stage.suffices() || self.planted == Planted::RunsIncomplete;
         if !qemu.copy.runs && (refuses || !is_there) {
             qemu.has_refused = true;
             self.is_lost |= self.source.is_copy_lost;
             return Reply::Refused;
         }
         // QEMU's main thread may run into a missing page before it has let the VM run, or a vCPU may afterwards.
-        let is_first = !qemu.copy.runs && qemu.arrival == Arrival::Enough;
+        let is_first = !qemu.copy.runs && qemu.stage == IncomingStage::Enough;
         if is_first && waits {
             (qemu.parts, qemu.has_unread_run) = (Parts::WaitsForPage, sends_first);
             self.saw(Sight::RunsMute);
@@ -451,12 +451,11 @@ impl World {
     /// Takes the next step of the stream.
     pub(crate) fn stream(&mut self) {
         let (is_in_parts, vm_is_busy) = (self.is_in_parts(), self.is_busy());
-        let has_enough = self.target.qemu.as_ref().is_some_and(|qemu| qemu.arrival == Arrival::Enough);
+        let has_enough = self.target.qemu.as_ref().is_some_and(|qemu| qemu.stage == IncomingStage::Enough);
         let Some(qemu) = &mut self.source.qemu else { return };
-        let is_there =
-            self.target.qemu.as_ref().is_some_and(|target| {
-                target.migration == qemu.migration && target.arrival == Arrival::Listening
-            });
+        let is_there = self.target.qemu.as_ref().is_some_and(|target| {
+            target.migration == qemu.migration && target.stage == IncomingStage::Listening
+        });
         match qemu.sending {
             Sending::Sent => qemu.sending = Sending::Completed,
             Sending::Active | Sending::Device { .. } if !is_there => self.break_stream(),
@@ -490,7 +489,7 @@ impl World {
         let is_domain = self.is_domain();
         let (Some(source), Some(target)) = (&mut self.source.qemu, &mut self.target.qemu) else { return };
         source.sending = Sending::Sent;
-        target.arrival = if is_domain { Arrival::Unfinished } else { Arrival::Complete };
+        target.stage = if is_domain { IncomingStage::Unfinished } else { IncomingStage::Complete };
         target.copy.memory = source.copy.memory;
         target.copy.has_disks |= self.planted == Planted::TakesDisksEarly;
     }
@@ -499,7 +498,7 @@ impl World {
         let fails = self.faults.meets(Fault::FailsWhenSent, &mut self.random);
         self.all_arrives();
         let (Some(source), Some(target)) = (&mut self.source.qemu, &mut self.target.qemu) else { return };
-        (target.arrival, target.parts) = (Arrival::Enough, Parts::Yes);
+        (target.stage, target.parts) = (IncomingStage::Enough, Parts::Yes);
         source.sending = if fails { Sending::Failed } else { Sending::LastLook };
         self.saw(Sight::PostCopy);
         if fails {
@@ -516,7 +515,7 @@ impl World {
 
     fn all_is_there(&mut self) {
         if let Some(target) = &mut self.target.qemu {
-            target.arrival = Arrival::Complete;
+            target.stage = IncomingStage::Complete;
         }
         self.page_arrives();
     }
@@ -555,7 +554,8 @@ impl World {
 
     /// Cuts the connection as the target's QEMU does when asked out of band, while a part is still to come.
     pub(crate) fn cut_connection(&mut self) {
-        let is_in_part = |qemu: &&mut TargetQemu| qemu.takes_out_of_band() && qemu.arrival == Arrival::Enough;
+        let is_in_part =
+            |qemu: &&mut TargetQemu| qemu.takes_out_of_band() && qemu.stage == IncomingStage::Enough;
         let Some(qemu) = self.target.qemu.as_mut().filter(is_in_part) else { return };
         let was_whole = std::mem::replace(&mut qemu.rest_comes_by, Stream::Broken) == Stream::Whole;
         if qemu.last_bytes_at_ms.take().is_some() {
@@ -584,7 +584,8 @@ impl World {
             Sending::Rest => {
                 self.stop_sending(Sending::Interrupted);
                 let comes_upon_a_page = self.random.chance(WAITS_FOR_PAGE_PERCENT);
-                let runs_in_part = |qemu: &&mut TargetQemu| qemu.copy.runs && qemu.arrival == Arrival::Enough;
+                let runs_in_part =
+                    |qemu: &&mut TargetQemu| qemu.copy.runs && qemu.stage == IncomingStage::Enough;
                 if let Some(qemu) = self.target.qemu.as_mut().filter(runs_in_part)
                     && comes_upon_a_page
                 {
@@ -613,7 +614,7 @@ impl World {
     pub(crate) fn build_incoming_vm(&mut self, migration: usize) {
         self.target.qemu = Some(TargetQemu {
             copy: Copy { runs: false, has_disks: false, memory: 0 },
-            arrival: Arrival::Built,
+            stage: IncomingStage::Built,
             migration,
             mute_until_ms: None,
             parts: Parts::No,

@@ -21,7 +21,7 @@ use crate::milliseconds::ms;
 use crate::network::{Letter, Question, SourceAnswer};
 use crate::orders::{Task, looked_at};
 use crate::planted::Planted;
-use crate::qemu::{Arrival, Parts, Reply, TargetQemu};
+use crate::qemu::{IncomingStage, Parts, Reply, TargetQemu};
 use crate::third_host::Speaker;
 use crate::world::{Host, Life, Sight, World};
 
@@ -271,9 +271,10 @@ impl World {
         self.target.lost_journal.extend(lost);
     }
 
-    /// The VM moves to a third host, if it can. It then no longer belongs to this host, and its arrival is closed.
+    /// The VM moves to a third host, if it can. It then no longer belongs to this host, and the migration that brought it
+    /// is closed.
     pub(crate) fn move_on(&mut self) {
-        let is_whole = |qemu: &TargetQemu| qemu.copy.runs && qemu.arrival == Arrival::Complete;
+        let is_whole = |qemu: &TargetQemu| qemu.copy.runs && qemu.stage == IncomingStage::Complete;
         let is_there = self.target.qemu.as_ref().is_some_and(is_whole) && self.answers(Host::Target);
         let may = self.target.life == Life::Up && self.target.has_vm && !self.is_target_disk_full();
         let may = may && self.serves(Host::Target);
@@ -283,7 +284,7 @@ impl World {
         self.saw(Sight::MovedOn);
         (self.target.has_moved_on, self.is_lost) = (true, true);
         (self.target.qemu, self.target.has_vm) = (None, false);
-        if self.planted == Planted::LeavingKeepsArrival {
+        if self.planted == Planted::LeavingKeepsMigration {
             return;
         }
         let open = self.target.journal.iter().filter(|(_, state)| **state == State::Running);
@@ -362,7 +363,7 @@ impl World {
         for (migration, state) in self.target.journal.clone() {
             match (step, state) {
                 (StartStep::TakeUpWaiting, State::Waiting) => self.take_up_waiting(migration),
-                (StartStep::LetRun, State::Running) if self.planted == Planted::DroppedArrival => {
+                (StartStep::LetRun, State::Running) if self.planted == Planted::DroppedMigration => {
                     self.target.journal.insert(migration, State::Discarded);
                     self.target.qemu = None;
                 }
@@ -489,7 +490,7 @@ impl World {
                 Ok(received) => WatchEvent::Received(received),
             },
             WatchAction::Close => {
-                self.finish_arrival(migration);
+                self.finish_incoming(migration);
                 WatchEvent::Done
             }
         })
@@ -505,7 +506,7 @@ impl World {
     }
 
     /// The VM runs, and belongs to this host from now on; returns whether that could be recorded.
-    pub(crate) fn finish_arrival(&mut self, migration: usize) -> bool {
+    pub(crate) fn finish_incoming(&mut self, migration: usize) -> bool {
         let is_running = self.target.state(migration) == Some(State::Running);
         if is_running && self.is_target_disk_full() {
             return false;

@@ -370,7 +370,7 @@ impl World {
 
     fn describe(&self, actor: &Actor) -> String {
         let source = self.source.qemu.as_ref().map(|qemu| (qemu.copy.runs, qemu.sending));
-        let target = self.target.qemu.as_ref().map(|qemu| (qemu.copy.runs, qemu.arrival));
+        let target = self.target.qemu.as_ref().map(|qemu| (qemu.copy.runs, qemu.stage));
         let acts = match *actor {
             Actor::Executor => self.source.executor.as_ref().map_or_else(String::new, Executor::describe),
             Actor::Letter(index) => format!("{:?}", self.network.letters[index].1),

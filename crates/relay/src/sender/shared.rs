@@ -64,8 +64,8 @@ struct Inner {
     controller: Controller,
     pace: Pace,
     page_cache: PageCache,
-    // Used blocks, to be filled again.
-    spare: Vec<Block>,
+    // Blocks that were sent, to be filled again.
+    free_blocks: Vec<Block>,
     // None while somebody compares codecs.
     trier: Option<Trier>,
     // Blocks that may wait in a stream, unless little is to.
@@ -113,8 +113,8 @@ impl Inner {
     /// Keeps a block to be filled again, once nobody else holds it: one for each stream, to be there when its reader
     /// asks. While more are packed, more would only lie here.
     fn keep(&mut self, raw: Arc<Block>) {
-        if self.spare.len() < self.streams.count() {
-            self.spare.extend(Arc::try_unwrap(raw).ok());
+        if self.free_blocks.len() < self.streams.count() {
+            self.free_blocks.extend(Arc::try_unwrap(raw).ok());
         }
     }
 
@@ -183,7 +183,7 @@ impl Shared {
                 pace: Pace::new(Instant::now()),
                 // The rest is for what is noted of pages.
                 page_cache: PageCache::new(settings.page_cache_bytes / 16 * 15),
-                spare: vec![],
+                free_blocks: vec![],
                 trier: Some(Trier::new()),
                 depth: depth_max(connections),
                 is_short: false,
@@ -294,7 +294,7 @@ impl Shared {
         let is_full = |inner: &mut Inner| !inner.is_closed && inner.is_full(stream);
         // Closing wakes it.
         let mut inner = self.room[stream].wait_while(inner, is_full).unwrap_or_else(PoisonError::into_inner);
-        let block = inner.spare.pop().unwrap_or_else(Block::new);
+        let block = inner.free_blocks.pop().unwrap_or_else(Block::new);
         (!inner.is_closed).then_some(block)
     }
 

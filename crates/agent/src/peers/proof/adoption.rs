@@ -137,13 +137,13 @@ async fn look_at(
 
 fn told_by_others(spec: &VmSpec, role: Option<Role>, coming: &[MigrationView]) -> Beside {
     let own = coming.iter().find(|view| view.vm == spec.name.as_str() && role == Some(Role::Incoming));
-    let arrival = own.map(|view| RecordedMigration { id: view.id.clone(), host: view.source.clone() });
-    Beside { arrival, ..Beside::of(spec.clone()) }
+    let incoming = own.map(|view| RecordedMigration { id: view.id.clone(), host: view.source.clone() });
+    Beside { incoming, ..Beside::of(spec.clone()) }
 }
 
 /// What its record is to be. A guest that runs has not left; one that does not may have.
-fn judge_one(Beside { definition: spec, arrival, has_run, departure }: Beside, runs: bool) -> Adopted {
-    match (departure, arrival) {
+fn judge_one(Beside { definition: spec, incoming, has_run, outgoing }: Beside, runs: bool) -> Adopted {
+    match (outgoing, incoming) {
         (Some(RecordedMigration { id, host: target }), _) if runs => Adopted::Stays { id, target, spec },
         (Some(RecordedMigration { id, host: target }), _) => Adopted::Leaving { id, target, spec },
         (None, Some(RecordedMigration { id, host: source })) if runs || has_run => {
@@ -199,7 +199,7 @@ mod tests {
             serde_json::json!({ "name": "web", "memory_mib": 64, "vcpus": 1, "machine": "pc-q35-7.2" });
         let definition: VmSpec = serde_json::from_value(spec).unwrap();
         let way = |host: &str| Some(RecordedMigration { id: "1".into(), host: host.into() });
-        let beside = |arrival, departure| Beside { arrival, departure, ..Beside::of(definition.clone()) };
+        let beside = |incoming, outgoing| Beside { incoming, outgoing, ..Beside::of(definition.clone()) };
         assert!(matches!(judge_one(beside(None, None), false), Adopted::Here(_)));
         assert!(matches!(judge_one(beside(way("a"), None), false), Adopted::Waiting { .. }));
         assert!(matches!(judge_one(beside(way("a"), None), true), Adopted::Arrived { .. }));
