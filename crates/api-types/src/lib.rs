@@ -593,8 +593,8 @@ pub enum HandOverView {
 #[serde(deny_unknown_fields)]
 pub struct Hearing {
     /// How far it is now; absent where it only asks.
-    #[serde(default, deserialize_with = "bounded_standing")]
-    pub told: Option<JournalStanding>,
+    #[serde(default, rename = "told", deserialize_with = "bounded_standing")]
+    pub standing: Option<JournalStanding>,
 }
 
 /// Between agents: the last that a host has said about its journal before.

@@ -27,7 +27,7 @@ use crate::reach::{ProcessFile, Reach, Reached, parse_pid, proc_path};
 const LOG_BYTES_MAX: u64 = 1 << 20;
 const LOG_CHECK_EVERY: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// Its parent writes how it has ended as soon as it can.
-const TOLD_WITHIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const REPORTED_WITHIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// A QEMU that this host runs, whoever has started it. It is identified by its pidfd, not by its ID.
 #[derive(Debug)]
@@ -101,7 +101,7 @@ impl Process {
         // waits, and touches a file.
         thread::Builder::new().name(format!("qemu-{}", pid.as_raw_nonzero())).spawn(move || {
             wait_until_exit(&watched, log_file.as_deref());
-            exited.send_replace(Some(exit_pipe.map_or_else(|| reap(watched.as_fd()), how_it_is_told)));
+            exited.send_replace(Some(exit_pipe.map_or_else(|| reap(watched.as_fd()), reported_exit)));
         })?;
         Ok(Self { privileges: privileges.clone(), pid, pidfd, exit })
     }
@@ -270,12 +270,13 @@ fn reap(pidfd: BorrowedFd<'_>) -> Exit {
     }
 }
 
-/// Nobody tells where who has started it has ended before.
-fn how_it_is_told(exit_pipe: OwnedFd) -> Exit {
+/// Nobody reports it where who has started it has ended before.
+fn reported_exit(exit_pipe: OwnedFd) -> Exit {
     let mut status = [0; 4];
     // The end of the other end makes it readable too.
-    let is_told = matches!(poll(&mut [PollFd::new(&exit_pipe, PollFlags::IN)], Some(&TOLD_WITHIN)), Ok(1));
-    if !is_told || File::from(exit_pipe).read_exact(&mut status).is_err() {
+    let is_reported =
+        matches!(poll(&mut [PollFd::new(&exit_pipe, PollFlags::IN)], Some(&REPORTED_WITHIN)), Ok(1));
+    if !is_reported || File::from(exit_pipe).read_exact(&mut status).is_err() {
         return Exit::Unknown;
     }
     let status = ExitStatus::from_raw(i32::from_ne_bytes(status));

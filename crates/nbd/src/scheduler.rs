@@ -328,7 +328,7 @@ impl<P: Clone> Scheduler<P> {
             let command = request.command;
             match request.state {
                 State::Waits if self.may_start(&command, &earlier) => self.start(arrival),
-                State::Answered if may_be_told(&command, &earlier) => {
+                State::Answered if may_be_answered(&command, &earlier) => {
                     self.tell(arrival);
                     continue;
                 }
@@ -419,7 +419,7 @@ impl<P: Clone> Scheduler<P> {
 }
 
 /// Whether the client may hear that it is done.
-fn may_be_told(command: &Command, earlier: &[Command]) -> bool {
+fn may_be_answered(command: &Command, earlier: &[Command]) -> bool {
     !command.is_durable || !earlier.iter().any(Command::modifies)
 }
 

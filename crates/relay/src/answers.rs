@@ -27,7 +27,7 @@ pub(crate) fn give(mut wire: Inward, program: &UnixStream) -> io::Result<()> {
 pub(crate) fn take(wire: Outward, program: &UnixStream) -> io::Result<()> {
     let program = program.try_clone()?;
     spawn("relay-answers".into(), move || {
-        let _told_by_the_way_forward = pass(wire, &program);
+        let _reported_by_the_way_forward = pass(wire, &program);
     })
 }
 

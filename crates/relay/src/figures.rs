@@ -88,7 +88,7 @@ impl Counters {
     }
 
     /// Counts bytes for which only the changes were sent.
-    pub(crate) fn told_by_changes(&self, raw_bytes: usize) {
+    pub(crate) fn packed_by_changes(&self, raw_bytes: usize) {
         self.delta_bytes.fetch_add(raw_bytes as u64, Ordering::Relaxed);
     }
 

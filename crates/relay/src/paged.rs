@@ -69,7 +69,7 @@ pub(crate) fn changed_bytes(paged: &[u8]) -> usize {
 }
 
 /// What these parts of `paged`, by [`encode`], tell of the block. Where they have some of a delta, as much of its page.
-pub(crate) fn told_by(paged: &[u8], parts: impl Iterator<Item = Range<usize>>) -> PastCodec {
+pub(crate) fn past_codec(paged: &[u8], parts: impl Iterator<Item = Range<usize>>) -> PastCodec {
     let (entries, deltas) = (0..entries_bytes(count(paged)), deltas(paged));
     let mut past = PastCodec::default();
     for part in parts {
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(paged.len(), delta.end + PAGE_BYTES);
         let past = |parts: &[[usize; 2]]| {
             let parts = parts.iter().map(|[from, to]| *from..*to);
-            let PastCodec { plain_bytes, changed_bytes } = told_by(&paged, parts);
+            let PastCodec { plain_bytes, changed_bytes } = past_codec(&paged, parts);
             (plain_bytes, changed_bytes)
         };
         assert_eq!(past(&[[0, head]]), (0, 0), "where the pages are");

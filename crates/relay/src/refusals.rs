@@ -66,13 +66,13 @@ mod tests {
     fn each_kind_of_reason_is_told_once() {
         let refusals = Refusals::default();
         let certificate = |error| RelayError::Tls(rustls::Error::InvalidCertificate(error));
-        let is_told = |error: &RelayError| refusals.is_first(kind(error));
-        assert!(is_told(&RelayError::Truncated), "an unauthenticated peer");
-        assert!(is_told(&RelayError::Malformed("another version")), "it does not hide the peer's");
-        assert!(is_told(&certificate(CertificateError::Expired)));
+        let is_logged = |error: &RelayError| refusals.is_first(kind(error));
+        assert!(is_logged(&RelayError::Truncated), "an unauthenticated peer");
+        assert!(is_logged(&RelayError::Malformed("another version")), "it does not hide the peer's");
+        assert!(is_logged(&certificate(CertificateError::Expired)));
         for _ in 0..100 {
-            assert!(!is_told(&RelayError::Truncated));
-            assert!(!is_told(&certificate(CertificateError::UnknownIssuer)));
+            assert!(!is_logged(&RelayError::Truncated));
+            assert!(!is_logged(&certificate(CertificateError::UnknownIssuer)));
         }
     }
 }

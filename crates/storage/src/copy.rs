@@ -64,7 +64,7 @@ fn bytes_to_move(disk: &Disk) -> Result<u64, Problem> {
 
 fn refuse(from: &Disk, to: &DiskDestination, request: &CopyRequest) -> Result<(), Problem> {
     refusals::the_same(from, to)?;
-    refusals::unless_told(to, request.is_forced)?;
+    refusals::unless_forced(to, request.is_forced)?;
     refusals::too_small(to, from.size_bytes)?;
     refusals::torn_image(from, &request.target)?;
     in_use::hold_still(from)?;

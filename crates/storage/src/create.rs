@@ -68,7 +68,7 @@ fn size(request: &CreateRequest, destination: &DiskDestination) -> Result<u64, P
 }
 
 fn refuse(request: &CreateRequest, destination: &DiskDestination, size_bytes: u64) -> Result<(), Problem> {
-    refusals::unless_told(destination, request.is_forced)?;
+    refusals::unless_forced(destination, request.is_forced)?;
     refusals::too_small(destination, size_bytes)?;
     if request.is_preallocated && matches!(destination, DiskDestination::File { .. }) {
         refusals::without_room(&request.target, size_bytes)?;

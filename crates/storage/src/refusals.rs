@@ -14,7 +14,7 @@ use crate::end::{Disk, DiskDestination, directory_of};
 use crate::error::of_path;
 
 /// Nothing is lost unless that was said.
-pub(crate) fn unless_told(destination: &DiskDestination, is_forced: bool) -> Result<(), Problem> {
+pub(crate) fn unless_forced(destination: &DiskDestination, is_forced: bool) -> Result<(), Problem> {
     match destination {
         DiskDestination::Device(disk) if !is_forced => Err(Problem::conflict(format!(
             "{} is a block device, and what it holds would be lost; --force overwrites it",

@@ -375,11 +375,11 @@ impl WayBack {
     async fn follow(&self, peer: &ApiClient, vm: &str, id: &str) -> Fetched {
         let path = format!("/v1/migrations/{id}");
         let mut heard = Instant::now();
-        let mut cancel_told = false;
+        let mut is_cancel_heard = false;
         loop {
-            if self.is_cancelled() && !cancel_told {
+            if self.is_cancelled() && !is_cancel_heard {
                 // Asked again as long as it was not heard.
-                cancel_told = peer.post::<()>(&format!("{path}/cancel"), &()).await.is_ok();
+                is_cancel_heard = peer.post::<()>(&format!("{path}/cancel"), &()).await.is_ok();
             }
             match peer.get::<MigrationView>(&path).await {
                 Ok(MigrationView { result: Some(result), .. }) => return Fetched::Ended(Box::new(result)),

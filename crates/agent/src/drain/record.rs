@@ -147,7 +147,7 @@ fn settle_departures(drains: &Drains, record: &mut DrainRecord) -> Result<(), Pr
     }
     for stay in std::mem::take(stays) {
         match departure(drains, &stay.vm, drain)? {
-            Some(departure) => moves.push(departure.told_of(stay.vm)),
+            Some(departure) => moves.push(departure.status_of(stay.vm)),
             None => stays.push(stay),
         }
     }

@@ -10,7 +10,7 @@ use drainpipe_engine::drain::status::DrainStatus;
 use drainpipe_engine::drain::view::{
     DrainView, LimitView, PathView, PlacedVm, Placement, TargetView, VmView,
 };
-use drainpipe_engine::estimate::cores::{busy_told, cores_had};
+use drainpipe_engine::estimate::cores::{busy_cores_warning, cores_had};
 use drainpipe_engine::finding::Finding;
 use drainpipe_engine::finding::code::FindingCode;
 use drainpipe_engine::host::facts::{MemoryNeeds, MigrationLink};
@@ -340,7 +340,7 @@ async fn ask(
             .iter()
             .filter(|finding| is_of_way(finding))
             .map(in_a_line)
-            .chain([&source, &target.facts].into_iter().filter_map(busy_told))
+            .chain([&source, &target.facts].into_iter().filter_map(busy_cores_warning))
             .collect(),
         memory_available_bytes: target.facts.memory_available_bytes,
         file_systems: copies.file_systems,

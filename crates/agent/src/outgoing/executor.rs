@@ -129,7 +129,7 @@ struct Copying {
 /// What is set on its QEMU and its connections, and taken back.
 struct Settings {
     bandwidth: Option<Throttle>,
-    told_limit_mbps: Option<u64>,
+    reported_limit_mbps: Option<u64>,
     downtime_limit: DowntimeLimit,
     unsent_limit: UnsentLimit,
     no_resets: Setting,
@@ -150,7 +150,7 @@ impl Settings {
     fn none() -> Self {
         Self {
             bandwidth: None,
-            told_limit_mbps: None,
+            reported_limit_mbps: None,
             downtime_limit: DowntimeLimit::default(),
             unsent_limit: UnsentLimit::new(),
             no_resets: Setting::new(

@@ -79,8 +79,8 @@ mod tests {
     fn a_pause_that_its_guard_ended_is_as_long_as_it_was() {
         let paused = event(PAUSED, 15);
         let runs = event(Happening::Resumed, 19);
-        let told_again = event(Happening::Resumed, 29);
-        assert_eq!(seen(&[paused, runs, told_again]), Some(4_000.0));
+        let resumed_again = event(Happening::Resumed, 29);
+        assert_eq!(seen(&[paused, runs, resumed_again]), Some(4_000.0));
     }
 
     #[test]

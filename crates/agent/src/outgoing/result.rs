@@ -90,7 +90,7 @@ pub(crate) fn assemble(
         source_vm: migration.source_vm(),
         error: migration.error().map(ToString::to_string),
         error_kind: migration.error().map(|problem| problem.kind),
-        times: told(times),
+        times: rounded(times),
         silence: Silence {
             downtime_ms: pauses.timings.downtime_ms().map(tenth),
             standstill_ms: pauses.longest_ms().map(tenth),
@@ -177,8 +177,8 @@ fn times(timings: Timings) -> Times {
     }
 }
 
-/// The same, as results tell them.
-fn told(times: Times) -> Times {
+/// The same, rounded as results report them.
+fn rounded(times: Times) -> Times {
     Times {
         total_ms: tenth(times.total_ms),
         setup_ms: tenth(times.setup_ms),
@@ -190,7 +190,7 @@ fn told(times: Times) -> Times {
     }
 }
 
-/// As results tell times.
+/// As results report times.
 pub(crate) fn tenth(ms: f64) -> f64 {
     (ms * 10.0).round() / 10.0
 }

@@ -233,7 +233,7 @@ impl Sender {
         };
         let parts = lock(&self.known).begin(tracked, moment);
         for changes in parts {
-            lock(&self.known).there.is_told(&changes);
+            lock(&self.known).there.is_sent(&changes);
             let Changes { ended, connections } = changes.clone();
             let request = TrackedRequest { addresses: addresses.clone(), ended, connections };
             let answer = self.give(&request, until).await?;

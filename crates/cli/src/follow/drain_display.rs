@@ -164,12 +164,12 @@ impl Bars {
 pub(super) struct Lines {
     words: Words,
     states: RefCell<BTreeMap<String, MoveState>>,
-    whole_told_at: Cell<Instant>,
+    whole_printed_at: Cell<Instant>,
 }
 
 impl Lines {
     fn new(words: Words) -> Self {
-        Self { words, states: RefCell::default(), whole_told_at: Cell::new(Instant::now()) }
+        Self { words, states: RefCell::default(), whole_printed_at: Cell::new(Instant::now()) }
     }
 
     fn show(&self, status: &DrainStatus) {
@@ -179,8 +179,8 @@ impl Lines {
                 output::remark(&self.words.describe_turn(one));
             }
         }
-        if self.whole_told_at.get().elapsed() >= WHOLE_EVERY {
-            self.whole_told_at.set(Instant::now());
+        if self.whole_printed_at.get().elapsed() >= WHOLE_EVERY {
+            self.whole_printed_at.set(Instant::now());
             output::remark(&format!("{}: {}", self.words.name, describe_whole(status)));
         }
     }

@@ -9,7 +9,7 @@ use crate::format;
 
 /// The warnings about limits of this host and of each of these targets: the limit that the plan assumes, and those
 /// that apply later. A limit that is at least what the paths carry is not mentioned.
-pub(super) fn limits_told(view: &DrainView, targets: &BTreeSet<usize>) -> Vec<String> {
+pub(super) fn limit_warnings(view: &DrainView, targets: &BTreeSet<usize>) -> Vec<String> {
     let targets: Vec<&TargetView> = targets.iter().map(|target| &view.targets[*target]).collect();
     let of_each = targets.iter().map(|target| (&target.name, &target.limit, unlimited_mbps(target)));
     let all_mbps = targets.iter().map(|target| unlimited_mbps(target)).try_fold(0_u64, add);
@@ -94,27 +94,27 @@ mod tests {
     }
 
     /// To all of these targets.
-    fn all_told(host: LimitView, targets: Vec<TargetView>) -> Vec<String> {
+    fn all_warnings(host: LimitView, targets: Vec<TargetView>) -> Vec<String> {
         let all = (0..targets.len()).collect();
-        limits_told(&DrainView { host: "a".into(), vms: vec![], targets, limit: host }, &all)
+        limit_warnings(&DrainView { host: "a".into(), vms: vec![], targets, limit: host }, &all)
     }
 
     #[test]
     fn a_limit_that_holds_is_told_and_those_that_hold_later() {
         let free = || target("b", Some(10_000), LimitView::default());
         let now = "predicted for the present bandwidth limit of a, 2000 Mb/s";
-        assert_eq!(all_told(limit(Some(2_000), &[]), vec![free()]), [now]);
+        assert_eq!(all_warnings(limit(Some(2_000), &[]), vec![free()]), [now]);
         let later =
             "by its clock it is 8000 Mb/s from 20:00 on, none from 22:00 on, and VMs that move then move";
         assert_eq!(
-            all_told(limit(Some(2_000), &[(20, Some(8_000)), (22, None)]), vec![free()]),
+            all_warnings(limit(Some(2_000), &[(20, Some(8_000)), (22, None)]), vec![free()]),
             [format!("{now}; {later} slower or faster")]
         );
         let windows = target("b", Some(10_000), limit(None, &[(8, Some(2_000))]));
         let none = "predicted without a bandwidth limit of b, since it has none at present; by its clock it \
             is 2000 Mb/s from";
         assert_eq!(
-            all_told(LimitView::default(), vec![windows]),
+            all_warnings(LimitView::default(), vec![windows]),
             [format!("{none} 08:00 on, and VMs that move then move slower or faster")]
         );
     }
@@ -122,11 +122,11 @@ mod tests {
     #[test]
     fn what_holds_nothing_back_is_not_told() {
         let slow = |name: &str| target(name, Some(1_000), limit(Some(1_000), &[]));
-        assert_eq!(all_told(limit(Some(2_000), &[(8, None)]), vec![slow("b"), slow("c")]), [""; 0]);
-        assert_eq!(all_told(limit(Some(1_999), &[(8, None)]), vec![slow("b"), slow("c")]).len(), 1);
+        assert_eq!(all_warnings(limit(Some(2_000), &[(8, None)]), vec![slow("b"), slow("c")]), [""; 0]);
+        assert_eq!(all_warnings(limit(Some(1_999), &[(8, None)]), vec![slow("b"), slow("c")]).len(), 1);
         // The speed of its path is unknown.
         let unknown = target("b", None, limit(Some(1_000), &[]));
-        assert_eq!(all_told(limit(Some(2_000), &[]), vec![unknown]).len(), 2);
-        assert_eq!(all_told(limit(Some(2_000), &[]), vec![]), [""; 0]);
+        assert_eq!(all_warnings(limit(Some(2_000), &[]), vec![unknown]).len(), 2);
+        assert_eq!(all_warnings(limit(Some(2_000), &[]), vec![]), [""; 0]);
     }
 }

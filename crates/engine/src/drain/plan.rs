@@ -10,7 +10,7 @@ use super::concurrency::Concurrency;
 use super::copy_concurrency::CopyConcurrency;
 use super::disks::{self, DevicePair, DrainedDisk, device_pairs};
 use super::host_links::HostLinks;
-use super::limited::limits_told;
+use super::limited::limit_warnings;
 use super::limits::DrainLimits;
 use super::order::in_turns;
 use super::placement::{Assignment, place, way_of, without_reserve};
@@ -151,7 +151,7 @@ pub fn plan(view: &DrainView, limits: Option<&DrainLimits>) -> DrainPlan {
         warnings: [
             of_ways(view, &targets),
             unknown_speeds(view, &targets),
-            limits_told(view, &targets),
+            limit_warnings(view, &targets),
             without_reserve(view, &assignments),
         ]
         .concat(),

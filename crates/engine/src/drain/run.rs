@@ -216,7 +216,7 @@ pub struct Departure {
 
 impl Departure {
     /// The view of this VM, which no plan was to move.
-    pub fn told_of(self, vm: String) -> MoveStatus {
+    pub fn status_of(self, vm: String) -> MoveStatus {
         Entry::departed(vm, self).status()
     }
 }
@@ -349,8 +349,9 @@ impl Drain {
         let on_links = if is_alone { self.staying_on_links(now_ms) } else { 0 };
         // What is sent after the pause is reported when the VM has moved. Up to a quarter of a second of all that the links
         // carry would be missing in what is measured up to then, and be added to what is measured from then on.
-        let is_all_told = !self.entries.iter().any(|entry| entry.is_being_taken_over(now_ms));
-        let arrived_bytes = is_all_told.then(|| self.pace.arrived_bytes().saturating_sub(self.copied_bytes));
+        let is_all_reported = !self.entries.iter().any(|entry| entry.is_being_taken_over(now_ms));
+        let arrived_bytes =
+            is_all_reported.then(|| self.pace.arrived_bytes().saturating_sub(self.copied_bytes));
         self.concurrency.observe(now_ms, arrived_bytes, on_links, self.turns);
     }
 

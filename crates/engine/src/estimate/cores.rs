@@ -77,7 +77,7 @@ fn share(host: &HostFacts) -> Option<f64> {
 }
 
 /// What to know of this host's cores before a drain that needs them.
-pub fn busy_told(host: &HostFacts) -> Option<String> {
+pub fn busy_cores_warning(host: &HostFacts) -> Option<String> {
     let cores = on(host).filter(|cores| are_busy(*cores))?;
     Some(format!(
         "the cores of {} are busy: a migration gets about {cores:.2} of one there as long as others want as \
@@ -101,8 +101,8 @@ mod tests {
         assert_eq!(had(&host(Some(0.1), Some(0.5))), Some(0.5));
         assert_eq!(had(&host(Some(0.0), None)), Some(0.25), "an older agent does not say");
         assert_eq!((had(&host(None, Some(0.5))), had(&host(Some(0.0), Some(f64::NAN)))), (None, Some(0.25)));
-        assert_eq!(busy_told(&idle), None);
-        let reason = busy_told(&host(Some(0.0), Some(0.03))).unwrap();
+        assert_eq!(busy_cores_warning(&idle), None);
+        let reason = busy_cores_warning(&host(Some(0.0), Some(0.03))).unwrap();
         assert!(reason.contains("cores of b are busy") && reason.contains("0.03 of one"), "{reason}");
     }
 }

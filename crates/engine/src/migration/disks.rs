@@ -53,7 +53,7 @@ pub(super) struct Disks {
     meter: DiskMeter,
     held_writes: HeldWrites,
     // The lowest limit of the VM's writes that was logged.
-    told_limit: Option<WriteLimit>,
+    logged_limit: Option<WriteLimit>,
 }
 
 impl Disks {
@@ -79,9 +79,9 @@ impl Disks {
     fn hold_writes(&mut self, change: impl FnOnce(&mut HeldWrites)) -> Option<WriteLimit> {
         change(&mut self.held_writes);
         // A limit that rises and falls again was logged before.
-        let before = self.told_limit.map_or(u64::MAX, |limit| limit.bytes_per_s);
+        let before = self.logged_limit.map_or(u64::MAX, |limit| limit.bytes_per_s);
         let limit = self.held_writes.limit().filter(|limit| limit.bytes_per_s < before)?;
-        self.told_limit = Some(limit);
+        self.logged_limit = Some(limit);
         Some(limit)
     }
 

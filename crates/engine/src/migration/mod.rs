@@ -614,7 +614,7 @@ impl Migration {
     }
 
     fn has_ended_there(&mut self, now_ms: f64) -> SourceAction {
-        self.note_told(now_ms);
+        self.note_order_to_run(now_ms);
         self.error = Some(match self.rest.problem.take() {
             Some(problem) => {
                 problem.context("the VM is lost: it has ended on the target before all its memory was there")
@@ -635,7 +635,7 @@ impl Migration {
     }
 
     /// Whether it runs is reported later, once its hypervisor says so.
-    fn note_told(&mut self, now_ms: f64) {
+    fn note_order_to_run(&mut self, now_ms: f64) {
         self.error = None;
         if self.timings.resumed_ms.is_none() {
             self.timings.resumed_ms = Some(now_ms);

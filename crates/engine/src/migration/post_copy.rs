@@ -154,7 +154,7 @@ impl Migration {
     }
 
     pub(super) fn runs_in_part(&mut self, now_ms: f64, since_ms: f64) -> Option<SourceAction> {
-        self.note_told(now_ms);
+        self.note_order_to_run(now_ms);
         self.rest.follows = Follows::Yes;
         let Some(problem) = &self.rest.problem else { return self.send_rest(now_ms) };
         if self.rest.is_lost {

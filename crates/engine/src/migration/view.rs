@@ -129,9 +129,9 @@ impl Record {
     /// once, and the end of it only while memory is copied.
     fn throttled(&mut self, percent: Option<u8>, is_copying: bool) -> bool {
         self.throttled_percent = percent;
-        let is_told = percent.map_or(is_copying, |_| percent <= self.most_throttled_percent);
+        let is_logged = percent.map_or(is_copying, |_| percent <= self.most_throttled_percent);
         self.most_throttled_percent = self.most_throttled_percent.max(percent);
-        is_told
+        is_logged
     }
 }
 
@@ -153,8 +153,8 @@ impl Migration {
     }
 
     pub(super) fn throttled(&mut self, now_ms: f64, percent: Option<u8>) {
-        let is_told = self.record.throttled(percent, self.phase == Phase::Copying);
-        if is_told {
+        let is_logged = self.record.throttled(percent, self.phase == Phase::Copying);
+        if is_logged {
             return;
         }
         let what = percent.map_or("the VM's CPUs are no longer throttled".into(), |percent| {

@@ -82,11 +82,11 @@ impl Journal {
         let has_left = |name: &str| world.vms.iter().any(|vm| vm.name == name && vm.at == At::Elsewhere);
         for one in moves.iter_mut().filter(|one| has_left(&one.vm)) {
             if matches!(one.state, MoveState::Waiting | MoveState::Failed) {
-                *one = departure().told_of(one.vm.clone());
+                *one = departure().status_of(one.vm.clone());
             }
         }
         let stays = self.written_stays.iter().filter(|vm| has_left(vm));
-        moves.extend(stays.map(|vm| departure().told_of(vm.clone())));
+        moves.extend(stays.map(|vm| departure().status_of(vm.clone())));
     }
 
     pub(crate) fn is_behind(&self) -> bool {
@@ -148,10 +148,10 @@ pub(crate) fn with_earlier(mut status: DrainStatus, earlier: &[MoveStatus]) -> D
     }
     let listed: BTreeSet<&str> = status.moves.iter().map(|one| one.vm.as_str()).collect();
     let stays = |vm: &str| status.stays.iter().any(|stay| stay.vm == vm);
-    let is_told = |one: &&MoveStatus| {
+    let is_reported = |one: &&MoveStatus| {
         listed.contains(one.vm.as_str()) || (one.state != MoveState::InDoubt && stays(&one.vm))
     };
-    let mut moves: Vec<MoveStatus> = earlier.iter().filter(|one| !is_told(one)).cloned().collect();
+    let mut moves: Vec<MoveStatus> = earlier.iter().filter(|one| !is_reported(one)).cloned().collect();
     status.stays.retain(|stay| moves.iter().all(|one| one.vm != stay.vm));
     moves.append(&mut status.moves);
     DrainStatus { moves, ..status }

@@ -349,8 +349,8 @@ impl World {
             for vm in self.of_home(side) {
                 let row = status.moves.iter().find(|row| row.vm == vm.name);
                 let has_moved = row.is_some_and(|row| row.state == MoveState::Moved);
-                let is_told = has_moved || of_side.earlier.contains(&vm.name);
-                if is_told != (vm.at != side) || vm.flight.is_some() {
+                let is_reported = has_moved || of_side.earlier.contains(&vm.name);
+                if is_reported != (vm.at != side) || vm.flight.is_some() {
                     return Err(format!("{} is on {}, by {row:?}", vm.name, HOSTS[vm.at]));
                 }
             }

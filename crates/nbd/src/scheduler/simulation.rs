@@ -77,7 +77,7 @@ planted_bugs_are_found! {
     found_fence_that_does_not_flush: FenceDoesNotFlush,
     found_order_that_is_lost: OverlapsAtOnce,
     found_durable_write_that_is_not: FuaForgotten,
-    found_durable_write_told_early: FuaToldEarly,
+    found_durable_write_reported_early: FuaReportedEarly,
     found_request_that_is_forgotten: NotSentAgain,
     found_difference_that_is_missed: DifferenceMissed,
     found_durable_write_that_is_compared: DurableCompared,

@@ -122,7 +122,7 @@ impl<'a> BlockInWork<'a> {
                 past_codec: past_codec(entropy_filter, unpacked, change.is_some()),
                 change,
             }),
-            None => change.map(|change| told_by_changes(work.raw.len(), unpacked, change)),
+            None => change.map(|change| packed_by_changes(work.raw.len(), unpacked, change)),
         };
         let took =
             PackingTime { cpu: thread_cpu().saturating_sub(self.cpu_before), wall: self.began.elapsed() };
@@ -139,7 +139,7 @@ pub(super) fn pack(tools: &mut Tools, order: Order) -> Result<Done, RelayError> 
 }
 
 /// A block of `raw_bytes` that no codec makes shorter.
-fn told_by_changes(raw_bytes: usize, paged: &[u8], change: PageChange) -> Packed {
+fn packed_by_changes(raw_bytes: usize, paged: &[u8], change: PageChange) -> Packed {
     let changed_bytes = paged::changed_bytes(paged);
     Packed {
         codec: None,
@@ -155,7 +155,7 @@ fn told_by_changes(raw_bytes: usize, paged: &[u8], change: PageChange) -> Packed
 fn past_codec(entropy_filter: &EntropyFilter, unpacked: &[u8], is_paged: bool) -> PastCodec {
     let chunks = entropy_filter.plain_chunks(unpacked.len());
     if is_paged {
-        return paged::told_by(unpacked, chunks);
+        return paged::past_codec(unpacked, chunks);
     }
     PastCodec { plain_bytes: chunks.map(|chunk| chunk.len()).sum(), changed_bytes: 0 }
 }

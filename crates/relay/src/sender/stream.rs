@@ -158,7 +158,7 @@ fn count(counters: &Counters, block: &Outgoing, wire_bytes: usize) {
     counters.sent(block.raw_bytes, wire_bytes);
     if let Content::Packed(Packed { codec, past_codec, .. }) = &block.content {
         let PastCodec { plain_bytes, changed_bytes } = *past_codec;
-        counters.told_by_changes(changed_bytes);
+        counters.packed_by_changes(changed_bytes);
         if let Some(codec) = codec {
             counters.packed_by(*codec, block.raw_bytes - plain_bytes - changed_bytes);
         }

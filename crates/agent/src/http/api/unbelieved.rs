@@ -53,7 +53,7 @@ async fn marks(
     Extension(caller): Extension<Caller>,
     Body(hearing): Body<Hearing>,
 ) -> Result<Json<HeardMark>, ApiError> {
-    Ok(Json(HeardMark { heard: heard.note(caller.host()?, hearing.told.as_ref()) }))
+    Ok(Json(HeardMark { heard: heard.note(caller.host()?, hearing.standing.as_ref()) }))
 }
 
 struct Unbelieved {

@@ -14,7 +14,7 @@ impl Executor {
     /// The news, if the limit of its memory has changed, or that of its disks while they go alone.
     pub(super) async fn follow_bandwidth_limit(&mut self) -> Option<SourceEvent> {
         let limit_mbps = self.settings.bandwidth.as_ref().or(self.copying.throttle.as_ref())?.limit_mbps();
-        if limit_mbps == std::mem::replace(&mut self.settings.told_limit_mbps, limit_mbps) {
+        if limit_mbps == std::mem::replace(&mut self.settings.reported_limit_mbps, limit_mbps) {
             return None;
         }
         // Not in the moments in which the VM stands still: others may hold the network's lock.

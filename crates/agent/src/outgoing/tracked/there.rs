@@ -50,8 +50,8 @@ impl There {
         for connection in &listed.connections {
             gone.remove(&connection.key());
         }
-        let told_anew = connections.iter().filter_map(|connection| self.0.get(&connection.key()));
-        let ended = told_anew.chain(gone.values()).map(|(told, _)| *told).collect();
+        let sent_again = connections.iter().filter_map(|connection| self.0.get(&connection.key()));
+        let ended = sent_again.chain(gone.values()).map(|(there, _)| *there).collect();
         Changes { ended, connections }
     }
 
@@ -62,7 +62,7 @@ impl There {
     }
 
     /// From now until that is answered: what has ended may be there until the target has said that it heard it.
-    pub(super) fn is_told(&mut self, Changes { ended, connections }: &Changes) {
+    pub(super) fn is_sent(&mut self, Changes { ended, connections }: &Changes) {
         let sent = ended.iter().chain(connections);
         self.0.extend(sent.map(|connection| (connection.key(), (*connection, None))));
     }
@@ -86,8 +86,8 @@ impl Changes {
             self.ended.into_iter().map(|connection| (connection.key(), connection)).collect();
         let mut parts = vec![];
         for connections in self.connections.chunks(most) {
-            let told_anew = connections.iter().filter_map(|connection| ended.remove(&connection.key()));
-            parts.push(Self { ended: told_anew.collect(), connections: connections.to_vec() });
+            let sent_again = connections.iter().filter_map(|connection| ended.remove(&connection.key()));
+            parts.push(Self { ended: sent_again.collect(), connections: connections.to_vec() });
         }
         let gone: Vec<TrackedConnection> = ended.into_values().collect();
         parts.extend(gone.chunks(most).map(|gone| Self { ended: gone.to_vec(), connections: vec![] }));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     fn tell(there: &mut There, changes: &Changes, now: Instant) {
-        there.is_told(changes);
+        there.is_sent(changes);
         there.is_done(changes, &[], now);
     }
 
@@ -177,7 +177,7 @@ mod tests {
         let (now, one, other) = (Instant::now(), connection(1, None), connection(2, None));
         let mut there = There::default();
         let both = there.changes(&whole(vec![one, other]), now);
-        there.is_told(&both);
+        there.is_sent(&both);
         let again = there.changes(&whole(vec![one]), now);
         assert_eq!(again.connections, [one]);
         assert!(again.ended.contains(&one) && again.ended.contains(&other), "{again:#?}");
@@ -232,14 +232,14 @@ mod tests {
                     there.changes_ahead(&tracked, now)
                 };
                 for part in changes.in_parts(3) {
-                    there.is_told(&part);
+                    there.is_sent(&part);
                     if fate != Fate::Lost {
                         for ended in &part.ended {
                             kernel.remove(&ended.key());
                         }
-                        for told in &part.connections {
+                        for sent in &part.connections {
                             // A kernel keeps what it has.
-                            kernel.entry(told.key()).or_insert(*told);
+                            kernel.entry(sent.key()).or_insert(*sent);
                         }
                     }
                     if fate == Fate::Answered {

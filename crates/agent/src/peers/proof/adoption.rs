@@ -130,12 +130,14 @@ async fn look_at(
     // A Drainpipe before this one has put nothing beside it.
     let beside = match beside {
         Some(beside) => beside,
-        None => told_by_others(hypervisor.specification(vm).map_err(Problem::failed)?.spec(), role, coming),
+        None => {
+            reported_by_others(hypervisor.specification(vm).map_err(Problem::failed)?.spec(), role, coming)
+        }
     };
     Ok(Live { vm: vm.clone(), will_be: judge_one(beside, runs == Some(true)), runs })
 }
 
-fn told_by_others(spec: &VmSpec, role: Option<Role>, coming: &[MigrationView]) -> Beside {
+fn reported_by_others(spec: &VmSpec, role: Option<Role>, coming: &[MigrationView]) -> Beside {
     let own = coming.iter().find(|view| view.vm == spec.name.as_str() && role == Some(Role::Incoming));
     let incoming = own.map(|view| RecordedMigration { id: view.id.clone(), host: view.source.clone() });
     Beside { incoming, ..Beside::of(spec.clone()) }

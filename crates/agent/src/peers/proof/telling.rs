@@ -80,9 +80,8 @@ pub(crate) async fn hear(
     peer: &ApiClient,
     standing: Option<JournalStanding>,
 ) -> Result<Option<JournalMark>, Problem> {
-    let asked = peer
-        .post_within::<HeardMark>("/v1/journal/marks", &Hearing { told: standing }, ANSWER_DEADLINE)
-        .await?;
+    let asked =
+        peer.post_within::<HeardMark>("/v1/journal/marks", &Hearing { standing }, ANSWER_DEADLINE).await?;
     Ok(asked.heard.filter(|mark| mark.generation <= GENERATION_MAX))
 }
 

@@ -55,8 +55,8 @@ impl Simulation {
         let wanted =
             self.pending.iter().filter(|pending| matches!(pending.action, DrainAction::Begin { .. })).count();
         let leaving = 1 + under_way + wanted + usize::from(self.others);
-        let is_told = !self.own_news.iter().any(|news| matches!(news, DrainEvent::OthersLeave { .. }));
-        if is_told && leaving > usize::from(self.limits.outbound) {
+        let is_reported = !self.own_news.iter().any(|news| matches!(news, DrainEvent::OthersLeave { .. }));
+        if is_reported && leaving > usize::from(self.limits.outbound) {
             return Err(format!("{vm} is begun while as many leave as may"));
         }
         if self.others > 0 && leaving == usize::from(self.limits.outbound) {

@@ -25,7 +25,7 @@ pub(super) enum Planted {
     /// A durable write is sent like any other.
     FuaForgotten,
     /// A durable write is answered before those before it.
-    FuaToldEarly,
+    FuaReportedEarly,
     /// What a lost stream carried counts as done when that stream is fenced.
     NotSentAgain,
     /// A difference is missed, and what was to be written counts as present.
@@ -54,7 +54,7 @@ impl Planted {
             }
             Self::OverlapsAtOnce => "order",
             Self::FuaForgotten | Self::DurableCompared => "durable write is answered, but",
-            Self::FuaToldEarly => "before a write before it",
+            Self::FuaReportedEarly => "before a write before it",
         }
     }
 }

@@ -116,7 +116,7 @@ impl World {
             Planted::FlushDoesNotWait if command.modifies() => {
                 Command { operation: Operation::Read, ..command }
             }
-            Planted::FuaToldEarly => Command { is_durable: false, ..command },
+            Planted::FuaReportedEarly => Command { is_durable: false, ..command },
             _ => command,
         }
     }

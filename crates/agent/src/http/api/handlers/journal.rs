@@ -70,7 +70,7 @@ async fn marks(
     Extension(caller): Extension<Caller>,
     Body(hearing): Body<Hearing>,
 ) -> Answer<HeardMark> {
-    Ok(Json(HeardMark { heard: heard.note(caller.host()?, hearing.told.as_ref()) }))
+    Ok(Json(HeardMark { heard: heard.note(caller.host()?, hearing.standing.as_ref()) }))
 }
 
 /// Has this host a VM?
