@@ -1,5 +1,7 @@
 //! Numbers as people read them: three significant digits, the unit that fits, no noise.
 
+use std::time::Duration;
+
 /// Shown in place of a number that there is not.
 pub const NONE: &str = "–";
 
@@ -42,6 +44,14 @@ pub fn estimate_up_to(ms: f64, most_ms: Option<f64>) -> String {
 /// A time that users set, or that something took of it, in seconds as they set it: "20 s", "1800 s".
 pub fn seconds(ms: f64) -> String {
     if ms.is_finite() && ms >= 0.0 { format!("{:.0} s", ms / 1e3) } else { NONE.to_owned() }
+}
+
+/// The longest that is waited for something, as the code has it: "500 ms", "20 s".
+pub fn bound(limit: Duration) -> String {
+    match limit.subsec_millis() {
+        0 if !limit.is_zero() => format!("{} s", limit.as_secs()),
+        _ => format!("{} ms", limit.as_millis()),
+    }
 }
 
 /// A time of a packet there and back, to the microsecond: "0.250 ms".
@@ -93,6 +103,11 @@ pub fn bytes(bytes: f64) -> String {
     NONE.to_owned()
 }
 
+/// A size to the byte, where two that differ must not read alike: "1073741824 bytes".
+pub fn exact_bytes(bytes: u64) -> String {
+    format!("{bytes} bytes")
+}
+
 /// Memory as specifications have it, in whole MiB: "4096 MiB".
 pub fn mib(mib: u64) -> String {
     format!("{mib} MiB")
@@ -100,8 +115,8 @@ pub fn mib(mib: u64) -> String {
 
 /// Memory that is needed, in MiB as specifications have it, and never too little: beside [`mib_free`], two amounts that
 /// differ never read alike where it matters.
-pub fn mib_needed(bytes: u64) -> String {
-    mib(bytes.div_ceil(1 << 20))
+pub fn mib_needed(bytes: impl Into<u128>) -> String {
+    mib(u64::try_from(bytes.into().div_ceil(1 << 20)).unwrap_or(u64::MAX))
 }
 
 /// Memory that is free, in MiB, and never too much.
@@ -259,6 +274,13 @@ mod tests {
     fn cpu_time_keeps_small_values() {
         for (seconds, text) in [(0.0, "0 s"), (0.0121, "0.012 s"), (1.237, "1.24 s"), (-1.0, NONE)] {
             assert_eq!(cpu_seconds(seconds), text);
+        }
+    }
+
+    #[test]
+    fn bounds_are_as_the_code_has_them() {
+        for (ms, text) in [(0, "0 ms"), (500, "500 ms"), (1_500, "1500 ms"), (20_000, "20 s")] {
+            assert_eq!(bound(Duration::from_millis(ms)), text);
         }
     }
 

@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use drainpipe_engine::format::bound;
 use drainpipe_hypervisor::{Hold, MigrationStatus, RunState, VmError, VmErrorKind};
 use drainpipe_hypervisor_qemu::migration::announce_self;
 use drainpipe_hypervisor_qemu::qmp::QmpClient;
@@ -110,8 +111,8 @@ impl Monitor {
 
     async fn wait(&self, end: Instant, what: &str) -> Result<(), VmError> {
         if Instant::now() >= end {
-            let ms = self.deadline.as_millis();
-            return Err(VmError::new(VmErrorKind::Mute, format!("QEMU did not {what} within {ms} ms")));
+            let within = bound(self.deadline);
+            return Err(VmError::new(VmErrorKind::Mute, format!("QEMU did not {what} within {within}")));
         }
         sleep(ASK_EVERY).await;
         Ok(())

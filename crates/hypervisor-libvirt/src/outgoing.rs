@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drainpipe_engine::format::bound;
 use drainpipe_hypervisor::{Address, Happening, MigrationStatus, Transport, VmError, VmErrorKind, VmEvent};
 use drainpipe_libvirt::{Connection, Domain, Parameter, migrate_parameters as names};
 use tokio::sync::{broadcast, watch};
@@ -170,7 +171,7 @@ impl OutgoingMigration {
             Ok(phase) => Ok(phase.map_or(Phase::Begun, |phase| phase.clone())),
             Err(_) => Err(VmError::new(
                 VmErrorKind::Mute,
-                format!("libvirt has not sent the last of the VM within {} ms", deadline.as_millis()),
+                format!("libvirt has not sent the last of the VM within {}", bound(deadline)),
             )),
         }
     }

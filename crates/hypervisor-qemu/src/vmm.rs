@@ -8,6 +8,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use drainpipe_engine::format::bound;
 use drainpipe_hypervisor::{End, Exit, ResolvedSpec, Role, RunState, Version, VmEvent};
 use scopeguard::ScopeGuard;
 use serde::de::IgnoredAny;
@@ -48,7 +49,7 @@ pub enum StartError {
     #[error(transparent)]
     Qmp(#[from] QmpError),
     /// It took too long.
-    #[error("QEMU was not ready within {} ms; it said: {log_tail}", deadline.as_millis())]
+    #[error("QEMU was not ready within {}; it said: {log_tail}", bound(*deadline))]
     Deadline {
         /// How long was waited.
         deadline: Duration,
@@ -96,7 +97,7 @@ pub enum EndError {
         pid: u32,
     },
     /// It survived SIGKILL, which happens while the kernel waits for storage.
-    #[error("QEMU (process {pid}) did not end within {} ms after SIGKILL; does its storage hang?", deadline.as_millis())]
+    #[error("QEMU (process {pid}) did not end within {} after SIGKILL; does its storage hang?", bound(*deadline))]
     StillThere {
         /// The process.
         pid: u32,
@@ -104,7 +105,7 @@ pub enum EndError {
         deadline: Duration,
     },
     /// The guest did not react to its power button.
-    #[error("the guest did not power off within {} ms; it may ignore its power button", .0.as_millis())]
+    #[error("the guest did not power off within {}; it may ignore its power button", bound(*.0))]
     GuestIgnores(Duration),
     /// The guest's power button could not be pressed.
     #[error(transparent)]

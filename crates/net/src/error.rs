@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use drainpipe_engine::format::bound;
 use ipnet::IpNet;
 use rustix::io::Errno;
 
@@ -16,7 +17,7 @@ pub enum Error {
     #[error("cannot open a netlink socket: {0}")]
     Open(#[source] io::Error),
 
-    #[error("the kernel did not answer within {} s when asked to {operation}", .after.as_secs())]
+    #[error("the kernel did not answer within {} when asked to {operation}", bound(*.after))]
     Timeout { operation: String, after: Duration },
 
     #[error("not permitted to {operation}: run as root, or with CAP_NET_ADMIN and /proc/sys writable")]

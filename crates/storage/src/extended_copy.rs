@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use drainpipe_engine::format::bound;
 use rustix::fs::{Advice, fadvise};
 
 use crate::attempt::Attempt;
@@ -83,7 +84,7 @@ fn until_ended(mut child: Child, task: &Task) -> Result<Attempt, Fault> {
         let is_cancelled = task.go_on().is_err();
         if is_cancelled || begun.elapsed() > DEADLINE {
             child.kill().and_then(|()| child.wait()).map_err(Fault::Writing)?;
-            let late = format!("{TOOL} took more than {} s for 1 GiB", DEADLINE.as_secs());
+            let late = format!("{TOOL} took more than {} for 1 GiB", bound(DEADLINE));
             return if is_cancelled { Err(Fault::Cancelled) } else { Ok(Attempt::Unable(late)) };
         }
         thread::sleep(LOOK_EVERY);

@@ -13,6 +13,7 @@ use drainpipe_engine::drain::view::{
 use drainpipe_engine::estimate::cores::{busy_cores_warning, cores_had};
 use drainpipe_engine::finding::Finding;
 use drainpipe_engine::finding::code::FindingCode;
+use drainpipe_engine::format::bound;
 use drainpipe_engine::host::facts::{MemoryNeeds, MigrationLink};
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::{NoPostCopy, Plan, PlanRequest};
@@ -266,7 +267,7 @@ async fn look_at(
         PlanRequest { saved_mbps, compressed_slower, encrypt: asked_for.encrypt, ..asked_for.option.into() };
     let asked = match timeout(TARGET_DEADLINE, ask(drains, name, request, leaving, swap)).await {
         Ok(asked) => asked,
-        Err(_) => Err(Problem::failed(format!("no answer within {} s", TARGET_DEADLINE.as_secs()))),
+        Err(_) => Err(Problem::failed(format!("no answer within {}", bound(TARGET_DEADLINE)))),
     };
     let mut looked_at = asked.unwrap_or_else(|problem| LookedAt {
         view: TargetView {

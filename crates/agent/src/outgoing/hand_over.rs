@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use drainpipe_engine::format::bound;
 use drainpipe_engine::migration::SourceState;
 use drainpipe_engine::migration::result::MigrationResult;
 use drainpipe_engine::problem::Problem;
@@ -43,8 +44,8 @@ pub(crate) async fn reclaim(outgoing: &Outgoing, vm: &str, lost: &str) -> Result
     };
     timeout(DECISION_DEADLINE, decided).await.unwrap_or_else(|_| {
         Err(Problem::failed(format!(
-            "{vm} is still in doubt after {} s; see the log of {}",
-            DECISION_DEADLINE.as_secs(),
+            "{vm} is still in doubt after {}; see the log of {}",
+            bound(DECISION_DEADLINE),
             outgoing.host.name()
         )))
     })

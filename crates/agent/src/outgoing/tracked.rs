@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use drainpipe_engine::format::bound;
 use drainpipe_engine::migration::result::TrackedUse;
 use drainpipe_engine::problem::{Problem, ProblemKind};
 use drainpipe_engine::tracked::TrackedConnection;
@@ -162,10 +163,8 @@ impl Known {
             why.extend(of_listed(listed));
         }
         if is_late {
-            let limit_ms = PAUSE_LONGER_MAX.as_millis();
-            why.push(format!(
-                "there was no time for more: they may lengthen the pause by {limit_ms} ms at most"
-            ));
+            let limit = bound(PAUSE_LONGER_MAX);
+            why.push(format!("there was no time for more: they may lengthen the pause by {limit} at most"));
         }
         (listed.is_some() || !why.is_empty()).then(|| TrackedUse {
             along,

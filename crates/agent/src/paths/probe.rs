@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drainpipe_engine::check::trial::TcpRoundTrip;
+use drainpipe_engine::format::bound;
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::problem::Problem;
 use drainpipe_net::Flow;
@@ -171,7 +172,7 @@ async fn try_path(
     let trial = timeout(TRIAL_DEADLINE, exchange_soon(path, port, token, &mut unreachable)).await;
     let ended = trial.or_else(|_| unreachable.map(Err).ok_or(()));
     let mut stream = ended
-        .map_err(|()| format!("no answer from {target} within {} ms", TRIAL_DEADLINE.as_millis()))?
+        .map_err(|()| format!("no answer from {target} within {}", bound(TRIAL_DEADLINE)))?
         .map_err(failed)?;
     let round_trip = round_trip(network, &stream).await;
     if load == Load::Large {

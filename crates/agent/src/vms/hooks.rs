@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{fmt, io, thread};
 
-use drainpipe_engine::format::one_line;
+use drainpipe_engine::format::{bound, one_line};
 use drainpipe_identity::check_unchangeable;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -64,7 +64,7 @@ impl fmt::Display for Ended {
         match self {
             Self::Well => f.write_str("done"),
             Self::Badly(status) => write!(f, "failed: {status}"),
-            Self::TooLate(after) => write!(f, "killed, because it took longer than {} s", after.as_secs()),
+            Self::TooLate(after) => write!(f, "killed, because it took longer than {}", bound(*after)),
             Self::NotRun(why) => write!(f, "not run: {why}"),
         }
     }

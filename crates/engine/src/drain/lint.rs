@@ -8,6 +8,7 @@ use super::plan::{DrainPlan, Move};
 use super::view::{DrainView, PlacedVm, TargetView, VmView};
 use crate::finding::code::FindingCode;
 use crate::finding::{Finding, Place};
+use crate::format::{exact_bytes, mib_free, mib_needed};
 
 /// What is wrong with a plan for what was seen. A plan with any finding must not be carried out.
 pub fn lint(view: &DrainView, plan: &DrainPlan) -> Vec<Finding> {
@@ -106,7 +107,7 @@ impl<'a> Lint<'a> {
         if planned.memory_bytes != vm.memory_bytes {
             finding(
                 FindingCode::DrainOtherMemory,
-                format!("the plan says that VM {} has {} bytes", vm.name, planned.memory_bytes),
+                format!("the plan says that VM {} has {}", vm.name, exact_bytes(planned.memory_bytes)),
             );
         }
         if vm.copies.get(&planned.target).map_or(&[][..], Vec::as_slice) != planned.disks {
@@ -175,8 +176,9 @@ impl<'a> Lint<'a> {
         let needs_bytes: u128 = vms.iter().map(|vm| u128::from(vm.needs_bytes)).sum();
         if needs_bytes > u128::from(view.memory_available_bytes) {
             let what = format!(
-                "what is to go to {target} needs {needs_bytes} bytes of memory, and {} are free",
-                view.memory_available_bytes
+                "what is to go to {target} needs {} of memory, and {} are free",
+                mib_needed(needs_bytes),
+                mib_free(view.memory_available_bytes)
             );
             findings.push(self.finding(FindingCode::DrainOvercommit, None, what));
         }
@@ -193,8 +195,10 @@ impl<'a> Lint<'a> {
             let needs_bytes: u128 = there.map(|disk| u128::from(disk.copy.room_bytes())).sum();
             (needs_bytes > u128::from(of.free_bytes)).then(|| {
                 let what = format!(
-                    "disks that are to go to one file system of {} need {needs_bytes} bytes, and {} are free",
-                    target.name, of.free_bytes
+                    "disks that are to go to one file system of {} need {}, and {} are free",
+                    target.name,
+                    mib_needed(needs_bytes),
+                    mib_free(of.free_bytes)
                 );
                 self.finding(FindingCode::DrainOvercommit, None, what)
             })

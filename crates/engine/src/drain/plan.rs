@@ -21,8 +21,8 @@ use super::stay::Stay;
 use super::view::{DrainView, FoundTransfers, TargetView, VmView};
 use crate::estimate::cores;
 use crate::estimate::load::whole_bytes;
-use crate::estimate::sending::{GOODPUT_SHARE, bytes_per_ms};
-use crate::format::rate;
+use crate::estimate::sending::{GOODPUT_SHARE, UNKNOWN_SPEED_MBPS, bytes_per_ms};
+use crate::format::{link_speed, rate};
 use crate::plan::NoPostCopy;
 
 /// Which VM goes where, in this order, and which stay.
@@ -369,8 +369,11 @@ fn of_ways(view: &DrainView, targets: &BTreeSet<usize>) -> Vec<String> {
 
 fn unknown_speeds(view: &DrainView, targets: &BTreeSet<usize>) -> Vec<String> {
     let targets = targets.iter().map(|target| &view.targets[*target]);
+    let predicted_for = link_speed(UNKNOWN_SPEED_MBPS);
     let unknown = targets.filter(|target| target.paths_mbps == 0 && target.path_history.is_none());
     unknown
-        .map(|target| format!("the speed of the links to {} is not known: predicted for 1 Gb/s", target.name))
+        .map(|target| {
+            format!("the speed of the links to {} is not known: predicted for {predicted_for}", target.name)
+        })
         .collect()
 }

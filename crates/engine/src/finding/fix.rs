@@ -6,6 +6,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::format::exact_bytes;
+
 /// Most that a TCP buffer may be raised to: 100 Gb/s with 10 ms there and back. A host with hundreds of
 /// connections should not give each of them more.
 pub const TCP_BUFFER_BYTES_MAX: u64 = 256 << 20;
@@ -36,10 +38,10 @@ impl fmt::Display for Fix {
         match self {
             Self::LooseReversePathFilter { link } => write!(f, "rp_filter of {link} becomes 2 (loose)"),
             Self::TcpReceiveBuffer { bytes_max } => {
-                write!(f, "the maximum in tcp_rmem becomes {bytes_max} bytes")
+                write!(f, "the maximum in tcp_rmem becomes {}", exact_bytes(*bytes_max))
             }
             Self::TcpSendBuffer { bytes_max } => {
-                write!(f, "the maximum in tcp_wmem becomes {bytes_max} bytes")
+                write!(f, "the maximum in tcp_wmem becomes {}", exact_bytes(*bytes_max))
             }
         }
     }

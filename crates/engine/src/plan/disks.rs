@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use thiserror::Error;
 
+use crate::format::exact_bytes;
 use crate::storage::{CopyReason, DiskCopy, DiskDevice, DiskImage, DiskName};
 
 /// One disk of a VM, as its host knows it, and whether the target sees it.
@@ -82,9 +83,10 @@ pub enum NotCopied {
     },
     /// No file is made where a device is to be, and no device.
     #[error(
-        "{disk} of VM {vm} ({path}) is a block device of {bytes} bytes, and {target} has none under that \
+        "{disk} of VM {vm} ({path}) is a block device of {}, and {target} has none under that \
         path: create one of that size there, and name it with --disk {disk}=PATH to overwrite it, or name a \
-        file"
+        file",
+        exact_bytes(*bytes)
     )]
     NoDevice {
         /// The VM.

@@ -7,6 +7,7 @@ use thiserror::Error;
 use utoipa::ToSchema;
 
 use super::{CopyReason, DeviceIdentifier, DeviceIdentifierKind, DiskCopy, DiskImage, DiskName};
+use crate::format::exact_bytes;
 
 /// How the device mapper's names of devices with several paths begin; those of logical volumes begin with `LVM-`.
 const MULTIPATH: &str = "mpath-";
@@ -43,8 +44,8 @@ pub enum UnfitDevice {
     },
     /// With a raw disk, the guest sees the device's size.
     #[error(
-        "it has {there_bytes} bytes and {disk} has {bytes}, and a guest must see the same size: make a device of {bytes} \
-         bytes, or copy the disk to a file"
+        "it has {} and {disk} has {}, and a guest must see the same size: make a device of {}, or copy the disk to a file",
+        exact_bytes(*there_bytes), exact_bytes(*bytes), exact_bytes(*bytes)
     )]
     OtherSize {
         /// Which disk was to go there.
@@ -56,8 +57,8 @@ pub enum UnfitDevice {
     },
     /// An image may become as large as that.
     #[error(
-        "it has {there_bytes} bytes, and the image of {disk} may take {bytes}: make a device of so many, or copy the disk \
-         to a file"
+        "it has {}, and the image of {disk} may take {}: make a device of so many, or copy the disk to a file",
+        exact_bytes(*there_bytes), exact_bytes(*bytes)
     )]
     TooSmall {
         /// Which disk was to go there.

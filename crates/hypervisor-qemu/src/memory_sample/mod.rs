@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::time::Duration;
 
+use drainpipe_engine::format::bound;
 use drainpipe_hypervisor::{Contents, MemorySample};
 
 use self::pages::{PagesError, Region};
@@ -37,8 +38,8 @@ pub enum SampleError {
     },
     /// The host is too busy.
     #[error(
-        "only {pages} pages of the guest could be looked at within {} ms: the host is too busy",
-        limit.as_millis()
+        "only {pages} pages of the guest could be looked at within {}: the host is too busy",
+        bound(*limit)
     )]
     TooSlow {
         /// Pages that were looked at.

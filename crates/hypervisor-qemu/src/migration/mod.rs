@@ -49,6 +49,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use drainpipe_engine::format::bound;
 use drainpipe_engine::host::facts::RdmaFacts;
 use drainpipe_hypervisor::{Address, MigrationStatus, RunState, SourceSettings, TransferStatus, Transport};
 use serde::Deserialize;
@@ -135,7 +136,7 @@ pub enum MigrationError {
     )]
     AllSent,
     /// A state did not come in time.
-    #[error("QEMU is still `{state}` after {} ms while waiting to {what}", deadline.as_millis())]
+    #[error("QEMU is still `{state}` after {} while waiting to {what}", bound(*deadline))]
     Deadline {
         /// What was waited for.
         what: &'static str,

@@ -2,6 +2,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use drainpipe_engine::format::bound;
+
 /// Why a QMP command has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
@@ -21,8 +23,8 @@ pub enum QmpError {
     },
     /// No answer in time. The command may still take effect.
     #[error(
-        "QEMU did not answer `{command}` within {} ms: it hangs, or another client holds its control socket",
-        deadline.as_millis()
+        "QEMU did not answer `{command}` within {}: it hangs, or another client holds its control socket",
+        bound(*deadline)
     )]
     Deadline {
         /// The command that was waiting.

@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
+use drainpipe_engine::format::bound;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
@@ -27,7 +28,7 @@ pub(super) async fn read_in_time<T, E: Into<ApiError>>(
     reading: impl Future<Output = Result<T, E>>,
 ) -> Result<T, ApiError> {
     let Ok(read) = tokio::time::timeout(BODY_DEADLINE, reading).await else {
-        let message = format!("the body did not arrive within {} s", BODY_DEADLINE.as_secs());
+        let message = format!("the body did not arrive within {}", bound(BODY_DEADLINE));
         return Err(ApiError::bad_input(StatusCode::REQUEST_TIMEOUT, message));
     };
     read.map_err(Into::into)

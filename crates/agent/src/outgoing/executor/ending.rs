@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use drainpipe_engine::format::bound;
 use drainpipe_engine::migration::timing::{ASK_AGAIN_AFTER, MUTE_AFTER, RECEIVED_WAIT, SWITCH_OVER_DEADLINE};
 use drainpipe_engine::migration::{SourceEvent, TargetState, VmCondition};
 use drainpipe_engine::problem::{Problem, ProblemKind};
@@ -99,9 +100,9 @@ impl Executor {
                 return Ok(());
             }
         }
-        let seconds = SWITCH_OVER_DEADLINE.as_secs();
         Err(Problem::failed(format!(
-            "the last of the state did not arrive within {seconds} s; look at the links"
+            "the last of the state did not arrive within {}; look at the links",
+            bound(SWITCH_OVER_DEADLINE)
         )))
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use drainpipe_engine::format::bound;
 use drainpipe_engine::migration::SourceEvent;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::{Plan, PlanRequest};
@@ -221,9 +222,9 @@ impl Executor {
                 _ => RECONNECTED_WITHIN,
             };
             if began.elapsed() >= within {
-                let seconds = within.as_secs();
+                let within = bound(within);
                 return Err(Problem::failed(format!(
-                    "no new connection to {target} within {seconds} s: QEMU's migration is {status}; look at the links"
+                    "no new connection to {target} within {within}: QEMU's migration is {status}; look at the links"
                 )));
             }
             sleep(LOOK_EVERY).await;

@@ -5,6 +5,7 @@ use crate::check::Pair;
 use crate::check::vm::{FileIdentity, FilePurpose, FileState, VmCheck, VmFile};
 use crate::finding::code::FindingCode;
 use crate::finding::{Finding, on};
+use crate::format::exact_bytes;
 use crate::host::vm_resources::NotAllowed;
 
 pub(super) fn check(pair: Pair<'_>, checked: &VmCheck) -> Vec<Finding> {
@@ -81,7 +82,7 @@ fn difference(purpose: FilePurpose, here: &FileIdentity, there: &FileIdentity) -
     // The size of a file that is being written to is another at every look.
     let fixed_size = here.block_device || purpose == FilePurpose::ReadOnlyDisk;
     if fixed_size && here.size_bytes != there.size_bytes {
-        return Some(format!("{} bytes and {} bytes", here.size_bytes, there.size_bytes));
+        return Some(format!("{} and {}", exact_bytes(here.size_bytes), exact_bytes(there.size_bytes)));
     }
     if purpose == FilePurpose::ReadOnlyDisk {
         return None;
