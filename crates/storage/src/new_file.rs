@@ -4,17 +4,14 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use drainpipe_engine::problem::Problem;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 use rustix::io::Errno;
+use uuid::Uuid;
 
 use crate::end::directory_of;
 use crate::error::of_path;
-
-/// Names tried before it is given up.
-const NAMES_MAX: u32 = 100;
 
 /// A file without its name yet. Dropped, it is gone; where the file system can, also when this program is killed.
 #[derive(Debug)]
@@ -59,7 +56,8 @@ impl NewFile {
             return Ok(());
         }
         if self.other_name.is_none() {
-            let (name, ()) = free_name(&self.path, |name| self.link_to(name))?;
+            let name = other_name(&self.path);
+            self.link_to(&name)?;
             self.other_name = Some(name);
         }
         let name = self.other_name.as_ref().expect("it was given one");
@@ -104,7 +102,8 @@ fn without_name(path: &Path) -> Result<File, Errno> {
 
 fn with_other_name(path: &Path) -> io::Result<(File, PathBuf)> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-    let (name, file) = free_name(path, |name| Ok(openat(CWD, name, flags, owner_only())?))?;
+    let name = other_name(path);
+    let file = openat(CWD, &name, flags, owner_only())?;
     Ok((file.into(), name))
 }
 
@@ -113,19 +112,9 @@ fn owner_only() -> Mode {
     Mode::RUSR | Mode::WUSR
 }
 
-/// A name next to the file's, which nothing had.
-fn free_name<T>(path: &Path, mut take: impl FnMut(&Path) -> io::Result<T>) -> io::Result<(PathBuf, T)> {
-    // The process's own, as the number in the name: two disks that are made at once in one directory must not get the same.
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    for _ in 0..NAMES_MAX {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = directory_of(path).join(format!(".drainpipe-{}-{number}.partial", std::process::id()));
-        match take(&name) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            taken => return taken.map(|taken| (name, taken)),
-        }
-    }
-    Err(io::ErrorKind::AlreadyExists.into())
+/// A name next to the file's, which nothing has: two disks that are made at once in one directory must not get the same.
+fn other_name(path: &Path) -> PathBuf {
+    directory_of(path).join(format!(".drainpipe-{}.partial", Uuid::new_v4().simple()))
 }
 
 #[cfg(test)]
