@@ -278,7 +278,7 @@ pub(crate) struct GuardArguments {
     #[arg(long)]
     pub(crate) runtime_directory: PathBuf,
     #[arg(long)]
-    pub(crate) libvirt: Option<PathBuf>,
+    pub(crate) daemon: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

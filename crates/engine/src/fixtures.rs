@@ -1,6 +1,6 @@
 //! A host, a link and a path for tests, without anything special: each test sets what matters to it.
 
-use crate::host::capabilities::Capabilities;
+use crate::host::capabilities::{Capabilities, PostCopy};
 use crate::host::encryption_policy::EncryptionPolicy;
 use crate::host::facts::{HostFacts, HypervisorVersion, MigrationLink};
 use crate::paths::path::Path;
@@ -30,7 +30,12 @@ pub(crate) fn host(name: &str) -> HostFacts {
             name: "QEMU".into(),
             version: "7.2.22".into(),
             rdma: false,
-            capabilities: Capabilities::of_qemu(Some(7)),
+            capabilities: Capabilities {
+                tells_connections_apart: false,
+                zero_pages_in_parallel: false,
+                post_copy: Some(PostCopy { in_parallel: false, encrypts: true }),
+                ..Capabilities::ALL
+            },
         },
         libvirt: None,
     }

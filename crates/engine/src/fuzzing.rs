@@ -78,7 +78,7 @@ pub fn answers_seeds() -> Vec<Vec<u8>> {
     let mut other = healthy.clone();
     other["facts"]["host"]["migration_address"] = json!(null);
     other["facts"]["host"]["no_migration_address"] = json!({"why": "ipv6_off"});
-    let capabilities = Capabilities { connections_are_ours: false, ..Capabilities::of_qemu(None) };
+    let capabilities = Capabilities { connections_are_ours: false, ..Capabilities::ALL };
     other["facts"]["host"]["hypervisor"]["capabilities"] = json!(capabilities);
     other["fit"]["obstacle"] = json!({"machine_unknown": {"newest": "pc-q35-7.2"}});
     other["fit"]["cpu"]["lacking"] = json!(["avx512f"]);

@@ -5,6 +5,7 @@
 //! machine      a domain, as every hypervisor's VM
 //! outgoing     a domain that leaves: Begin and Perform
 //! incoming     a domain that comes: Prepare and Finish
+//! installed    which libvirt a host has, without running it
 //! daemon       the connection that all domains share
 //! announcing   where a domain's guest is, told to the network
 //! protection   a domain that nobody else may let run
@@ -35,6 +36,7 @@ mod files;
 pub mod fuzzing;
 mod images;
 mod incoming;
+mod installed;
 mod libvirt;
 mod machine;
 mod meeting;
@@ -49,6 +51,7 @@ mod sockets;
 mod states;
 mod versions;
 
+pub use installed::installed_version;
 pub use libvirt::Libvirt;
 pub use machine::DomainVm;
 pub use sockets::Sockets;

@@ -288,6 +288,20 @@ fn is_taken(what: &str, uuid: Uuid) -> VmError {
     ))
 }
 
+/// What a libvirt with this QEMU can do whose migration protocol two agents run phase by phase. `Perform` pauses the
+/// guest and sends the rest in one act, and `Finish` leaves it paused. Any libvirt that Drainpipe works with sends by Unix
+/// sockets, too (6.8).
+fn capabilities(qemu: Version) -> Capabilities {
+    Capabilities {
+        pauses_before_switchover: false,
+        zero_pages_in_parallel: false,
+        packs: false,
+        keeps_limit: false,
+        post_copy: None,
+        ..drainpipe_hypervisor_qemu::capabilities(qemu)
+    }
+}
+
 #[async_trait]
 impl Hypervisor for Libvirt {
     async fn probe(&self, deadline: Duration) -> Result<HypervisorFacts, VmError> {
@@ -304,7 +318,7 @@ impl Hypervisor for Libvirt {
         let qemu = versions::of_qemu(&connection, deadline).await?;
         Ok(Some(HypervisorFacts {
             name: "libvirt".into(),
-            capabilities: Capabilities::of_libvirt(Some(qemu.major)),
+            capabilities: capabilities(qemu),
             binary: PathBuf::new(),
             version: libvirt,
             machines: vec![],

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use drainpipe_engine::host::capabilities::Capabilities;
+use drainpipe_engine::host::capabilities::{Capabilities, PostCopy};
 use drainpipe_hypervisor::{BinaryStamp, Hardware, HypervisorFacts, Version, VmDirectory};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -20,6 +20,12 @@ use crate::qmp::{QmpClient, QmpError};
 
 /// Debian 12's QEMU, the oldest that is tested.
 const OLDEST: (u32, u32) = (7, 2);
+
+/// From this one on, QEMU knows a migration's connections by what each says first (`migration_channel_read_peek`).
+const TELLS_CONNECTIONS_APART: u32 = 8;
+
+/// From this one on, QEMU may look for zero pages in multifd's threads, and take them there (`zero-page-detection`).
+const ZERO_PAGES_IN_PARALLEL: u32 = 9;
 
 /// A machine without CPUs that can be asked everything, under the accelerator that is given behind it.
 /// `-incoming defer` is for [`rdma`].
@@ -91,7 +97,7 @@ async fn ask(
     let hardware = if kvm.enabled { Hardware::Kvm } else { Hardware::Tcg };
     Ok(HypervisorFacts {
         name: "QEMU".into(),
-        capabilities: Capabilities::of_qemu(Some(version.major)),
+        capabilities: capabilities(version),
         binary: binary.to_owned(),
         version,
         machines: machines(qmp, deadline).await.map_err(failed)?,
@@ -104,6 +110,17 @@ async fn ask(
         cpu_models: cpu_models::ask(qmp, hardware, deadline).await.map_err(failed)?,
         stamp: None,
     })
+}
+
+/// What a QEMU of this version can do in a migration.
+pub fn capabilities(version: Version) -> Capabilities {
+    Capabilities {
+        tells_connections_apart: version.major >= TELLS_CONNECTIONS_APART,
+        zero_pages_in_parallel: version.major >= ZERO_PAGES_IN_PARALLEL,
+        // QEMU 10.0 refuses it together with multifd; 7.2 does not say what comes of it.
+        post_copy: Some(PostCopy { in_parallel: false, encrypts: true }),
+        ..Capabilities::ALL
+    }
 }
 
 async fn machines(qmp: &QmpClient, deadline: Duration) -> Result<Vec<String>, QmpError> {
@@ -157,6 +174,14 @@ fn has_virtualisation(cpuinfo: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_older_qemu_tells_no_connections_apart_and_has_zero_pages_in_the_main_one() {
+        for (major, tells, zero) in [(7, false, false), (8, true, false), (9, true, true), (10, true, true)] {
+            let can = capabilities(Version { major, minor: 2, micro: 0 });
+            assert_eq!((can.tells_connections_apart, can.zero_pages_in_parallel), (tells, zero), "{major}");
+        }
+    }
 
     #[test]
     fn virtualisation_is_a_whole_flag() {

@@ -68,7 +68,7 @@ mod vcpus;
 mod vmm;
 
 pub use control_groups::QuotaError;
-pub use facts::{ProbeError, host_lacks_kvm, probe};
+pub use facts::{ProbeError, capabilities, host_lacks_kvm, probe};
 pub use hypervisor::Qemu;
 pub use launch::LaunchError;
 pub use launcher::Launcher;

@@ -126,7 +126,7 @@ impl Hypervisor for FakeHypervisor {
     async fn probe(&self, _deadline: Duration) -> Result<HypervisorFacts, VmError> {
         Ok(HypervisorFacts {
             name: "fake".into(),
-            capabilities: Capabilities::of_qemu(Some(VERSION.major)),
+            capabilities: Capabilities::ALL,
             binary: "no such program".into(),
             version: VERSION,
             machines: MACHINES.map(Into::into).to_vec(),

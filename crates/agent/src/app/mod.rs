@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use drainpipe_engine::connections::Priority;
 use drainpipe_engine::problem::Problem;
 use drainpipe_hypervisor::Hypervisor;
-use drainpipe_hypervisor_libvirt::{Libvirt, Sockets};
+use drainpipe_hypervisor_libvirt::{Libvirt, Sockets, installed_version};
 use drainpipe_hypervisor_qemu::{Launcher, Privileges, Qemu, QemuUser, keeper};
 use drainpipe_identity::{Identity, Peer, check_unchangeable};
 use tokio::sync::watch;
@@ -308,7 +308,7 @@ pub(crate) async fn open(
         transfer: Arc::clone(&transfer),
         entries: IncomingVms::default(),
     });
-    let checks = Arc::new(Checks::open(&incoming)?);
+    let checks = Arc::new(Checks::open(&incoming, installed_version)?);
     let outgoing = Arc::new(Outgoing::new(&incoming, &checks));
     Ok(Parts {
         proof: Arc::new(Proof::new(&peers, &journal, at_start)),

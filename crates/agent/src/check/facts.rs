@@ -13,8 +13,8 @@ use drainpipe_net::{Link, LinkKind, RdmaDevice};
 use futures_util::future::join_all;
 use jiff::Timestamp;
 
+use super::Checks;
 use super::sysfs::SysfsLink;
-use super::{Checks, libvirt};
 use crate::peers::client::ApiClient;
 use crate::peers::release::{NoAnswer, ask_host};
 
@@ -71,7 +71,7 @@ pub(crate) async fn read(checks: &Checks) -> Result<CheckFacts, Problem> {
         certificate_ends_unix_s: checks.peers.identity.not_after().as_second(),
         authority_ends_unix_s: Some(checks.peers.identity.authority_not_after().as_second()),
         qemu_replaced: checks.vms.facts().is_outdated(),
-        libvirt_version: libvirt::version(),
+        libvirt_version: (checks.manager_version)(),
         huge_pages: huge_pages(),
         governors: of_cores("scaling_governor"),
         energy_preferences: of_cores("energy_performance_preference"),

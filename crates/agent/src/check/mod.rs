@@ -4,7 +4,6 @@
 //! facts     what this host says of itself
 //! host_view the same for people, and that of all hosts
 //! sysfs     what only sysfs knows of a link
-//! libvirt   which one the host has
 //! packets   datagrams of every size, counted where they arrive
 //! session   the other host's side of the trials
 //! way_back  whether the other host's agent reaches this one's
@@ -20,7 +19,6 @@ mod facts;
 pub(crate) mod fixes;
 mod host_view;
 mod idle;
-mod libvirt;
 mod needs;
 pub(crate) mod packets;
 mod quick;
@@ -76,6 +74,8 @@ pub(crate) struct Checks {
     vms: Arc<Vms>,
     files: Arc<VmFiles>,
     incoming: Arc<Incoming>,
+    // The version of the manager of VMs that is installed, whether it runs or not.
+    manager_version: fn() -> Option<String>,
     // What the paths to each peer were like when no migration used them.
     known_paths: KnownPaths,
     network: Network,
@@ -87,7 +87,10 @@ pub(crate) struct Checks {
 
 impl Checks {
     /// None yet. Must be called within the host's network namespace.
-    pub(crate) fn open(incoming: &Arc<Incoming>) -> Result<Self, Problem> {
+    pub(crate) fn open(
+        incoming: &Arc<Incoming>,
+        manager_version: fn() -> Option<String>,
+    ) -> Result<Self, Problem> {
         Ok(Self {
             host: Arc::clone(&incoming.host),
             peers: Arc::clone(&incoming.peers),
@@ -95,6 +98,7 @@ impl Checks {
             vms: Arc::clone(&incoming.vms),
             files: Arc::clone(&incoming.files),
             incoming: Arc::clone(incoming),
+            manager_version,
             known_paths: KnownPaths::default(),
             network: Network::open().map_err(Problem::failed)?,
             recent: RecentCounters::default(),

@@ -182,7 +182,7 @@ fn command(
         command.args(["--peer", &peer.to_string()]);
     }
     if let Some(socket) = vmm.daemon() {
-        command.arg("--libvirt").arg(socket);
+        command.arg("--daemon").arg(socket);
     }
     command
 }

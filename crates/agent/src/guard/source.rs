@@ -130,7 +130,7 @@ impl Source {
     /// What it says of itself.
     pub(super) async fn ask(&self) -> Result<GuardEvent, Problem> {
         let vmm = match self.attach(QMP_DEADLINE).await {
-            Err(error) if error.kind == VmErrorKind::NotRunning => return Ok(GuardEvent::QemuEnded),
+            Err(error) if error.kind == VmErrorKind::NotRunning => return Ok(GuardEvent::HypervisorEnded),
             attached => attached.map_err(Problem::failed)?,
         };
         Ok(GuardEvent::SourceSays(settled_source_state(Some(&*vmm)).await?))
@@ -138,7 +138,7 @@ impl Source {
 
     pub(super) async fn stop_transfer(&mut self) -> Result<GuardEvent, Problem> {
         let vmm = match self.attach(self.patience()).await {
-            Err(error) if error.kind == VmErrorKind::NotRunning => return Ok(GuardEvent::QemuEnded),
+            Err(error) if error.kind == VmErrorKind::NotRunning => return Ok(GuardEvent::HypervisorEnded),
             Err(error) => {
                 if error.is_mute() {
                     self.cut_if_mute();

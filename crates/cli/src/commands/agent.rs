@@ -51,7 +51,7 @@ pub(crate) async fn guard(arguments: GuardArguments) -> Result<Exit, Problem> {
     let (runtime_directory, state_directory) =
         (orders.runtime_directory.clone(), orders.state_directory.clone());
     let privileges = Privileges::of_environment();
-    let hypervisor: Arc<dyn Hypervisor> = match arguments.libvirt {
+    let hypervisor: Arc<dyn Hypervisor> = match arguments.daemon {
         Some(socket) => Arc::new(Libvirt::new(runtime_directory, state_directory, socket.into(), privileges)),
         None => Arc::new(Qemu::to_find(runtime_directory, privileges)),
     };

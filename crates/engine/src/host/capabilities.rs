@@ -7,12 +7,6 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// From this one on, QEMU knows a migration's connections by what each says first (`migration_channel_read_peek`).
-const QEMU_TELLS_CONNECTIONS_APART: u32 = 8;
-
-/// From this one on, QEMU may look for zero pages in multifd's threads, and take them there (`zero-page-detection`).
-const QEMU_ZERO_PAGES_IN_PARALLEL: u32 = 9;
-
 /// What a host's hypervisor can do in a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[expect(
@@ -92,37 +86,18 @@ impl Capabilities {
         copies_disks: false,
     };
 
-    /// What a QEMU of this major version can do that its agent drives; if that is not known, what each can that Drainpipe
-    /// works with.
-    pub fn of_qemu(major: Option<u32>) -> Self {
-        let is_from = |first| major.is_some_and(|major| major >= first);
-        Self {
-            commits: Committer::Agents,
-            pauses_before_switchover: true,
-            connections_are_ours: true,
-            tells_connections_apart: is_from(QEMU_TELLS_CONNECTIONS_APART),
-            sends_in_parallel: true,
-            zero_pages_in_parallel: is_from(QEMU_ZERO_PAGES_IN_PARALLEL),
-            packs: true,
-            is_relayed: true,
-            keeps_limit: true,
-            // QEMU 10.0 refuses it together with multifd; 7.2 does not say what comes of it.
-            post_copy: Some(PostCopy { in_parallel: false, encrypts: true }),
-            copies_disks: true,
-        }
-    }
-
-    /// What a libvirt can do whose migration protocol two agents run phase by phase. `Perform` pauses the guest and sends
-    /// the rest in one act, and `Finish` leaves it paused. Any libvirt that Drainpipe works with sends by Unix sockets, too
-    /// (6.8).
-    pub fn of_libvirt(qemu_major: Option<u32>) -> Self {
-        Self {
-            pauses_before_switchover: false,
-            zero_pages_in_parallel: false,
-            packs: false,
-            keeps_limit: false,
-            post_copy: None,
-            ..Self::of_qemu(qemu_major)
-        }
-    }
+    /// All that there is: what each hypervisor lacks of it, the crate says that drives it.
+    pub const ALL: Self = Self {
+        commits: Committer::Agents,
+        pauses_before_switchover: true,
+        connections_are_ours: true,
+        tells_connections_apart: true,
+        sends_in_parallel: true,
+        zero_pages_in_parallel: true,
+        packs: true,
+        is_relayed: true,
+        keeps_limit: true,
+        post_copy: Some(PostCopy { in_parallel: true, encrypts: true }),
+        copies_disks: true,
+    };
 }

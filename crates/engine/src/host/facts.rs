@@ -316,7 +316,7 @@ mod tests {
     fn a_hypervisor_of_0_1_0_is_read_as_the_qemu_that_it_is() {
         for (version, major) in [("7.2.22", 7), ("10.0.2", 10)] {
             let said = read(json!({ "name": "QEMU", "version": version, "rdma": true }));
-            let capabilities = Capabilities::of_qemu(Some(major));
+            let capabilities = facts_0_1_0::of_qemu(Some(major));
             let expected =
                 HypervisorVersion { name: "QEMU".into(), version: version.into(), rdma: true, capabilities };
             assert_eq!(said, expected);

@@ -1,14 +1,25 @@
 //! What 0.1.0 reports about its host, in today's terms. Only here does a hypervisor's name mean something:
 //! `scripts/layers` knows this file. It goes when 0.1.0 is no longer supported.
 
-use super::capabilities::Capabilities;
+use super::capabilities::{Capabilities, PostCopy};
 
 /// The capabilities of a hypervisor with this name and version, if its agent does not report them: it is 0.1.0, which
 /// has QEMU only.
 pub(super) fn capabilities(hypervisor: &str, version: &str) -> Capabilities {
     match hypervisor {
-        "QEMU" => Capabilities::of_qemu(version.split('.').next().and_then(|major| major.parse().ok())),
+        "QEMU" => of_qemu(version.split('.').next().and_then(|major| major.parse().ok())),
         _ => Capabilities::NONE,
+    }
+}
+
+/// What a QEMU of this major version can do for 0.1.0; if that is not known, what each can that 0.1.0 works with.
+pub(super) fn of_qemu(major: Option<u32>) -> Capabilities {
+    let is_from = |first| major.is_some_and(|major| major >= first);
+    Capabilities {
+        tells_connections_apart: is_from(8),
+        zero_pages_in_parallel: is_from(9),
+        post_copy: Some(PostCopy { in_parallel: false, encrypts: true }),
+        ..Capabilities::ALL
     }
 }
 
@@ -30,7 +41,7 @@ mod tests {
             let expected = Capabilities {
                 tells_connections_apart: tells,
                 zero_pages_in_parallel: zero,
-                ..Capabilities::of_qemu(None)
+                ..of_qemu(None)
             };
             assert_eq!(capabilities("QEMU", version), expected, "{version}");
         }

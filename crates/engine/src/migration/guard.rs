@@ -61,8 +61,8 @@ pub enum GuardEvent {
     SourceSays(SourceState),
     /// The action was carried out.
     Done,
-    /// The source's QEMU has ended.
-    QemuEnded,
+    /// The source's hypervisor has ended.
+    HypervisorEnded,
     /// The action failed.
     Failed {
         /// What stood in the way was removed just now.
@@ -171,7 +171,7 @@ impl Guard {
                 GuardEvent::Dismissed
                 | GuardEvent::HandOver(_)
                 | GuardEvent::SourceSays(SourceState::Astray)
-                | GuardEvent::QemuEnded,
+                | GuardEvent::HypervisorEnded,
             ) => GuardAction::Leave,
             (_, GuardEvent::Failed { may_succeed_now }) => self.try_again(may_succeed_now),
             // Also after a pause: who did what meanwhile, the journal says.
@@ -318,7 +318,7 @@ mod tests {
     fn where_qemu_has_ended_there_is_nothing_to_let_run() {
         for answer in [HandOverRecord::Forbidden, HandOverRecord::Recorded] {
             let actions =
-                does(&[GuardEvent::AgentEnded, GuardEvent::HandOver(answer), GuardEvent::QemuEnded]);
+                does(&[GuardEvent::AgentEnded, GuardEvent::HandOver(answer), GuardEvent::HypervisorEnded]);
             assert_eq!(actions.last(), Some(&GuardAction::Leave));
         }
     }

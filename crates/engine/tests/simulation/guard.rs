@@ -199,7 +199,7 @@ impl World {
 
     fn guard_asks_source(&mut self) -> GuardEvent {
         if self.source.qemu.is_none() {
-            return GuardEvent::QemuEnded;
+            return GuardEvent::HypervisorEnded;
         }
         if self.planted == Planted::RecordBelieved {
             return GuardEvent::SourceSays(SourceState::LetGo);
@@ -234,10 +234,10 @@ impl World {
             _ => (1, ANSWERS_WITHIN_MS),
         };
         let event = match self.copy_at(Host::Source) {
-            None => GuardEvent::QemuEnded,
+            None => GuardEvent::HypervisorEnded,
             Some(_) if self.answers(Host::Source) => match self.command_source_by(command, By::Guard) {
                 Reply::Done => GuardEvent::Done,
-                Reply::Gone => GuardEvent::QemuEnded,
+                Reply::Gone => GuardEvent::HypervisorEnded,
                 Reply::None | Reply::Refused => FAILED,
             },
             Some(_) if guard.waits < waits => {

@@ -42,7 +42,14 @@ impl Hosts {
     /// Both hosts as they are for a VM that is a domain of libvirt.
     pub(crate) fn with_libvirt(mut self) -> Self {
         for host in [&mut self.source, &mut self.target] {
-            host.hypervisor.capabilities = Capabilities::of_libvirt(Some(10));
+            host.hypervisor.capabilities = Capabilities {
+                pauses_before_switchover: false,
+                zero_pages_in_parallel: false,
+                packs: false,
+                keeps_limit: false,
+                post_copy: None,
+                ..Capabilities::ALL
+            };
         }
         self.request.post_copy = false;
         self
@@ -107,7 +114,7 @@ fn host(name: &str, last: u8, links: u64, random: &mut Random) -> HostFacts {
         migration_address,
         hypervisor: HypervisorVersion {
             version: "10.0.2".into(),
-            capabilities: Capabilities::of_qemu(Some(10)),
+            capabilities: Capabilities::ALL,
             ..host.hypervisor
         },
         ..host

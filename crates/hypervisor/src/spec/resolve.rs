@@ -300,7 +300,7 @@ mod tests {
     fn facts() -> HypervisorFacts {
         HypervisorFacts {
             name: "QEMU".into(),
-            capabilities: Capabilities::of_qemu(None),
+            capabilities: Capabilities::ALL,
             binary: "qemu-system-x86_64".into(),
             version: Version { major: 7, minor: 2, micro: 0 },
             machines: vec!["pc-q35-7.1".into(), "pc-q35-7.2".into(), "pc-i440fx-7.2".into()],

@@ -7,7 +7,7 @@ use std::path::Path;
 const DIRECTORIES: [&str; 3] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"];
 
 /// Its version, such as `9.0.0`; none where it is not installed.
-pub(super) fn version() -> Option<String> {
+pub fn installed_version() -> Option<String> {
     DIRECTORIES.iter().find_map(|directory| version_in(Path::new(directory)))
 }
 
