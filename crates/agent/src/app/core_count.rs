@@ -53,14 +53,14 @@ struct Taken {
     at: Instant,
     agent: Duration,
     waits: OwnWaits,
-    qemus: VmCpu,
+    machines: VmCpu,
 }
 
 impl Taken {
     fn read(outgoing: &Outgoing) -> Self {
-        let mut qemus = outgoing.vms.all_running();
-        qemus.extend(outgoing.incoming.entries.qemus());
-        Self { at: Instant::now(), agent: own_cpu(), waits: OwnWaits::read(), qemus: VmCpu::of(&qemus) }
+        let mut machines = outgoing.vms.all_running();
+        machines.extend(outgoing.incoming.entries.machines());
+        Self { at: Instant::now(), agent: own_cpu(), waits: OwnWaits::read(), machines: VmCpu::of(&machines) }
     }
 
     /// Cores that migrations took: those of the agent, and of each QEMU what is more than its VM takes otherwise.
@@ -76,7 +76,7 @@ impl Taken {
             // It waits for its VM.
             None => *cores,
         };
-        of_agent + self.qemus.cores_since(&before.qemus).iter().map(more).sum::<f64>()
+        of_agent + self.machines.cores_since(&before.machines).iter().map(more).sum::<f64>()
     }
 }
 

@@ -135,7 +135,7 @@ impl IncomingVms {
     }
 
     /// The QEMUs that wait for the VMs on their way, and those that were told to run them.
-    pub(crate) fn qemus(&self) -> Vec<Arc<dyn Machine>> {
+    pub(crate) fn machines(&self) -> Vec<Arc<dyn Machine>> {
         lock(&self.by_id).values().filter_map(|entry| entry.built()).collect()
     }
 

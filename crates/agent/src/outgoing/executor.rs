@@ -480,7 +480,7 @@ impl Executor {
 }
 
 /// Why the VM's QEMU has not done what it was asked for.
-fn qemu_failed(error: VmError) -> Problem {
+fn hypervisor_failed(error: VmError) -> Problem {
     match error.kind {
         VmErrorKind::Gone => Problem::hypervisor_gone(error),
         _ => Problem::failed(error),

@@ -262,9 +262,9 @@ impl FirstShare {
     }
 
     /// What QEMU is to begin with, in Mb/s of the links; absent for no limit, and where the relay keeps it.
-    pub(crate) fn of_qemu_mbps(&self) -> Option<u64> {
+    pub(crate) fn of_hypervisor_mbps(&self) -> Option<u64> {
         match &self.flight.valve {
-            Valve::Qemu(pacer) => pacer.qemu_begins_with_mbps(),
+            Valve::Hypervisor(pacer) => pacer.hypervisor_begins_with_mbps(),
             Valve::Relay(_) | Valve::Splitters(_) | Valve::Nobody => None,
         }
     }
@@ -279,7 +279,7 @@ impl FirstShare {
         let Self { flight, leaving, limit_mbps } = self;
         let valve = flight.valve.clone();
         let pacing = match &valve {
-            Valve::Qemu(pacer) => Some(pacer.begin()),
+            Valve::Hypervisor(pacer) => Some(pacer.begin()),
             Valve::Relay(_) | Valve::Splitters(_) | Valve::Nobody => None,
         };
         Throttle {
@@ -328,7 +328,7 @@ impl Drop for Throttle {
         match &self.valve {
             Valve::Relay(limiter) => limiter.set(None),
             Valve::Splitters(disks) => disks.pace.set(None),
-            Valve::Qemu(_) | Valve::Nobody => {}
+            Valve::Hypervisor(_) | Valve::Nobody => {}
         }
     }
 }
@@ -356,7 +356,7 @@ struct Flight {
 #[derive(Debug, Clone)]
 pub(crate) enum Valve {
     /// In the kernel, on QEMU's connections.
-    Qemu(Pacer),
+    Hypervisor(Pacer),
     /// In the relay, where it is known what they are once they are packed.
     Relay(Limiter),
     /// In the splitters of its disks.
@@ -369,14 +369,14 @@ impl Valve {
     /// For connections that are made only later.
     pub(crate) fn awaited(self) -> Self {
         match self {
-            Self::Qemu(pacer) => Self::Qemu(pacer.awaited()),
+            Self::Hypervisor(pacer) => Self::Hypervisor(pacer.awaited()),
             other => other,
         }
     }
 
     fn class(&self) -> TrafficClass {
         match self {
-            Self::Qemu(_) | Self::Relay(_) | Self::Nobody => TrafficClass::Memory,
+            Self::Hypervisor(_) | Self::Relay(_) | Self::Nobody => TrafficClass::Memory,
             Self::Splitters(_) => TrafficClass::Storage,
         }
     }
@@ -487,7 +487,7 @@ impl Flight {
             return;
         }
         match &self.valve {
-            Valve::Qemu(pacer) => pacer.set(limit_mbps),
+            Valve::Hypervisor(pacer) => pacer.set(limit_mbps),
             Valve::Relay(limiter) => self.set_agents_own(limit_mbps, |bytes| limiter.set(bytes)),
             Valve::Splitters(disks) => self.set_agents_own(limit_mbps, |bytes| disks.pace.set(bytes)),
             Valve::Nobody if self.limit_mbps.is_none() => {}

@@ -32,7 +32,7 @@ pub(crate) struct Pacer {
     connections: Connections,
     limit_mbps: Arc<watch::Sender<Option<u64>>>,
     // Where its connections are not the agent's.
-    is_left_to_qemu: bool,
+    is_left_to_hypervisor: bool,
     found_within: Duration,
 }
 
@@ -56,7 +56,7 @@ impl Pacer {
     pub(crate) fn new(vmm: Arc<dyn Machine>, peer: SocketAddr, count: usize) -> Self {
         let limit_mbps = Arc::new(watch::channel(None).0);
         let connections = Connections { vmm, peer, count };
-        Self { connections, limit_mbps, is_left_to_qemu: false, found_within: FOUND_WITHIN }
+        Self { connections, limit_mbps, is_left_to_hypervisor: false, found_within: FOUND_WITHIN }
     }
 
     /// The same, but they are made only in a while.
@@ -65,8 +65,8 @@ impl Pacer {
     }
 
     /// The same, but QEMU keeps the limit as well as it can, and nothing is set on its connections.
-    pub(crate) fn left_to_qemu(self) -> Self {
-        Self { is_left_to_qemu: true, ..self }
+    pub(crate) fn left_to_hypervisor(self) -> Self {
+        Self { is_left_to_hypervisor: true, ..self }
     }
 
     pub(crate) fn set(&self, limit_mbps: Option<u64>) {
@@ -75,8 +75,8 @@ impl Pacer {
 
     /// QEMU's own limit at first: with one that it does not keep itself, nothing, since its connections cannot be paced
     /// before they are there.
-    pub(crate) fn qemu_begins_with_mbps(&self) -> Option<u64> {
-        self.limit_mbps.borrow().map(|mbps| if self.is_left_to_qemu { mbps } else { 0 })
+    pub(crate) fn hypervisor_begins_with_mbps(&self) -> Option<u64> {
+        self.limit_mbps.borrow().map(|mbps| if self.is_left_to_hypervisor { mbps } else { 0 })
     }
 
     /// QEMU has the order to send.
@@ -88,12 +88,12 @@ impl Pacer {
             began: Instant::now(),
             found_until: Instant::now() + self.found_within,
             pacing: pacing::Pacing::default(),
-            are_found: self.is_left_to_qemu,
+            are_found: self.is_left_to_hypervisor,
             are_paced: false,
-            is_kept_by_qemu: self.is_left_to_qemu,
-            qemu_mbps: self.qemu_begins_with_mbps(),
+            is_kept_by_hypervisor: self.is_left_to_hypervisor,
+            hypervisor_mbps: self.hypervisor_begins_with_mbps(),
         };
-        let connections = (!self.is_left_to_qemu).then_some(connections);
+        let connections = (!self.is_left_to_hypervisor).then_some(connections);
         Pacing { task: tokio::spawn(pace.keep()), connections }
     }
 }
@@ -132,9 +132,9 @@ struct Keeping {
     are_found: bool,
     are_paced: bool,
     // Where the kernel does not let its connections be paced.
-    is_kept_by_qemu: bool,
+    is_kept_by_hypervisor: bool,
     // QEMU's last setting.
-    qemu_mbps: Option<u64>,
+    hypervisor_mbps: Option<u64>,
 }
 
 impl Keeping {
@@ -142,15 +142,18 @@ impl Keeping {
         loop {
             let limit_mbps = *self.limit_mbps.borrow_and_update();
             match limit_mbps {
-                Some(mbps) if !self.is_kept_by_qemu => self.pace(mbps.saturating_mul(BYTES_PER_S_OF_MBPS)),
+                Some(mbps) if !self.is_kept_by_hypervisor => {
+                    self.pace(mbps.saturating_mul(BYTES_PER_S_OF_MBPS));
+                }
                 None if self.are_paced => {
                     self.connections.unpace();
                     self.are_paced = false;
                 }
                 Some(_) | None => {}
             }
-            self.tell_qemu(limit_mbps).await;
-            let is_settled = self.qemu_mbps == limit_mbps && (self.is_kept_by_qemu || limit_mbps.is_none());
+            self.tell_hypervisor(limit_mbps).await;
+            let is_settled =
+                self.hypervisor_mbps == limit_mbps && (self.is_kept_by_hypervisor || limit_mbps.is_none());
             let look_every = if self.are_found { LOOK_EVERY } else { CONNECTED_LOOK_EVERY };
             tokio::select! {
                 changed = self.limit_mbps.changed() => if changed.is_err() { return },
@@ -161,7 +164,7 @@ impl Keeping {
 
     fn pace(&mut self, limit_bytes_per_s: u64) {
         let Some(connections) = self.connections.vmm.connections() else {
-            return self.is_left_to_qemu("its connections do not belong to this agent");
+            return self.is_left_to_hypervisor("its connections do not belong to this agent");
         };
         let (at, pacing) = (self.began.elapsed(), &mut self.pacing);
         let paced = connections.pace(self.connections.peer, &mut |in_use| {
@@ -176,31 +179,31 @@ impl Keeping {
             Ok(_) if Instant::now() < self.found_until => {}
             Ok(found) => {
                 let count = self.connections.count;
-                self.is_left_to_qemu(&format!("found {found} of QEMU's {count} connections"));
+                self.is_left_to_hypervisor(&format!("found {found} of QEMU's {count} connections"));
             }
             // QEMU has just ended: the transfer is over, which others tell.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => self.is_left_to_qemu(&error.to_string()),
+            Err(error) => self.is_left_to_hypervisor(&error.to_string()),
         }
     }
 
-    fn is_left_to_qemu(&mut self, why: &str) {
+    fn is_left_to_hypervisor(&mut self, why: &str) {
         warn!(why, "a bandwidth limit is left to QEMU, which may send more where it has several connections");
-        (self.are_found, self.is_kept_by_qemu) = (true, true);
+        (self.are_found, self.is_kept_by_hypervisor) = (true, true);
     }
 
     /// What QEMU is to keep to by itself.
-    async fn tell_qemu(&mut self, limit_mbps: Option<u64>) {
+    async fn tell_hypervisor(&mut self, limit_mbps: Option<u64>) {
         let own_mbps = match limit_mbps {
-            Some(_) if self.is_kept_by_qemu => limit_mbps,
+            Some(_) if self.is_kept_by_hypervisor => limit_mbps,
             Some(_) if !self.are_found => return,
             Some(_) | None => None,
         };
-        if own_mbps == self.qemu_mbps {
+        if own_mbps == self.hypervisor_mbps {
             return;
         }
         match self.connections.vmm.set_bandwidth(own_mbps, QMP_DEADLINE).await {
-            Ok(()) => self.qemu_mbps = own_mbps,
+            Ok(()) => self.hypervisor_mbps = own_mbps,
             Err(error) => warn!(%error, "QEMU's own bandwidth limit cannot be changed"),
         }
     }

@@ -16,10 +16,10 @@ pub(crate) struct VmCpu {
 
 impl VmCpu {
     /// The cores of these QEMUs, except those that have ended.
-    pub(crate) fn of(qemus: &[Arc<dyn Machine>]) -> Self {
+    pub(crate) fn of(machines: &[Arc<dyn Machine>]) -> Self {
         let at = Instant::now();
         let used = |vmm: &Arc<dyn Machine>| Some((vmm.pid(), vmm.cpu_seconds().ok()?));
-        Self { at, seconds: qemus.iter().filter_map(used).collect() }
+        Self { at, seconds: machines.iter().filter_map(used).collect() }
     }
 
     /// Cores that each took since `before`, by process id; without those that were started or went meanwhile.

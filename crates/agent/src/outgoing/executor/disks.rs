@@ -14,7 +14,7 @@ use drainpipe_hypervisor::{CopyTo, DiskCopies};
 use tracing::warn;
 
 use super::transferring::disks_at;
-use super::{Executor, LOOK_EVERY, qemu_failed};
+use super::{Executor, LOOK_EVERY, hypervisor_failed};
 use crate::outgoing::Running;
 use crate::outgoing::disks::keep_left;
 use crate::outgoing::target_watch::TargetWatch;
@@ -95,20 +95,20 @@ impl Executor {
     async fn naming_client(&self) -> Result<Option<NamingClient>, Problem> {
         let names = self.disk_copies()?.names(&self.copied_disks(), QMP_DEADLINE).await;
         let vmm = self.vmm()?;
-        Ok(names.map_err(qemu_failed)?.map(|names| NamingClient { names, vmm: Arc::clone(vmm) }))
+        Ok(names.map_err(hypervisor_failed)?.map(|names| NamingClient { names, vmm: Arc::clone(vmm) }))
     }
 
     async fn start_each(&self, sender: &DiskSender) -> Result<(), Problem> {
         let copies = self.disk_copies()?;
         // What an earlier migration has left, if anything.
-        copies.abandon(QEMU_DEADLINE).await.map_err(qemu_failed)?;
+        copies.abandon(QEMU_DEADLINE).await.map_err(hypervisor_failed)?;
         let copy = |sent: &SentDisk| CopyTo {
             disk: sent.disk,
             address: sent.address.into(),
             name: sent.name.clone(),
         };
         let each: Vec<CopyTo> = sender.disks().iter().map(copy).collect();
-        copies.start(&each, QEMU_DEADLINE).await.map_err(qemu_failed)
+        copies.start(&each, QEMU_DEADLINE).await.map_err(hypervisor_failed)
     }
 
     /// The next thing that happens to disks, while nothing else is sent.
@@ -183,7 +183,7 @@ impl Executor {
         let states = match self.disk_copies()?.states(QMP_DEADLINE).await {
             Ok(states) => states,
             Err(error) if error.is_mute() => return Ok(None),
-            Err(error) => return Err(qemu_failed(error)),
+            Err(error) => return Err(hypervisor_failed(error)),
         };
         let each = self.copied_disks().into_iter().map(|disk| {
             let state = states.iter().find(|state| state.disk == disk);
@@ -214,7 +214,7 @@ impl Executor {
             return Ok(SourceEvent::WritesHeldBack);
         }
         self.copying.pace.is(DiskPhase::Mirrored);
-        self.disk_copies()?.synchronise(QEMU_DEADLINE).await.map_err(qemu_failed)?;
+        self.disk_copies()?.synchronise(QEMU_DEADLINE).await.map_err(hypervisor_failed)?;
         Ok(SourceEvent::Done)
     }
 
@@ -223,7 +223,7 @@ impl Executor {
         self.copying.throttle = None;
         let disks = self.copied_disks();
         let within = if self.copying.held_writes.is_begun { HELD_ENDED_WITHIN } else { DISKS_END_WITHIN };
-        let ended = self.disk_copies()?.end(&disks, within).await.map_err(qemu_failed);
+        let ended = self.disk_copies()?.end(&disks, within).await.map_err(hypervisor_failed);
         ended.map_err(|problem| self.tell_of_held(problem))?;
         // Where memory followed by itself, so fast that nobody has seen it.
         self.end_comparing()?;
@@ -243,7 +243,7 @@ impl Executor {
     /// Whatever has become of them there, the VM goes on with its own.
     pub(super) async fn abandon_disk_copies(&mut self) -> Result<(), Problem> {
         let Ok(copies) = self.disk_copies() else { return Ok(()) };
-        copies.abandon(QEMU_DEADLINE).await.map_err(qemu_failed)
+        copies.abandon(QEMU_DEADLINE).await.map_err(hypervisor_failed)
     }
 
     /// The VM stays, with the disks that it has.

@@ -13,7 +13,7 @@ use drainpipe_hypervisor::{Connections, Machine, RunState};
 use tracing::warn;
 
 use super::hooks::BeforePause;
-use super::{Executor, qemu_failed};
+use super::{Executor, hypervisor_failed};
 use crate::guard::Guard;
 use crate::outgoing::received_path;
 use crate::outgoing::target_watch::TargetWatch;
@@ -63,7 +63,7 @@ impl Executor {
         let vmm = self.vmm()?;
         self.outgoing.transfer.first_sessions.begin(&**vmm);
         let here = async {
-            vmm.switch_over(QMP_DEADLINE).await.map_err(qemu_failed)?;
+            vmm.switch_over(QMP_DEADLINE).await.map_err(hypervisor_failed)?;
             self.hand_last_over(&**vmm).await
         };
         if self.post_copy.is_begun {
@@ -78,12 +78,12 @@ impl Executor {
     /// What the target's hypervisor needs beside what this one sends. Meanwhile this one lets go: should the target not get
     /// it, the guest has to be told to run here in any case.
     async fn hand_last_over(&self, vmm: &dyn Machine) -> Result<(), Problem> {
-        match vmm.sent(SWITCH_OVER_DEADLINE).await.map_err(qemu_failed)? {
+        match vmm.sent(SWITCH_OVER_DEADLINE).await.map_err(hypervisor_failed)? {
             Some(parcel) => {
                 let complete = self.incoming("complete");
                 let peer = self.peer()?;
                 let there = peer.post_within::<()>(&complete, &parcel, SWITCH_OVER_DEADLINE);
-                let here = async { vmm.let_go(QMP_DEADLINE).await.map_err(qemu_failed) };
+                let here = async { vmm.let_go(QMP_DEADLINE).await.map_err(hypervisor_failed) };
                 tokio::try_join!(there, here).map(drop)
             }
             None => Ok(()),
@@ -274,7 +274,7 @@ impl Executor {
         self.cut();
         // Not before: QEMU would call the migration failed.
         self.relay = None;
-        cancelled.map(drop).map_err(qemu_failed).and(abandoned)
+        cancelled.map(drop).map_err(hypervisor_failed).and(abandoned)
     }
 
     /// The VM stands still for as long in any case; what is cut off meanwhile may never run again
@@ -338,7 +338,7 @@ impl Executor {
             Ok(_) => Ok(VmCondition::Paused),
             // QEMU closes its sockets a moment before its process has ended.
             Err(_) if vmm.wait_exit(EXIT_KNOWN_WITHIN).await.is_some() => Ok(self.has_ended()),
-            Err(error) => Err(qemu_failed(error)),
+            Err(error) => Err(hypervisor_failed(error)),
         }
     }
 
@@ -350,7 +350,7 @@ impl Executor {
     pub(super) async fn resume_on_source(&mut self) -> Result<(), Problem> {
         let vmm = self.vmm()?;
         cpu_priority::end_soon(vmm);
-        vmm.run(QMP_DEADLINE).await.map_err(qemu_failed)?;
+        vmm.run(QMP_DEADLINE).await.map_err(hypervisor_failed)?;
         // Its guard, or QEMU by itself, may have let it run before.
         self.read_events();
         self.guard = None;

@@ -6,7 +6,7 @@ use drainpipe_engine::problem::Problem;
 use drainpipe_engine::storage::{DiskState, WriteLimit};
 use tracing::warn;
 
-use super::{Executor, qemu_failed};
+use super::{Executor, hypervisor_failed};
 use crate::vms::QMP_DEADLINE;
 
 /// How soon QEMU gets the same limit again.
@@ -50,7 +50,7 @@ impl Executor {
         match self.disk_copies()?.hold_writes(&self.copied_disks(), limit, QMP_DEADLINE).await {
             Ok(()) => Ok(true),
             Err(error) if error.is_mute() => Ok(false),
-            Err(error) => Err(qemu_failed(error)),
+            Err(error) => Err(hypervisor_failed(error)),
         }
     }
 

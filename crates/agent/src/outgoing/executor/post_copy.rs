@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::transferring::listening_at;
-use super::{Executor, qemu_failed};
+use super::{Executor, hypervisor_failed};
 use crate::outgoing::{Meeting, Running, meet};
 use crate::vms::cpu_priority;
 use crate::vms::{QEMU_DEADLINE, QMP_DEADLINE};
@@ -46,7 +46,8 @@ impl Executor {
     pub(super) async fn begin_post_copy(&mut self) -> Result<SourceEvent, Problem> {
         // Also if the answer does not come.
         self.post_copy.is_begun = true;
-        self.post_copy.is_begun = self.vmm()?.start_post_copy(QMP_DEADLINE).await.map_err(qemu_failed)?;
+        self.post_copy.is_begun =
+            self.vmm()?.start_post_copy(QMP_DEADLINE).await.map_err(hypervisor_failed)?;
         Ok(if self.post_copy.is_begun { SourceEvent::Done } else { SourceEvent::Converged })
     }
 
@@ -55,7 +56,7 @@ impl Executor {
     pub(super) async fn await_let_go(&self) -> Result<(), Problem> {
         let end = Instant::now() + LET_GO_WITHIN;
         loop {
-            let transfer = self.vmm()?.migration(QMP_DEADLINE).await.map_err(qemu_failed)?;
+            let transfer = self.vmm()?.migration(QMP_DEADLINE).await.map_err(hypervisor_failed)?;
             if transfer.has_let_go() {
                 return Ok(());
             }
@@ -85,7 +86,7 @@ impl Executor {
     /// Whether its QEMU here has failed, and may have let the VM run on.
     pub(super) async fn is_astray(&self) -> Result<bool, Problem> {
         let Some(vmm) = self.vmm().ok().filter(|_| self.may_be_in_parts()) else { return Ok(false) };
-        let status = vmm.migration(QMP_DEADLINE).await.map_err(qemu_failed)?.status;
+        let status = vmm.migration(QMP_DEADLINE).await.map_err(hypervisor_failed)?.status;
         Ok(matches!(status, MigrationStatus::Failed | MigrationStatus::Cancelled))
     }
 
@@ -94,7 +95,7 @@ impl Executor {
     pub(super) async fn end_if_astray(&self) -> Result<(), Problem> {
         if let Ok(vmm) = self.vmm()
             && self.is_astray().await?
-            && vmm.run_state(QMP_DEADLINE).await.map_err(qemu_failed)? == RunState::Running
+            && vmm.run_state(QMP_DEADLINE).await.map_err(hypervisor_failed)? == RunState::Running
         {
             vmm.destroy(QEMU_DEADLINE).await.map_err(Problem::failed)?;
         }
@@ -121,7 +122,7 @@ impl Executor {
     /// not arrived when the connection breaks does not arrive any more.
     pub(super) async fn check_not_needed_there(&mut self, is_mute: bool) -> Result<(), Problem> {
         let Some(vmm) = self.vmm().ok().filter(|_| self.may_be_in_parts()) else { return Ok(()) };
-        let status = vmm.migration(QMP_DEADLINE).await.map_err(qemu_failed)?.status;
+        let status = vmm.migration(QMP_DEADLINE).await.map_err(hypervisor_failed)?.status;
         let is_needed = match status {
             // What the target has got by then it may have to take in still.
             MigrationStatus::PostcopyPaused => {
@@ -197,7 +198,7 @@ impl Executor {
         let endpoint: Endpoint = self.peer()?.post(&self.incoming("reconnection"), &request).await?;
         let address = listening_at(&plan, &endpoint).map_err(Problem::failed)?;
         self.observed.measurements.transfer_goes_on(address);
-        self.vmm()?.resume_transfer(address.into(), QMP_DEADLINE).await.map_err(qemu_failed)?;
+        self.vmm()?.resume_transfer(address.into(), QMP_DEADLINE).await.map_err(hypervisor_failed)?;
         self.await_resumed().await
     }
 
@@ -215,7 +216,7 @@ impl Executor {
     async fn await_resumed(&self) -> Result<(), Problem> {
         let (began, target) = (Instant::now(), &self.running.target);
         loop {
-            let status = self.vmm()?.migration(QMP_DEADLINE).await.map_err(qemu_failed)?.status;
+            let status = self.vmm()?.migration(QMP_DEADLINE).await.map_err(hypervisor_failed)?.status;
             let within = match status {
                 MigrationStatus::PostcopyActive | MigrationStatus::Completed => return Ok(()),
                 MigrationStatus::PostcopyRecover => RECOVERED_WITHIN,

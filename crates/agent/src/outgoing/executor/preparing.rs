@@ -16,7 +16,7 @@ use drainpipe_hypervisor::RunState;
 use tokio::sync::mpsc;
 use tracing::info;
 
-use super::{Executor, qemu_failed};
+use super::{Executor, hypervisor_failed};
 use crate::check;
 use crate::outgoing::disks;
 use crate::outgoing::meeting::{Meeting, informed, meet, zero_share};
@@ -78,14 +78,14 @@ impl Executor {
 
     pub(super) async fn check_permissions(&self) -> Result<SourceEvent, Problem> {
         let vmm = self.vmm()?;
-        let state = vmm.run_state(QMP_DEADLINE).await.map_err(qemu_failed)?;
+        let state = vmm.run_state(QMP_DEADLINE).await.map_err(hypervisor_failed)?;
         if state != RunState::Running {
             return Err(Problem::refused(format!(
                 "VM {} is {state}; only a running VM moves",
                 self.running.vm
             )));
         }
-        let transfer = vmm.migration(QMP_DEADLINE).await.map_err(qemu_failed)?.status;
+        let transfer = vmm.migration(QMP_DEADLINE).await.map_err(hypervisor_failed)?.status;
         if transfer.is_post_copy() {
             return Err(Problem::conflict(format!(
                 "part of the memory of {} is still on its way to {} (post-copy); move it when all is there",

@@ -22,7 +22,7 @@ use tracing::warn;
 
 use super::ending::guard_acted;
 use super::hooks::HELD_DOWNTIME_LIMIT_MS;
-use super::{Executor, LOOK_EVERY, qemu_failed};
+use super::{Executor, LOOK_EVERY, hypervisor_failed};
 use crate::guard::Guard;
 use crate::outgoing::standstill::StandstillWatch;
 use crate::outgoing::target_watch::TargetWatch;
@@ -78,11 +78,13 @@ impl Executor {
         let standstill_watch = StandstillWatch::start(vmm).await;
         let settings = SourceSettings {
             downtime_limit_ms,
-            bandwidth_mbps: share.as_ref().and_then(FirstShare::of_qemu_mbps),
+            bandwidth_mbps: share.as_ref().and_then(FirstShare::of_hypervisor_mbps),
             zero_pages: self.agreed.facts.as_ref().and_then(zero_pages),
         };
         let parcel = endpoint.parcel.clone();
-        vmm.start_transfer(transport, send_to, settings, parcel, QMP_DEADLINE).await.map_err(qemu_failed)?;
+        vmm.start_transfer(transport, send_to, settings, parcel, QMP_DEADLINE)
+            .await
+            .map_err(hypervisor_failed)?;
         (self.settings.bandwidth, self.copying.memory_valve) = (share.map(FirstShare::follow), memory_valve);
         (self.guard, self.relay, self.observed.standstill_watch) = (Some(guard), relay, standstill_watch);
         self.target.watch = TargetWatch::start(&self.outgoing, &self.running);
@@ -100,13 +102,13 @@ impl Executor {
     /// Memory that follows its disks by itself may do so before that is seen. It has next to nothing until then, and no share yet:
     /// disks would yield to it.
     pub(super) async fn hold_memory_still(&self) -> Result<(), Problem> {
-        if let Some(Valve::Qemu(_)) = self.copying.memory_valve {
-            self.tell_qemu_limit(Some(0)).await?;
+        if let Some(Valve::Hypervisor(_)) = self.copying.memory_valve {
+            self.tell_hypervisor_limit(Some(0)).await?;
         }
         Ok(())
     }
 
-    async fn tell_qemu_limit(&self, limit_mbps: Option<u64>) -> Result<(), Problem> {
+    async fn tell_hypervisor_limit(&self, limit_mbps: Option<u64>) -> Result<(), Problem> {
         if let Err(error) = self.vmm()?.set_bandwidth(limit_mbps, QMP_DEADLINE).await {
             warn!(%error, "memory that follows its disks may exceed its limit at first");
         }
@@ -119,7 +121,7 @@ impl Executor {
             return Ok(());
         };
         let share = self.first_share(plan, valve.awaited()).await;
-        self.tell_qemu_limit(share.of_qemu_mbps()).await?;
+        self.tell_hypervisor_limit(share.of_hypervisor_mbps()).await?;
         self.settings.bandwidth = Some(share.follow());
         Ok(())
     }
@@ -402,7 +404,7 @@ impl Executor {
     }
 
     async fn set_downtime_limit(&self, limit_ms: u64) -> Result<(), Problem> {
-        self.vmm()?.set_downtime_limit(limit_ms, QMP_DEADLINE).await.map_err(qemu_failed)
+        self.vmm()?.set_downtime_limit(limit_ms, QMP_DEADLINE).await.map_err(hypervisor_failed)
     }
 
     /// Nothing while QEMU is too busy to answer: looking for changed memory it has been seen to be so
@@ -413,7 +415,7 @@ impl Executor {
             // When QEMU ends, its answer fails first; that it ended tells more.
             Err(error) => match self.vmm() {
                 Ok(_) if error.is_mute() => Ok(None),
-                Ok(_) => Err(qemu_failed(error)),
+                Ok(_) => Err(hypervisor_failed(error)),
                 Err(problem) => Err(problem),
             },
         }
@@ -490,8 +492,8 @@ fn zero_pages((source, target): &(HostFacts, HostFacts)) -> Option<ZeroPages> {
 fn valve(plan: &Plan, relay: Option<&OutgoingRelay>, pacer: Pacer) -> Valve {
     match (relay, plan.limit_keeper()) {
         (Some(relay), _) => Valve::Relay(relay.limiter()),
-        (None, LimitKeeper::Agents) => Valve::Qemu(pacer),
-        (None, LimitKeeper::Hypervisor) => Valve::Qemu(pacer.left_to_qemu()),
+        (None, LimitKeeper::Agents) => Valve::Hypervisor(pacer),
+        (None, LimitKeeper::Hypervisor) => Valve::Hypervisor(pacer.left_to_hypervisor()),
         (None, LimitKeeper::Nobody) => Valve::Nobody,
     }
 }

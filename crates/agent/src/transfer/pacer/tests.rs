@@ -33,7 +33,7 @@ impl Sender {
     /// Orders the VM to send, as its migration does.
     fn begin(&self, pacer: &Pacer) -> Pacing {
         self.host.block_on(async {
-            self.vm.set_bandwidth(pacer.qemu_begins_with_mbps(), QMP_DEADLINE).await.unwrap();
+            self.vm.set_bandwidth(pacer.hypervisor_begins_with_mbps(), QMP_DEADLINE).await.unwrap();
             pacer.begin()
         })
     }
@@ -60,7 +60,7 @@ impl Sender {
 fn nothing_goes_unpaced_before_all_connections_are_found() {
     let sender = Sender::new();
     let pacer = sender.pacer(2);
-    assert_eq!(pacer.qemu_begins_with_mbps(), Some(0));
+    assert_eq!(pacer.hypervisor_begins_with_mbps(), Some(0));
     let _pacing = sender.begin(&pacer);
     sender.until(|vm| Sender::are_within(vm, 1, LIMIT_MBPS));
     assert_eq!(sender.vm.bandwidth_mbps(), Some(0), "one is not there yet");
@@ -115,8 +115,8 @@ fn where_its_connections_are_not_ours_the_hypervisor_keeps_the_limit() {
 #[test]
 fn a_limit_that_is_left_to_the_hypervisor_is_told_until_it_has_heard() {
     let sender = Sender::new();
-    let pacer = sender.pacer(1).left_to_qemu();
-    assert_eq!(pacer.qemu_begins_with_mbps(), Some(LIMIT_MBPS));
+    let pacer = sender.pacer(1).left_to_hypervisor();
+    assert_eq!(pacer.hypervisor_begins_with_mbps(), Some(LIMIT_MBPS));
     let pacing = sender.begin(&pacer);
     sender.vm.fails_once(Act::SetBandwidth, Fault::Mute);
     pacer.set(Some(LIMIT_MBPS / 2));
