@@ -2,7 +2,7 @@
 //! its executor decides nothing.
 //!
 //! The type has no form for what cannot be, such as post-copy over many connections, a relay's limit that somebody else
-//! keeps, or a plan without a path. What another host sends is checked where it is read (`plan/wire.rs`), and nowhere else.
+//! keeps, a route for connections that nobody watches, a reason to encrypt what goes in the clear, or a plan without a path. What another host sends is checked where it is read (`plan/wire.rs`), and nowhere else.
 
 mod compression;
 pub mod disks;
@@ -42,7 +42,7 @@ use self::wire::WirePlan;
 use crate::option::{MigrationOption, RequestedOption};
 use crate::paths::path::Path;
 use crate::storage::DiskCopy;
-use crate::transfer::encryption::{Encryption, EncryptionReason};
+use crate::transfer::encryption::Encryption;
 
 /// How one migration will be done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -50,10 +50,8 @@ use crate::transfer::encryption::{Encryption, EncryptionReason};
 pub struct Plan {
     /// What was asked for.
     pub requested_option: RequestedOption,
-    /// How memory travels.
+    /// How memory travels, and why it is encrypted, or is not.
     pub transfer: Transfer,
-    /// Why the connections are encrypted, or are not.
-    pub encryption_reason: EncryptionReason,
     /// Paths that will carry the migration. With [`Spread::InTurn`] only one does: the first that connects.
     pub paths: Paths,
     /// The VM's disks that are copied, before its memory; the target sees all others.
@@ -97,17 +95,17 @@ impl Plan {
 
     /// Whether the connections are encrypted: by a relay, or with post-copy by the hypervisor.
     pub fn is_encrypted(&self) -> bool {
-        self.transfer.is_encrypted()
+        self.encryption().is_encrypted()
     }
 
     /// The same, and why.
     pub fn encryption(&self) -> Encryption {
-        Encryption { is_encrypted: self.is_encrypted(), why: self.encryption_reason.clone() }
+        self.transfer.encryption()
     }
 
     /// Whether the hypervisor encrypts it.
     pub fn is_encrypted_by_hypervisor(&self) -> bool {
-        matches!(self.transfer, Transfer::PostCopy { is_encrypted: true, .. })
+        matches!(self.transfer, Transfer::PostCopy { encryption: Encryption::Encrypted(_), .. })
     }
 
     /// What keeps it within a bandwidth limit.

@@ -426,7 +426,7 @@ mod tests {
     use drainpipe_engine::plan::{
         LimitKeeper, MULTICHANNEL_CONNECTIONS, Packing, Parallel, Paths, Protection, Spread, Transfer,
     };
-    use drainpipe_engine::transfer::encryption::EncryptionReason;
+    use drainpipe_engine::transfer::encryption::WhyClear;
     use serde_json::json;
 
     use super::*;
@@ -487,14 +487,12 @@ mod tests {
             is_standby: false,
             mtu_bytes: None,
         };
+        let protection = Protection::Clear(WhyClear::NotRequired, LimitKeeper::Agents);
         Plan {
             requested_option: RequestedOption::Auto,
-            transfer: Transfer::Parallel(Parallel {
-                channels: MULTICHANNEL_CONNECTIONS,
-                spread,
-                packing: Packing::Nobody(Protection::Clear(LimitKeeper::Agents)),
-            }),
-            encryption_reason: EncryptionReason::NotRequired,
+            transfer: Transfer::Parallel(
+                Parallel::new(MULTICHANNEL_CONNECTIONS, spread, Packing::Nobody(protection)).unwrap(),
+            ),
             paths: Paths::try_from(speeds_mbps.iter().map(path).collect::<Vec<_>>()).unwrap(),
             disks: vec![],
             reasons: vec![],

@@ -253,7 +253,7 @@ pub(super) async fn listen(
 }
 
 fn unread_limit(request: &ConnectionRequest) -> Option<u32> {
-    let channels = request.plan.transfer.parallel()?.channels.get();
+    let channels = request.plan.transfer.parallel()?.channels().get();
     let round_trip = request.round_trip_us.map(|us| Duration::from_micros(us.into()));
     unread_limit_bytes(&request.plan.paths, channels, round_trip)
 }

@@ -8,7 +8,6 @@ use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::migration::{Migration, Timings};
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
 use drainpipe_engine::plan::Plan;
-use drainpipe_engine::transfer::encryption::Encryption;
 use jiff::Timestamp;
 
 use crate::outgoing::measure::Measured;
@@ -129,10 +128,10 @@ const ENCRYPTION_PROTOCOL: &str = "TLS 1.3";
 
 /// A QEMU that encrypts has begun a round once it has connected, and does not say which suite it uses.
 fn encryption_use(plan: &Plan, rounds: u64, cipher_suite: Option<String>) -> EncryptionUse {
-    let Encryption { is_encrypted, why } = plan.encryption();
+    let encryption = plan.encryption();
     let connected = cipher_suite.is_some() || (plan.is_encrypted_by_hypervisor() && rounds > 0);
     let protocol = connected.then(|| ENCRYPTION_PROTOCOL.into());
-    EncryptionUse { is_encrypted, why, protocol, cipher_suite }
+    EncryptionUse { is_encrypted: encryption.is_encrypted(), why: encryption.why(), protocol, cipher_suite }
 }
 
 /// Says of each path that was to carry and did not, that it did not.

@@ -107,7 +107,9 @@ fn describe_plan(view: &PlanView) -> String {
             let standby = if path.is_standby { ", standby" } else { "" };
             format!("         {path}  {} to {}, {found}, {speed}{standby}", path.address, path.peer_address)
         }))
-        .chain(plan.transfer.parallel().map(|parallel| format!("with     {} connections", parallel.channels)))
+        .chain(
+            plan.transfer.parallel().map(|parallel| format!("with     {} connections", parallel.channels())),
+        )
         .chain(plan.post_copy().then(|| {
             "post-copy if its memory gets dirty as fast as it is sent: until the rest has followed, the VM \
             needs both hosts"
@@ -174,9 +176,8 @@ fn disk_line(disk: &DiskUse, source: &str) -> String {
 }
 
 fn encrypted(encryption: &Encryption) -> String {
-    let Encryption { is_encrypted, why } = encryption;
-    let whether = if *is_encrypted { "encrypted" } else { "in the clear" };
-    format!("{whether}: {why}")
+    let whether = if encryption.is_encrypted() { "encrypted" } else { "in the clear" };
+    format!("{whether}: {}", encryption.why())
 }
 
 /// Tells what a check has found.
@@ -384,8 +385,6 @@ pub(crate) async fn cancel(connection: &ConnectionArguments, id: &str) -> Result
 mod tests {
     use drainpipe_engine::finding::Severity;
 
-    use drainpipe_engine::transfer::encryption::EncryptionReason;
-
     use super::*;
 
     #[test]
@@ -412,7 +411,7 @@ mod tests {
         let described = |is_encrypted, used: Option<(&str, Option<&str>)>| {
             let (protocol, cipher_suite): (Option<String>, Option<Option<String>>) =
                 used.map(|(one, other)| (one.into(), other.map(str::to_owned))).unzip();
-            let (why, cipher_suite) = (EncryptionReason::AskedFor, cipher_suite.flatten());
+            let (why, cipher_suite) = ("asked for".into(), cipher_suite.flatten());
             encrypted_by(&EncryptionUse { is_encrypted, why, protocol, cipher_suite })
         };
         assert_eq!(

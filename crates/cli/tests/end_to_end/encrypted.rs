@@ -87,7 +87,7 @@ fn encrypted_unless_both_hosts_say_otherwise() {
     turn_off(&lab, "a");
     let view: PlanView = lab.json(&["migrate", "web", "b", "--dry-run"]);
     let planned = view.plan.encryption();
-    assert!(planned.is_encrypted && planned.why.to_string().starts_with("b requires it"), "{planned:?}");
+    assert!(planned.is_encrypted() && planned.why().starts_with("b requires it"), "{planned:?}");
     turn_off(&lab, "b");
     let asked = lab.drainpipe(&["migrate", "web", "b", "--encrypt"]);
     asked.refused(REFUSED, &["encryption was asked for, and is off on a"]);

@@ -99,7 +99,7 @@ fn management(pair: Pair<'_>, facts: &CheckFacts, link: &LinkFacts) -> Option<Fi
 /// What a migration is that does not ask for encryption.
 fn goes_in_the_clear(pair: Pair<'_>) -> bool {
     let decided = encryption::decide(&pair.source.host, &pair.target.host, false, pair.paths);
-    decided.is_ok_and(|encryption| !encryption.is_encrypted)
+    decided.is_ok_and(|encryption| !encryption.is_encrypted())
 }
 
 fn half_duplex(host: &str, link: &LinkFacts) -> Option<Finding> {

@@ -5,7 +5,7 @@ use crate::fixtures::path;
 use crate::option::RequestedOption;
 use crate::plan::{LimitKeeper, Paths, Plan, Protection, Transfer};
 use crate::storage::{CopyReason, DiskCopy, DiskImage, DiskName};
-use crate::transfer::encryption::EncryptionReason;
+use crate::transfer::encryption::{Encryption, WhyClear};
 
 /// When one that is in flight has to be over.
 pub(super) const DEADLINE_MS: f64 = 20_000.0;
@@ -15,14 +15,17 @@ pub(super) fn well(action: SourceAction) -> SourceEvent {
     if action == SourceAction::LookAtVm { SourceEvent::VmIs(VmCondition::Runs) } else { SourceEvent::Done }
 }
 
-const OVER_ONE_CONNECTION: Transfer = Transfer::OneConnection(Protection::Clear(LimitKeeper::Agents));
-const BY_POST_COPY: Transfer = Transfer::PostCopy { is_encrypted: false, limit_keeper: LimitKeeper::Agents };
+const OVER_ONE_CONNECTION: Transfer =
+    Transfer::OneConnection(Protection::Clear(WhyClear::NotRequired, LimitKeeper::Agents));
+const BY_POST_COPY: Transfer = Transfer::PostCopy {
+    encryption: Encryption::Clear(WhyClear::NotRequired),
+    limit_keeper: LimitKeeper::Agents,
+};
 
 fn plan(transfer: Transfer) -> Plan {
     Plan {
         requested_option: RequestedOption::Auto,
         transfer,
-        encryption_reason: EncryptionReason::NotRequired,
         paths: Paths::try_from(vec![path("e0")]).unwrap(),
         disks: vec![],
         reasons: vec![],

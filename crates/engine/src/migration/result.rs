@@ -16,7 +16,6 @@ use crate::option::{MigrationOption, RequestedOption};
 use crate::paths::path::write_name;
 use crate::problem::ProblemKind;
 use crate::storage::DiskUse;
-use crate::transfer::encryption::EncryptionReason;
 
 /// The outcome and the measurements of one migration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -278,8 +277,7 @@ pub struct EncryptionUse {
     /// Whether it was, or was to be.
     pub is_encrypted: bool,
     /// Why, in words.
-    #[schema(value_type = String)]
-    pub why: EncryptionReason,
+    pub why: String,
     /// Such as `TLS 1.3`; absent where no connection was encrypted.
     pub protocol: Option<String>,
     /// IANA's name of the cipher suite; absent where no connection was encrypted, and with post-copy, which QEMU encrypts

@@ -37,18 +37,17 @@ impl Draft {
     /// The plan. Fails where somebody is to encrypt it or to keep its limit, and nobody can.
     pub(super) fn finish(self, source: &HostFacts, target: &HostFacts) -> Result<Plan, PlanError> {
         let Self { requested_option, shape, encryption, paths, mut reasons } = self;
-        let Encryption { is_encrypted, why } = encryption;
-        let by_agents = shape.transfer(is_encrypted, LimitKeeper::Agents);
+        let by_agents = shape.transfer(&encryption, LimitKeeper::Agents);
         let transfer = if by_agents.relay().is_none() {
             let (limit_keeper, reason) = LimitKeeper::without_relay(source, target)?;
             reasons.extend(reason);
-            shape.transfer(is_encrypted, limit_keeper)
+            shape.transfer(&encryption, limit_keeper)
         } else if let Some(hypervisor) = Incapable::to_be_relayed(source, target) {
-            return Err(PlanError::NotRelayed { why, hypervisor });
+            return Err(PlanError::NotRelayed { why: encryption.why(), hypervisor });
         } else {
             by_agents
         };
-        Ok(Plan { requested_option, transfer, encryption_reason: why, paths, disks: vec![], reasons })
+        Ok(Plan { requested_option, transfer, paths, disks: vec![], reasons })
     }
 }
 
@@ -60,19 +59,19 @@ impl Shape {
         }
     }
 
-    fn transfer(self, is_encrypted: bool, limit_keeper: LimitKeeper) -> Transfer {
-        let protection = Protection::of(is_encrypted, limit_keeper);
+    fn transfer(self, encryption: &Encryption, limit_keeper: LimitKeeper) -> Transfer {
+        let encryption = encryption.clone();
+        let protection = Protection::of(encryption.clone(), limit_keeper);
         let (spread, packing) = match self {
             Self::OneConnection => return Transfer::OneConnection(protection),
-            Self::PostCopy => return Transfer::PostCopy { is_encrypted, limit_keeper },
+            Self::PostCopy => return Transfer::PostCopy { encryption, limit_keeper },
             Self::Parallel { spread, packer: None } => (spread, Packing::Nobody(protection)),
             Self::Parallel { spread, packer: Some(Packer::Hypervisor(level)) } => {
                 (spread, Packing::ByHypervisor(level, protection))
             }
-            Self::Parallel { spread, packer: Some(Packer::Relay) } => {
-                (spread, Packing::ByRelay { is_encrypted })
-            }
+            Self::Parallel { spread, packer: Some(Packer::Relay) } => (spread, Packing::ByRelay(encryption)),
         };
-        Transfer::Parallel(Parallel { channels: MULTICHANNEL_CONNECTIONS, spread, packing })
+        let parallel = Parallel::new(MULTICHANNEL_CONNECTIONS, spread, packing);
+        Transfer::Parallel(parallel.expect("only connections that an agent watches are spread: NotSpread"))
     }
 }

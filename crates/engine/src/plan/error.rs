@@ -6,7 +6,6 @@ use super::incapable::{Incapable, NoPostCopy};
 use crate::format::rate;
 use crate::host::facts::HostFacts;
 use crate::option::RequestedOption;
-use crate::transfer::encryption::EncryptionReason;
 
 /// Why there can be no plan.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -66,7 +65,7 @@ pub enum PlanError {
     )]
     NotRelayed {
         /// Why it is to be encrypted.
-        why: EncryptionReason,
+        why: String,
         /// The hypervisor that cannot.
         hypervisor: Incapable,
     },

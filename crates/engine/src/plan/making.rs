@@ -83,13 +83,11 @@ fn by_rdma(
     if request.option != RequestedOption::Direct || request.post_copy {
         return None;
     }
-    let paths = rdma::paths(source, target, request, reaches, memory_bytes).ok()?;
-    let encryption = encryption::decide(source, target, request.encrypt, &paths).ok()?;
+    let (paths, why_clear) = rdma::paths(source, target, request, reaches, memory_bytes).ok()?;
     let reasons = over_management(source, target, &paths).into_iter().collect();
     Some(Plan {
         requested_option: request.option,
-        transfer: Transfer::Rdma,
-        encryption_reason: encryption.why,
+        transfer: Transfer::Rdma(why_clear),
         paths,
         disks: vec![],
         reasons,
@@ -110,7 +108,7 @@ fn with_post_copy(
     }
     let tcp = PlanRequest { option: RequestedOption::Tcp, post_copy: false, ..request };
     let mut draft = without_post_copy(source, target, tcp, reaches, memory_bytes)?;
-    if let Some(why) = NoPostCopy::between(source, target, draft.encryption.is_encrypted) {
+    if let Some(why) = NoPostCopy::between(source, target, draft.encryption.is_encrypted()) {
         return Err(PlanError::PostCopyImpossible(why));
     }
     draft.reasons.insert(0, Reason::PostCopy);
@@ -156,7 +154,7 @@ fn choose(
     let spread = if routed.is_ok() { Spread::Routed } else { Spread::InTurn };
     // Where it cannot be as it was asked for, there is no plan.
     let encryption = encryption::decide(source, target, request.encrypt, usable);
-    let is_encrypted = encryption.is_ok_and(|encryption| encryption.is_encrypted);
+    let is_encrypted = encryption.is_ok_and(|encryption| encryption.is_encrypted());
     let means = request.relay_means(source, target, spread.carrying(usable), is_encrypted);
     let (is_compressed, why_packed) = weigh(request, source, target, means);
     let by_hypervisors = NotSpread::by_hypervisors(source, target, is_compressed || is_encrypted);
@@ -229,7 +227,7 @@ impl Uncompressed {
 fn encrypt_on_several_cores(mut draft: Draft, makes_one: Option<Incapable>) -> Draft {
     let may_be_several =
         draft.requested_option != RequestedOption::Tcp && draft.shape == Shape::OneConnection;
-    if !may_be_several || !draft.encryption.is_encrypted {
+    if !may_be_several || !draft.encryption.is_encrypted() {
         return draft;
     }
     let is_outrun = |path: &&Path| path.speed_mbps.is_none_or(|speed_mbps| speed_mbps > CORE_ENCRYPTS_MBPS);

@@ -8,7 +8,7 @@ use crate::format::{mib_free, mib_needed, rate};
 use crate::host::facts::{HostFacts, HypervisorVersion, MigrationLink, RdmaFacts, RdmaPort};
 use crate::option::RequestedOption;
 use crate::paths::path::{Path, Reach, find_paths};
-use crate::transfer::encryption::{self, EncryptionReason};
+use crate::transfer::encryption::{self, Encryption, WhyClear, WhyEncrypted};
 
 /// Why RDMA cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub enum NoRdma {
     /// These devices are down.
     Inactive(Vec<String>),
     /// It is to be encrypted, for this reason.
-    Encrypted(EncryptionReason),
+    Encrypted(WhyEncrypted),
     /// It is to keep to a limit, in Mb/s.
     Limited(u64),
     /// Nothing stands against it, but nobody asks for it.
@@ -54,7 +54,7 @@ pub(super) fn paths(
     request: &PlanRequest,
     reaches: &[Reach],
     memory_bytes: u64,
-) -> Result<Paths, NoRdma> {
+) -> Result<(Paths, WhyClear), NoRdma> {
     let hosts = in_order([source, target]);
     let without = hosts.iter().filter(|host| host.rdma_devices.is_empty());
     let without: Vec<String> = without.map(|host| host.name.clone()).collect();
@@ -77,11 +77,11 @@ pub(super) fn paths(
     })?;
     let encryption = encryption::decide(source, target, request.encrypt, &paths);
     match (encryption, source.limits_to(target).all_mbps) {
-        (Ok(encryption), _) if encryption.is_encrypted => Err(NoRdma::Encrypted(encryption.why)),
+        (Ok(Encryption::Encrypted(why)), _) => Err(NoRdma::Encrypted(why)),
         // There is no plan at all then.
-        (Err(_), _) => Err(NoRdma::Encrypted(EncryptionReason::AskedFor)),
-        (_, Some(limit_mbps)) => Err(NoRdma::Limited(limit_mbps)),
-        _ => Ok(paths),
+        (Err(_), _) => Err(NoRdma::Encrypted(WhyEncrypted::AskedFor)),
+        (Ok(Encryption::Clear(_)), Some(limit_mbps)) => Err(NoRdma::Limited(limit_mbps)),
+        (Ok(Encryption::Clear(why)), None) => Ok((paths, why)),
     }
 }
 

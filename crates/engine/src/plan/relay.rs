@@ -16,9 +16,4 @@ impl Relay {
     pub fn packs(self) -> bool {
         self != Self::Encrypts
     }
-
-    /// Whether it encrypts.
-    pub(super) fn encrypts(self) -> bool {
-        self != Self::Packs
-    }
 }

@@ -88,10 +88,7 @@ fn post_copy_goes_over_one_connection_and_says_so() {
         let plan = plan_of(option).unwrap();
         assert!(plan.post_copy() && plan.is_encrypted_by_hypervisor() && plan.relay().is_none());
         assert_eq!((plan.requested_option, plan.option()), (option, MigrationOption::Tcp));
-        assert_eq!(
-            (plan.spread(), plan.transfer.parallel().map(|parallel| parallel.channels)),
-            (Spread::InTurn, None)
-        );
+        assert_eq!((plan.spread(), plan.transfer.parallel().map(Parallel::channels)), (Spread::InTurn, None));
         assert!(plan.reason().unwrap().starts_with("over one connection"));
     }
     let error = plan_of(RequestedOption::Multichannel).unwrap_err().to_string();
@@ -112,9 +109,7 @@ fn what_may_be_faster_than_one_connection_is_encrypted_by_several() {
     let auto = |[a, b]: &[HostFacts; 2]| plan(a, b, RequestedOption::Auto, &[], GIB).unwrap();
     let several = (MigrationOption::Multichannel, Spread::InTurn, Some(MULTICHANNEL_CONNECTIONS));
     let one = (MigrationOption::Tcp, Spread::InTurn, None);
-    let how = |plan: &Plan| {
-        (plan.option(), plan.spread(), plan.transfer.parallel().map(|parallel| parallel.channels))
-    };
+    let how = |plan: &Plan| (plan.option(), plan.spread(), plan.transfer.parallel().map(Parallel::channels));
     for (speed_mbps, expected, words) in [
         (Some(25_000), several, "encrypts some 7 Gb/s, less than the 25 Gb/s of e0–e0"),
         (None, several, "and the speed of e0–e0 is not known"),

@@ -9,9 +9,10 @@ use super::limiting::LimitKeeper;
 use super::relay::Relay;
 use crate::option::MigrationOption;
 use crate::paths::path::Path;
+use crate::transfer::encryption::{Encryption, WhyClear, WhyEncrypted};
 
 /// How memory travels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Transfer {
     /// Over one connection, by the first path that connects.
     OneConnection(Protection),
@@ -20,7 +21,7 @@ pub enum Transfer {
     PostCopy {
         /// Whether the hypervisor encrypts it, by its own TLS. The VM is lost if a part of its memory is, and a relay
         /// would end with its agent.
-        is_encrypted: bool,
+        encryption: Encryption,
         /// Encrypted or not, there is no relay that would keep a limit.
         limit_keeper: LimitKeeper,
     },
@@ -28,42 +29,55 @@ pub enum Transfer {
     Parallel(Parallel),
     /// The source's network card writes into the target's memory, by one path. Nothing else goes with it: no encryption,
     /// no relay, no bandwidth limit, no post-copy, no second path.
-    Rdma,
+    Rdma(WhyClear),
 }
 
-/// Many connections at once: QEMU's multifd.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Many connections at once: QEMU's multifd. Only those go by a route that the agents pace: of the others, nobody sees
+/// which path each has.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parallel {
+    channels: NonZeroU8,
+    spread: Spread,
+    packing: Packing,
+}
+
+impl Parallel {
+    /// Where such connections cannot go by a route, and are to, none.
+    pub fn new(channels: NonZeroU8, spread: Spread, packing: Packing) -> Option<Self> {
+        let is_paced = packing.limit_keeper() == LimitKeeper::Agents;
+        (is_paced || spread == Spread::InTurn).then_some(Self { channels, spread, packing })
+    }
+
     /// Connections for memory besides QEMU's main one.
-    pub channels: NonZeroU8,
-    /// How they use the paths.
-    pub spread: Spread,
+    pub fn channels(&self) -> NonZeroU8 {
+        self.channels
+    }
+
     /// What packs memory.
-    pub packing: Packing,
+    pub fn packing(&self) -> &Packing {
+        &self.packing
+    }
 }
 
 /// What packs memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Packing {
     /// Nothing: it is sent as it is.
     Nobody(Protection),
     /// QEMU itself, all pages alike. To compare with.
     ByHypervisor(ZstdLevel, Protection),
-    /// A relay on either host, as far as that makes the connections faster.
-    ByRelay {
-        /// Whether it encrypts, too.
-        is_encrypted: bool,
-    },
+    /// A relay on either host, as far as that makes the connections faster; and whether it encrypts, too.
+    ByRelay(Encryption),
 }
 
 /// Whether connections that no relay packs are encrypted. A relay does that, and keeps the limit of what it carries; so
 /// somebody else keeps it only in the clear.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Protection {
     /// By a relay on either host.
-    Encrypted,
+    Encrypted(WhyEncrypted),
     /// Without a relay.
-    Clear(LimitKeeper),
+    Clear(WhyClear, LimitKeeper),
 }
 
 /// How hard QEMU packs.
@@ -87,89 +101,111 @@ pub enum Spread {
 
 impl Transfer {
     /// What people call it.
-    pub(super) fn option(self) -> MigrationOption {
+    pub(super) fn option(&self) -> MigrationOption {
         match self {
             Self::OneConnection(_) | Self::PostCopy { .. } => MigrationOption::Tcp,
-            Self::Rdma => MigrationOption::Direct,
+            Self::Rdma(_) => MigrationOption::Direct,
             Self::Parallel(Parallel { packing, .. }) => match packing {
                 Packing::Nobody(_) => MigrationOption::Multichannel,
-                Packing::ByRelay { .. } => MigrationOption::Compression,
+                Packing::ByRelay(_) => MigrationOption::Compression,
                 Packing::ByHypervisor(ZstdLevel::One, _) => MigrationOption::QemuZstd1,
                 Packing::ByHypervisor(ZstdLevel::Three, _) => MigrationOption::QemuZstd3,
             },
         }
     }
 
-    pub(super) fn spread(self) -> Spread {
+    pub(super) fn spread(&self) -> Spread {
         self.parallel().map_or(Spread::InTurn, |parallel| parallel.spread)
     }
 
     /// How it goes over many connections; none where it goes over one.
-    pub fn parallel(self) -> Option<Parallel> {
+    pub fn parallel(&self) -> Option<&Parallel> {
         match self {
-            Self::OneConnection(_) | Self::PostCopy { .. } | Self::Rdma => None,
+            Self::OneConnection(_) | Self::PostCopy { .. } | Self::Rdma(_) => None,
             Self::Parallel(parallel) => Some(parallel),
         }
     }
 
-    pub(super) fn relay(self) -> Option<Relay> {
+    /// Whether the source's network card writes into the target's memory.
+    pub fn is_by_rdma(&self) -> bool {
+        matches!(self, Self::Rdma(_))
+    }
+
+    pub(super) fn relay(&self) -> Option<Relay> {
         match self {
             Self::OneConnection(protection) => protection.relay(),
             Self::Parallel(Parallel { packing, .. }) => packing.relay(),
-            Self::PostCopy { .. } | Self::Rdma => None,
+            Self::PostCopy { .. } | Self::Rdma(_) => None,
         }
     }
 
-    pub(super) fn is_encrypted(self) -> bool {
+    pub(super) fn encryption(&self) -> Encryption {
         match self {
-            Self::PostCopy { is_encrypted, .. } => is_encrypted,
-            Self::OneConnection(_) | Self::Parallel(_) | Self::Rdma => {
-                self.relay().is_some_and(Relay::encrypts)
-            }
+            Self::OneConnection(protection) => protection.encryption(),
+            Self::PostCopy { encryption, .. } => encryption.clone(),
+            Self::Parallel(Parallel { packing, .. }) => packing.encryption(),
+            Self::Rdma(why) => Encryption::Clear(why.clone()),
         }
     }
 
-    pub(super) fn limit_keeper(self) -> LimitKeeper {
+    pub(super) fn limit_keeper(&self) -> LimitKeeper {
         match self {
             Self::OneConnection(protection) => protection.limit_keeper(),
-            Self::PostCopy { limit_keeper, .. } => limit_keeper,
+            Self::PostCopy { limit_keeper, .. } => *limit_keeper,
             Self::Parallel(Parallel { packing, .. }) => packing.limit_keeper(),
-            Self::Rdma => LimitKeeper::Nobody,
+            Self::Rdma(_) => LimitKeeper::Nobody,
         }
     }
 }
 
 impl Packing {
-    fn relay(self) -> Option<Relay> {
+    fn relay(&self) -> Option<Relay> {
         match self {
             Self::Nobody(protection) | Self::ByHypervisor(_, protection) => protection.relay(),
-            Self::ByRelay { is_encrypted: true } => Some(Relay::PacksAndEncrypts),
-            Self::ByRelay { is_encrypted: false } => Some(Relay::Packs),
+            Self::ByRelay(Encryption::Encrypted(_)) => Some(Relay::PacksAndEncrypts),
+            Self::ByRelay(Encryption::Clear(_)) => Some(Relay::Packs),
         }
     }
 
-    fn limit_keeper(self) -> LimitKeeper {
+    fn encryption(&self) -> Encryption {
+        match self {
+            Self::Nobody(protection) | Self::ByHypervisor(_, protection) => protection.encryption(),
+            Self::ByRelay(encryption) => encryption.clone(),
+        }
+    }
+
+    fn limit_keeper(&self) -> LimitKeeper {
         match self {
             Self::Nobody(protection) | Self::ByHypervisor(_, protection) => protection.limit_keeper(),
-            Self::ByRelay { .. } => LimitKeeper::Agents,
+            Self::ByRelay(_) => LimitKeeper::Agents,
         }
     }
 }
 
 impl Protection {
     /// Of what goes through no relay unless one encrypts it.
-    pub fn of(is_encrypted: bool, keeper_in_clear: LimitKeeper) -> Self {
-        if is_encrypted { Self::Encrypted } else { Self::Clear(keeper_in_clear) }
+    pub fn of(encryption: Encryption, keeper_in_clear: LimitKeeper) -> Self {
+        match encryption {
+            Encryption::Encrypted(why) => Self::Encrypted(why),
+            Encryption::Clear(why) => Self::Clear(why, keeper_in_clear),
+        }
     }
 
-    fn relay(self) -> Option<Relay> {
-        (self == Self::Encrypted).then_some(Relay::Encrypts)
+    fn relay(&self) -> Option<Relay> {
+        matches!(self, Self::Encrypted(_)).then_some(Relay::Encrypts)
     }
 
-    fn limit_keeper(self) -> LimitKeeper {
+    fn encryption(&self) -> Encryption {
         match self {
-            Self::Encrypted => LimitKeeper::Agents,
-            Self::Clear(limit_keeper) => limit_keeper,
+            Self::Encrypted(why) => Encryption::Encrypted(why.clone()),
+            Self::Clear(why, _) => Encryption::Clear(why.clone()),
+        }
+    }
+
+    fn limit_keeper(&self) -> LimitKeeper {
+        match self {
+            Self::Encrypted(_) => LimitKeeper::Agents,
+            Self::Clear(_, limit_keeper) => *limit_keeper,
         }
     }
 }

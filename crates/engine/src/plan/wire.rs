@@ -62,6 +62,10 @@ pub(super) enum Contradiction {
     OneConnection(MigrationOption),
     #[error("a plan by {0}, which goes over one connection and so by one path, that is routed")]
     Routed(MigrationOption),
+    #[error(
+        "a plan by {0} that is routed, with a limit that somebody else keeps: no agent sees which path each connection uses"
+    )]
+    RoutedUnpaced(MigrationOption),
     #[error("a plan by {0} that is compressed: that is another option")]
     Compressed(MigrationOption),
     #[error("a plan by {0} that is not compressed")]
@@ -93,18 +97,19 @@ impl WirePlan {
         if !self.post_copy {
             return self.protection().map(Transfer::OneConnection);
         }
-        let (is_encrypted, limit_keeper) = (self.encryption.is_encrypted, self.limit_keeper);
-        Ok(Transfer::PostCopy { is_encrypted, limit_keeper })
+        Ok(Transfer::PostCopy { encryption: self.encryption.clone(), limit_keeper: self.limit_keeper })
     }
 
     fn by_rdma(&self) -> Result<Transfer, Contradiction> {
         let option = self.option;
         self.may_take_one_connection()?;
-        match () {
-            () if self.post_copy => Err(Contradiction::PostCopy(option)),
-            () if self.encryption.is_encrypted => Err(Contradiction::EncryptedRdma(option)),
-            () if self.limit_keeper != LimitKeeper::Nobody => Err(Contradiction::LimitOfRdma(option)),
-            () => Ok(Transfer::Rdma),
+        match &self.encryption {
+            _ if self.post_copy => Err(Contradiction::PostCopy(option)),
+            Encryption::Encrypted(_) => Err(Contradiction::EncryptedRdma(option)),
+            Encryption::Clear(_) if self.limit_keeper != LimitKeeper::Nobody => {
+                Err(Contradiction::LimitOfRdma(option))
+            }
+            Encryption::Clear(why) => Ok(Transfer::Rdma(why.clone())),
         }
     }
 
@@ -124,27 +129,29 @@ impl WirePlan {
 
     fn packed_by_relay(&self) -> Result<Packing, Contradiction> {
         self.relay_keeps_limit()?;
-        Ok(Packing::ByRelay { is_encrypted: self.encryption.is_encrypted })
+        Ok(Packing::ByRelay(self.encryption.clone()))
     }
 
     fn parallel(&self, packing: Packing) -> Result<Transfer, Contradiction> {
         let &Self { option, spread, is_compressed, post_copy, .. } = self;
         let channels = self.multifd_channels.and_then(NonZeroU8::new);
         let channels = channels.ok_or(Contradiction::OneConnection(option))?;
-        match (is_compressed, matches!(packing, Packing::ByRelay { .. })) {
+        match (is_compressed, matches!(packing, Packing::ByRelay(_))) {
             _ if post_copy => Err(Contradiction::PostCopy(option)),
             (true, false) => Err(Contradiction::Compressed(option)),
             (false, true) => Err(Contradiction::NotCompressed(option)),
-            _ => Ok(Transfer::Parallel(Parallel { channels, spread, packing })),
+            _ => Parallel::new(channels, spread, packing)
+                .map(Transfer::Parallel)
+                .ok_or(Contradiction::RoutedUnpaced(option)),
         }
     }
 
     /// Of what no relay packs.
     fn protection(&self) -> Result<Protection, Contradiction> {
-        if self.encryption.is_encrypted {
+        if self.encryption.is_encrypted() {
             self.relay_keeps_limit()?;
         }
-        Ok(Protection::of(self.encryption.is_encrypted, self.limit_keeper))
+        Ok(Protection::of(self.encryption.clone(), self.limit_keeper))
     }
 
     fn relay_keeps_limit(&self) -> Result<(), Contradiction> {
@@ -158,10 +165,10 @@ impl TryFrom<WirePlan> for Plan {
 
     fn try_from(wire: WirePlan) -> Result<Self, Contradiction> {
         let transfer = wire.transfer()?;
-        let WirePlan { requested_option, encryption, paths, disks, reason, .. } = wire;
+        let WirePlan { requested_option, paths, disks, reason, .. } = wire;
         let reasons = reason.into_iter().filter(|reason| !reason.is_empty()).map(Reason::Stated).collect();
         let paths = paths.try_into()?;
-        Ok(Self { requested_option, transfer, encryption_reason: encryption.why, paths, disks, reasons })
+        Ok(Self { requested_option, transfer, paths, disks, reasons })
     }
 }
 
@@ -172,7 +179,7 @@ impl From<Plan> for WirePlan {
             option: plan.option(),
             reason: plan.reason(),
             spread: plan.spread(),
-            multifd_channels: plan.transfer.parallel().map(|parallel| parallel.channels.get()),
+            multifd_channels: plan.transfer.parallel().map(|parallel| parallel.channels().get()),
             is_compressed: plan.is_compressed(),
             post_copy: plan.post_copy(),
             limit_keeper: plan.limit_keeper(),

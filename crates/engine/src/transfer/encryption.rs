@@ -1,28 +1,30 @@
 //! Whether a migration is encrypted: by what both hosts want, what was asked for, and which networks it uses.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
+use utoipa::{PartialSchema, ToSchema};
 
 use crate::host::encryption_policy::EncryptionPolicy;
 use crate::host::facts::HostFacts;
 use crate::paths::path::Path;
 
 /// Whether a migration is encrypted, and why.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Encryption {
-    /// Whether it is.
-    pub is_encrypted: bool,
-    /// Why, in words.
-    #[schema(value_type = String)]
-    pub why: EncryptionReason,
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "WireEncryption", into = "WireEncryption")]
+pub enum Encryption {
+    /// It is.
+    Encrypted(WhyEncrypted),
+    /// It is not.
+    Clear(WhyClear),
 }
 
-/// Why a migration is encrypted, or is not. On the wire, its words.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", from = "String")]
-pub enum EncryptionReason {
+/// Why a migration is encrypted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WhyEncrypted {
     /// Hosts require it, and not both trust the network of a path.
     Required {
         /// These hosts.
@@ -32,7 +34,14 @@ pub enum EncryptionReason {
     },
     /// It was asked for.
     AskedFor,
-    /// Nobody requires it or has asked for it.
+    /// What another host says.
+    Stated(String),
+}
+
+/// Why a migration goes in the clear.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WhyClear {
+    /// Nobody requires it to be encrypted, or has asked for it.
     NotRequired,
     /// It is required, but for networks that both hosts trust.
     Trusted,
@@ -40,7 +49,31 @@ pub enum EncryptionReason {
     Stated(String),
 }
 
-impl fmt::Display for EncryptionReason {
+/// Whether a migration is encrypted, and why.
+#[derive(Serialize, Deserialize, ToSchema)]
+struct WireEncryption {
+    /// Whether it is.
+    is_encrypted: bool,
+    /// Why, in words.
+    why: String,
+}
+
+impl Encryption {
+    /// Whether it is.
+    pub fn is_encrypted(&self) -> bool {
+        matches!(self, Self::Encrypted(_))
+    }
+
+    /// Why, in words.
+    pub fn why(&self) -> String {
+        match self {
+            Self::Encrypted(why) => why.to_string(),
+            Self::Clear(why) => why.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for WhyEncrypted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Required { by, path } => {
@@ -49,28 +82,52 @@ impl fmt::Display for EncryptionReason {
                 write!(f, "{hosts} {verb} it, and not both hosts trust the network of {path}")
             }
             Self::AskedFor => f.write_str("asked for"),
-            Self::NotRequired => f.write_str("neither host requires it, and it was not asked for"),
-            Self::Trusted => f.write_str("both hosts trust the networks of all paths"),
             Self::Stated(words) => f.write_str(words),
         }
     }
 }
 
-impl From<EncryptionReason> for String {
-    fn from(reason: EncryptionReason) -> Self {
-        reason.to_string()
+impl fmt::Display for WhyClear {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotRequired => "neither host requires it, and it was not asked for",
+            Self::Trusted => "both hosts trust the networks of all paths",
+            Self::Stated(words) => words,
+        })
     }
 }
 
-impl From<String> for EncryptionReason {
-    fn from(words: String) -> Self {
-        Self::Stated(words)
+impl From<WireEncryption> for Encryption {
+    fn from(WireEncryption { is_encrypted, why }: WireEncryption) -> Self {
+        if is_encrypted {
+            Self::Encrypted(WhyEncrypted::Stated(why))
+        } else {
+            Self::Clear(WhyClear::Stated(why))
+        }
     }
 }
 
-impl Default for EncryptionReason {
+impl From<Encryption> for WireEncryption {
+    fn from(encryption: Encryption) -> Self {
+        Self { is_encrypted: encryption.is_encrypted(), why: encryption.why() }
+    }
+}
+
+impl Default for Encryption {
     fn default() -> Self {
-        Self::Stated(String::new())
+        Self::Clear(WhyClear::Stated(String::new()))
+    }
+}
+
+impl PartialSchema for Encryption {
+    fn schema() -> RefOr<Schema> {
+        WireEncryption::schema()
+    }
+}
+
+impl ToSchema for Encryption {
+    fn name() -> Cow<'static, str> {
+        "Encryption".into()
     }
 }
 
@@ -87,20 +144,16 @@ pub(crate) fn decide(
     let requiring: Vec<String> = with(EncryptionPolicy::Required).map(str::to_owned).collect();
     let untrusted = paths.iter().find(|path| !is_trusted(source, target, path));
     if let (false, Some(path)) = (requiring.is_empty(), untrusted) {
-        return Ok(encrypted(EncryptionReason::Required { by: requiring, path: path.to_string() }));
+        let why = WhyEncrypted::Required { by: requiring, path: path.to_string() };
+        return Ok(Encryption::Encrypted(why));
     }
     if is_asked_for {
         return match with(EncryptionPolicy::Off).next() {
             Some(host) => Err(host.to_owned()),
-            None => Ok(encrypted(EncryptionReason::AskedFor)),
+            None => Ok(Encryption::Encrypted(WhyEncrypted::AskedFor)),
         };
     }
-    let why = if requiring.is_empty() { EncryptionReason::NotRequired } else { EncryptionReason::Trusted };
-    Ok(Encryption { is_encrypted: false, why })
-}
-
-fn encrypted(why: EncryptionReason) -> Encryption {
-    Encryption { is_encrypted: true, why }
+    Ok(Encryption::Clear(if requiring.is_empty() { WhyClear::NotRequired } else { WhyClear::Trusted }))
 }
 
 fn is_trusted(source: &HostFacts, target: &HostFacts, path: &Path) -> bool {
@@ -185,9 +238,9 @@ mod tests {
             let all_trusted = (0..count).all(|index| own_trust[index] && other_trust[index]);
             match decided {
                 Ok(decided) => {
-                    prop_assert_eq!(decided.is_encrypted, back.unwrap().is_encrypted);
-                    prop_assert_eq!(decided.is_encrypted, is_asked_for || is_required && !all_trusted);
-                    if !decided.is_encrypted {
+                    prop_assert_eq!(decided.is_encrypted(), back.unwrap().is_encrypted());
+                    prop_assert_eq!(decided.is_encrypted(), is_asked_for || is_required && !all_trusted);
+                    if !decided.is_encrypted() {
                         for host in [&a, &b] {
                             prop_assert_eq!(refuses_clear(host, &paths), None);
                         }
@@ -218,7 +271,7 @@ mod tests {
         let decided = |own, other, trusted, asked| {
             decide(&host("a", own, trusted), &host("b", other, [true; 2]), asked, &[path(0), path(1)])
         };
-        let why = |own, other, trusted, asked| decided(own, other, trusted, asked).unwrap().why.to_string();
+        let why = |own, other, trusted, asked| decided(own, other, trusted, asked).unwrap().why();
         let required = "it, and not both hosts trust the network of e1–e1";
         assert_eq!(why(Off, Required, [true, false], false), format!("b requires {required}"));
         assert_eq!(why(Required, Required, [true, false], true), format!("a and b require {required}"));
@@ -233,11 +286,11 @@ mod tests {
 
     #[test]
     fn its_reason_goes_over_the_wire_in_words() {
-        let asked_for = Encryption { is_encrypted: true, why: EncryptionReason::AskedFor };
+        let asked_for = Encryption::Encrypted(WhyEncrypted::AskedFor);
         let wire = serde_json::json!({ "is_encrypted": true, "why": "asked for" });
         assert_eq!(serde_json::to_value(asked_for).unwrap(), wire);
         let read: Encryption = serde_json::from_value(wire).unwrap();
-        assert_eq!((read.is_encrypted, read.why.to_string().as_str()), (true, "asked for"));
+        assert_eq!(read, Encryption::Encrypted(WhyEncrypted::Stated("asked for".into())));
     }
 
     #[test]

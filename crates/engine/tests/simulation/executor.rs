@@ -594,7 +594,7 @@ impl World {
             Ok(plan) => {
                 let mut plan = self.with_disks(plan);
                 if self.planted == Planted::SilentFallback {
-                    let protection = Protection::of(plan.is_encrypted(), plan.limit_keeper());
+                    let protection = Protection::of(plan.encryption(), plan.limit_keeper());
                     (plan.transfer, plan.reasons) = (Transfer::OneConnection(protection), vec![]);
                 }
                 executor.plan = Some(plan.clone());

@@ -5,7 +5,7 @@ use drainpipe_engine::migration::{Limits, Migration, SourceAction, SourceEvent, 
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::paths::path::Path;
 use drainpipe_engine::plan::{LimitKeeper, Paths, Plan, Protection, Transfer};
-use drainpipe_engine::transfer::encryption::EncryptionReason;
+use drainpipe_engine::transfer::encryption::WhyClear;
 
 fn a_plan() -> Plan {
     let path = Path {
@@ -19,8 +19,7 @@ fn a_plan() -> Plan {
     };
     Plan {
         requested_option: RequestedOption::Tcp,
-        transfer: Transfer::OneConnection(Protection::Clear(LimitKeeper::Agents)),
-        encryption_reason: EncryptionReason::NotRequired,
+        transfer: Transfer::OneConnection(Protection::Clear(WhyClear::NotRequired, LimitKeeper::Agents)),
         paths: Paths::try_from(vec![path]).expect("it carries"),
         disks: vec![],
         reasons: vec![],

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use drainpipe_engine::format::one_line;
 use drainpipe_engine::host::facts::HostFacts;
 use drainpipe_engine::migration::{SourceEvent, Stage};
-use drainpipe_engine::plan::{LimitKeeper, Plan, Transfer};
+use drainpipe_engine::plan::{LimitKeeper, Plan};
 use drainpipe_engine::problem::Problem;
 use drainpipe_engine::transfer::downtime::downtime_limit_ms;
 use drainpipe_engine::transfer::queue::unsent_limit_bytes;
@@ -427,7 +427,7 @@ impl Executor {
         let Some(parallel) = plan.transfer.parallel() else { return };
         // A guest that goes on writing may have much to send again in its next round.
         let unsent_bytes =
-            unsent_limit_bytes(&plan.paths, parallel.channels.get(), remaining_bytes, sent_mbps(status));
+            unsent_limit_bytes(&plan.paths, parallel.channels().get(), remaining_bytes, sent_mbps(status));
         if let Some(relay) = &self.relay {
             return relay.set_short(unsent_bytes.is_some());
         }
@@ -450,7 +450,7 @@ impl Executor {
         let vmm = self.claimed.vmm.clone()?;
         let (source, _) = self.agreed.facts.as_ref()?;
         // What RDMA connects is no socket.
-        let are_sockets = plan.relay().is_none() && plan.transfer != Transfer::Rdma;
+        let are_sockets = plan.relay().is_none() && !plan.transfer.is_by_rdma();
         let are_own = are_sockets && source.hypervisor.capabilities.connections_are_ours;
         are_own.then_some((vmm, address))
     }
@@ -465,7 +465,7 @@ impl Executor {
     /// In QEMU's words. Of RDMA, 7.2 has them in its log alone.
     fn why_failed(&self, status: &TransferStatus) -> String {
         let said = status.error_desc.clone();
-        if !self.agreed.plan.as_ref().is_some_and(|plan| plan.transfer == Transfer::Rdma) {
+        if !self.agreed.plan.as_ref().is_some_and(|plan| plan.transfer.is_by_rdma()) {
             return format!("QEMU: {}", said.unwrap_or_else(|| format!("QEMU calls it {}", status.status)));
         }
         let log = self.vmm().map(|vmm| vmm.log_tail()).unwrap_or_default();

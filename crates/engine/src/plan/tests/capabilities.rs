@@ -9,7 +9,7 @@ use crate::host::encryption_policy::EncryptionPolicy;
 use crate::host::facts::HostFacts;
 use crate::option::{MigrationOption, RequestedOption};
 use crate::paths::path::Reach;
-use crate::plan::{LimitKeeper, Packing, Plan, PlanRequest, Spread, Transfer, plan};
+use crate::plan::{LimitKeeper, Packing, Parallel, Plan, PlanRequest, Spread, plan};
 use crate::transfer::encryption::decide;
 use crate::transfer::relayed::Compressible;
 
@@ -278,8 +278,7 @@ fn overreach(plan: &Plan, [a, b]: &[HostFacts; 2]) -> Vec<&'static str> {
     let source = a.hypervisor.capabilities;
     let both = |can: fn(&Capabilities) -> bool| can(&source) && can(&b.hypervisor.capabilities);
     let is_relayed = plan.relay().is_some();
-    let packs =
-        matches!(plan.transfer.parallel().map(|parallel| parallel.packing), Some(Packing::ByHypervisor(..)));
+    let packs = matches!(plan.transfer.parallel().map(Parallel::packing), Some(Packing::ByHypervisor(..)));
     let is_limited = a.bandwidth_limit_mbps.is_some() || b.bandwidth_limit_mbps.is_some();
     let keeper_can = match plan.limit_keeper() {
         LimitKeeper::Agents => is_relayed || source.connections_are_ours,
@@ -301,7 +300,7 @@ fn overreach(plan: &Plan, [a, b]: &[HostFacts; 2]) -> Vec<&'static str> {
         ("post_copy", plan.post_copy(), both(|can| can.post_copy.is_some())),
         ("pauses_before_switchover", plan.post_copy(), source.pauses_before_switchover),
         ("encrypts", plan.is_encrypted_by_hypervisor(), encrypts),
-        ("rdma", plan.transfer == Transfer::Rdma, a.hypervisor.rdma && b.hypervisor.rdma),
+        ("rdma", plan.transfer.is_by_rdma(), a.hypervisor.rdma && b.hypervisor.rdma),
     ];
     uses.into_iter().filter(|(_, is_used, can)| *is_used && !can).map(|(what, ..)| what).collect()
 }
@@ -371,7 +370,7 @@ proptest! {
         let said = match planned(&hosts, request) {
             Ok(plan) => {
                 let keeper =
-                    if plan.transfer == Transfer::Rdma { LimitKeeper::Nobody } else { LimitKeeper::Agents };
+                    if plan.transfer.is_by_rdma() { LimitKeeper::Nobody } else { LimitKeeper::Agents };
                 prop_assert_eq!(plan.limit_keeper(), keeper);
                 plan.reason().unwrap_or_default()
             }

@@ -8,7 +8,7 @@ use crate::host::encryption_policy::EncryptionPolicy;
 use crate::host::facts::{HostFacts, RdmaFacts, RdmaPort};
 use crate::option::{MigrationOption, RequestedOption};
 use crate::paths::path::Reach;
-use crate::plan::{LimitKeeper, Plan, PlanRequest, Transfer, plan};
+use crate::plan::{LimitKeeper, Plan, PlanRequest, plan};
 
 /// Two hosts whose second links have RDMA devices.
 fn pair() -> [HostFacts; 2] {
@@ -27,7 +27,7 @@ fn planned([a, b]: &[HostFacts; 2], request: impl Into<PlanRequest>) -> Plan {
 #[test]
 fn direct_goes_by_the_path_that_has_devices_at_both_ends() {
     let plan = planned(&pair(), RequestedOption::Direct);
-    assert_eq!((plan.option(), plan.transfer), (MigrationOption::Direct, Transfer::Rdma));
+    assert_eq!((plan.option(), plan.transfer.is_by_rdma()), (MigrationOption::Direct, true));
     assert_eq!(plan.paths.iter().map(ToString::to_string).collect::<Vec<_>>(), ["e1–e1"]);
     assert_eq!((plan.reason(), plan.limit_keeper()), (None, LimitKeeper::Nobody));
     assert!(plan.relay().is_none() && !plan.is_encrypted() && !plan.post_copy());
@@ -117,7 +117,7 @@ proptest! {
         let request = PlanRequest { option: RequestedOption::Direct, post_copy: false, ..request };
         let reach = |link: &str| Reach { link: link.into(), peer_link: link.into() };
         let Ok(plan) = plan(&a, &b, request, &["e0", "e1", "e2"].map(reach), GIB) else { return Ok(()) };
-        if plan.transfer != Transfer::Rdma {
+        if !plan.transfer.is_by_rdma() {
             prop_assert!(plan.reason().is_some_and(|reason| !reason.contains("asks for it")), "{:?}", plan);
             return Ok(());
         }

@@ -13,7 +13,7 @@ use crate::plan::{
     LimitKeeper, MULTICHANNEL_CONNECTIONS, Packing, Parallel, Plan, PlanRequest, Protection, Reason, Spread,
     Transfer, ZstdLevel, plan,
 };
-use crate::transfer::encryption::EncryptionReason;
+use crate::transfer::encryption::{Encryption, WhyClear, WhyEncrypted};
 use crate::transfer::relayed::Compressible;
 
 /// A plan as 0.1.0 writes it.
@@ -99,6 +99,7 @@ fn a_plan_that_contradicts_itself_is_refused_in_words() {
         changed(several.clone(), &[("option", json!("multichannel")), ("is_compressed", json!(false))]);
     let packed_by_qemu = changed(as_it_is.clone(), &[("option", json!("qemu-zstd-1"))]);
     let in_clear = json!({ "is_encrypted": false, "why": "" });
+    let in_clear_by_route = changed(as_it_is.clone(), &[("encryption", in_clear.clone())]);
     let packed_in_clear = changed(several.clone(), &[("encryption", in_clear)]);
     let mut on_standby = one["paths"].clone();
     on_standby[0]["is_spare"] = json!(true);
@@ -135,6 +136,8 @@ fn a_plan_that_contradicts_itself_is_refused_in_words() {
             json!("hypervisor"),
             "by qemu-zstd-1 through the agents, with a limit",
         ),
+        (&in_clear_by_route, "limit_keeper", json!("nobody"), "by multichannel that is routed, with a limit"),
+        (&in_clear_by_route, "limit_keeper", json!("hypervisor"), "that is routed, with a limit"),
         (&several, "limit_keeper", json!("nobody"), "by compression through the agents, with a limit"),
         (
             &packed_in_clear,
@@ -151,22 +154,25 @@ fn a_plan_that_contradicts_itself_is_refused_in_words() {
 /// All that there are, with one number of connections.
 fn all_transfers() -> Vec<Transfer> {
     let keepers = [LimitKeeper::Agents, LimitKeeper::Hypervisor, LimitKeeper::Nobody];
-    let protections = || keepers.map(Protection::Clear).into_iter().chain([Protection::Encrypted]);
-    let post_copy = [false, true].into_iter().flat_map(|is_encrypted| {
-        keepers.map(|limit_keeper| Transfer::PostCopy { is_encrypted, limit_keeper })
+    let why_clear = || WhyClear::Stated("asked for".into());
+    let why_encrypted = || WhyEncrypted::Stated("asked for".into());
+    let both = || [Encryption::Clear(why_clear()), Encryption::Encrypted(why_encrypted())];
+    let clear = |limit_keeper| Protection::Clear(why_clear(), limit_keeper);
+    let protections = || keepers.map(clear).into_iter().chain([Protection::Encrypted(why_encrypted())]);
+    let post_copy = both().into_iter().flat_map(|encryption| {
+        keepers.map(|limit_keeper| Transfer::PostCopy { encryption: encryption.clone(), limit_keeper })
     });
     let by_hypervisor = |level| protections().map(move |protection| Packing::ByHypervisor(level, protection));
     let packings = protections()
         .map(Packing::Nobody)
         .chain([ZstdLevel::One, ZstdLevel::Three].into_iter().flat_map(by_hypervisor))
-        .chain([false, true].map(|is_encrypted| Packing::ByRelay { is_encrypted }));
+        .chain(both().map(Packing::ByRelay));
     let parallel = packings.flat_map(|packing| {
-        let channels = MULTICHANNEL_CONNECTIONS;
-        [Spread::InTurn, Spread::Routed]
-            .map(|spread| Transfer::Parallel(Parallel { channels, spread, packing }))
+        let by = |spread| Parallel::new(MULTICHANNEL_CONNECTIONS, spread, packing.clone());
+        [by(Spread::InTurn), by(Spread::Routed)].into_iter().flatten().map(Transfer::Parallel)
     });
     let one_connection = protections().map(Transfer::OneConnection);
-    one_connection.chain(post_copy).chain(parallel).chain([Transfer::Rdma]).collect()
+    one_connection.chain(post_copy).chain(parallel).chain([Transfer::Rdma(why_clear())]).collect()
 }
 
 /// Every combination of what a plan says of its transfer, also those that cannot be.
@@ -198,7 +204,7 @@ fn all_wire_forms() -> Vec<Value> {
 fn every_transfer_has_a_wire_form_of_its_own_and_every_other_form_is_refused() {
     let transfers = all_transfers();
     let written = |transfer: &Transfer| {
-        let plan = Plan { transfer: *transfer, ..read(over_one_connection()).unwrap() };
+        let plan = Plan { transfer: transfer.clone(), ..read(over_one_connection()).unwrap() };
         let mut plan = serde_json::to_value(plan).unwrap();
         plan.as_object_mut().unwrap().entry("limit_keeper").or_insert("agents".into());
         plan
@@ -314,8 +320,12 @@ proptest! {
             let read: Plan = serde_json::from_value(sent.clone()).unwrap();
             prop_assert_eq!(serde_json::to_value(&read).unwrap(), sent);
             let reasons = plan.reason().map(Reason::Stated).into_iter().collect();
-            let encryption_reason = EncryptionReason::Stated(plan.encryption_reason.to_string());
-            prop_assert_eq!(read, Plan { encryption_reason, reasons, ..plan });
+            let (spread, relay, limit_keeper) = (plan.spread(), plan.relay(), plan.limit_keeper());
+            prop_assert_eq!((read.spread(), read.relay(), read.limit_keeper()), (spread, relay, limit_keeper));
+            prop_assert_eq!(read.encryption().is_encrypted(), plan.is_encrypted());
+            prop_assert_eq!(read.encryption().why(), plan.encryption().why());
+            let transfer = read.transfer.clone();
+            prop_assert_eq!(read, Plan { transfer, reasons, ..plan });
         }
     }
 }
