@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use crate::connection::Fleet;
 
 /// Migrations, and why some host did not tell its own.
-pub(crate) struct Found {
+pub(crate) struct FoundMigrations {
     /// Those under way, then the ended ones, newest first.
     pub(crate) migrations: Vec<MigrationView>,
     /// Hosts, and what was wrong with each.
@@ -16,9 +16,9 @@ pub(crate) struct Found {
 }
 
 /// The last migrations of all hosts, so many of each.
-pub(crate) async fn of_all_hosts(fleet: &Fleet, limit: u32) -> Result<Found, Problem> {
+pub(crate) async fn of_all_hosts(fleet: &Fleet, limit: u32) -> Result<FoundMigrations, Problem> {
     let path = format!("/v1/migrations?limit={limit}");
-    let mut found = Found { migrations: vec![], silent: vec![] };
+    let mut found = FoundMigrations { migrations: vec![], silent: vec![] };
     for (host, answer) in ask_all::<Vec<MigrationView>>(fleet, &path).await? {
         match answer {
             Ok(migrations) => found.migrations.extend(migrations),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::frame::StreamNumber;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum StreamState {
     /// Its requests go to the disk.
     Open,
     /// It takes nothing more, but what it took may not be done yet.
@@ -17,7 +17,7 @@ enum State {
 /// The streams of one disk. Numbers are 16 bits long, which bounds it.
 #[derive(Debug, Default)]
 pub(crate) struct Fences {
-    streams: BTreeMap<StreamNumber, State>,
+    streams: BTreeMap<StreamNumber, StreamState>,
 }
 
 impl Fences {
@@ -25,42 +25,42 @@ impl Fences {
     pub(crate) fn open(&mut self, number: StreamNumber) -> bool {
         let is_new = !self.streams.contains_key(&number);
         if is_new {
-            self.streams.insert(number, State::Open);
+            self.streams.insert(number, StreamState::Open);
         }
         is_new
     }
 
     /// Whether the stream may take another request to the disk.
     pub(crate) fn is_open(&self, number: StreamNumber) -> bool {
-        self.streams.get(&number) == Some(&State::Open)
+        self.streams.get(&number) == Some(&StreamState::Open)
     }
 
     /// From now on it takes nothing more. One that never came never will.
     pub(crate) fn fence(&mut self, number: StreamNumber) {
-        let state = self.streams.entry(number).or_insert(State::Ended);
-        if *state == State::Open {
-            *state = State::Closing;
+        let state = self.streams.entry(number).or_insert(StreamState::Ended);
+        if *state == StreamState::Open {
+            *state = StreamState::Closing;
         }
     }
 
     /// All that it took is done and flushed.
     pub(crate) fn end(&mut self, number: StreamNumber) {
-        self.streams.insert(number, State::Ended);
+        self.streams.insert(number, StreamState::Ended);
     }
 
     /// Whether nothing more of it will reach the disk.
     pub(crate) fn has_ended(&self, number: StreamNumber) -> bool {
-        self.streams.get(&number) == Some(&State::Ended)
+        self.streams.get(&number) == Some(&StreamState::Ended)
     }
 
     /// Whether that is so of all.
     pub(crate) fn have_all_ended(&self) -> bool {
-        self.streams.values().all(|state| *state == State::Ended)
+        self.streams.values().all(|state| *state == StreamState::Ended)
     }
 
     /// How many may reach the disk, or still do.
     pub(crate) fn open_streams(&self) -> usize {
-        self.streams.values().filter(|state| **state != State::Ended).count()
+        self.streams.values().filter(|state| **state != StreamState::Ended).count()
     }
 }
 

@@ -8,7 +8,7 @@ use crate::error::Malformed;
 use crate::limits::{HELD_BYTES_MAX, PIECES_PER_STREAM_MAX};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum CommandState {
     /// Its data are not all here.
     Comes,
     AtDisk,
@@ -18,7 +18,7 @@ enum State {
 #[derive(Debug)]
 struct Entry {
     command: Command,
-    state: State,
+    state: CommandState,
     /// With what it is compared.
     digest: Option<Digest>,
 }
@@ -41,7 +41,7 @@ impl RequestsInFlight {
         if self.entries.contains_key(&handle) {
             return Err(Malformed("a handle that is in use"));
         }
-        self.entries.insert(handle, Entry { command, state: State::Comes, digest: None });
+        self.entries.insert(handle, Entry { command, state: CommandState::Comes, digest: None });
         self.bytes += command.held_bytes();
         Ok(())
     }
@@ -58,25 +58,25 @@ impl RequestsInFlight {
 
     /// The disk is asked.
     pub(crate) fn goes_to_disk(&mut self, handle: u64) {
-        self.enter(handle, State::AtDisk);
+        self.enter(handle, CommandState::AtDisk);
         self.at_disk += 1;
     }
 
-    fn enter(&mut self, handle: u64, state: State) {
+    fn enter(&mut self, handle: u64, state: CommandState) {
         self.entries.get_mut(&handle).expect("it was taken").state = state;
     }
 
     /// What the disk answers, if it was asked.
     pub(crate) fn asked(&self, handle: u64) -> Result<Command, Malformed> {
         match self.entries.get(&handle) {
-            Some(Entry { command, state: State::AtDisk, .. }) => Ok(*command),
+            Some(Entry { command, state: CommandState::AtDisk, .. }) => Ok(*command),
             Some(_) | None => Err(Malformed("a reply to what was not asked")),
         }
     }
 
     /// The disk has answered.
     pub(crate) fn is_answered(&mut self, handle: u64) {
-        self.enter(handle, State::Answered);
+        self.enter(handle, CommandState::Answered);
         self.at_disk -= 1;
     }
 

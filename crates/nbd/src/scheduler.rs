@@ -59,7 +59,7 @@ pub(crate) struct Outgoing<P> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum RequestState {
     /// For others.
     Waits,
     Started,
@@ -71,7 +71,7 @@ enum State {
 struct Request<P> {
     cookie: u64,
     command: Command,
-    state: State,
+    state: RequestState,
     /// Until it is started.
     pieces: Vec<Piece<P>>,
     unanswered_pieces: usize,
@@ -149,7 +149,7 @@ impl<P: Clone> Scheduler<P> {
         let request = Request {
             cookie,
             command,
-            state: State::Waits,
+            state: RequestState::Waits,
             pieces,
             unanswered_pieces: 0,
             error: None,
@@ -308,7 +308,7 @@ impl<P: Clone> Scheduler<P> {
         }
         request.unanswered_pieces -= 1;
         if request.unanswered_pieces == 0 {
-            request.state = State::Answered;
+            request.state = RequestState::Answered;
         }
     }
 
@@ -327,12 +327,12 @@ impl<P: Clone> Scheduler<P> {
             let request = &self.requests[&arrival];
             let command = request.command;
             match request.state {
-                State::Waits if self.may_start(&command, &earlier) => self.start(arrival),
-                State::Answered if may_be_answered(&command, &earlier) => {
+                RequestState::Waits if self.may_start(&command, &earlier) => self.start(arrival),
+                RequestState::Answered if may_be_answered(&command, &earlier) => {
                     self.tell(arrival);
                     continue;
                 }
-                State::Waits | State::Started | State::Answered => {}
+                RequestState::Waits | RequestState::Started | RequestState::Answered => {}
             }
             earlier.push(command);
         }
@@ -349,7 +349,7 @@ impl<P: Clone> Scheduler<P> {
 
     fn start(&mut self, arrival: u64) {
         let request = self.requests.get_mut(&arrival).expect("it waits");
-        request.state = State::Started;
+        request.state = RequestState::Started;
         let pieces = std::mem::take(&mut request.pieces);
         if request.command.operation == Operation::Flush {
             request.unanswered_pieces = self.streams.len();

@@ -50,14 +50,14 @@ pub(crate) struct PageAt {
 /// Walks through one connection.
 #[derive(Debug)]
 pub(crate) struct Walker {
-    state: State,
+    state: ParserState,
     // What has come of a header.
     header: Vec<u8>,
     syncs: u64,
 }
 
 #[derive(Debug)]
-enum State {
+enum ParserState {
     Initial,
     Packet,
     Pages(Pages),
@@ -77,7 +77,7 @@ struct Pages {
 impl Walker {
     /// At the beginning of a connection.
     pub(crate) fn new() -> Self {
-        Self { state: State::Initial, header: vec![], syncs: 0 }
+        Self { state: ParserState::Initial, header: vec![], syncs: 0 }
     }
 
     /// How often all connections have waited for each other before what comes next.
@@ -89,13 +89,13 @@ impl Walker {
     /// or as many whole pages as there is room for. 0 if there is none for a page.
     pub(crate) fn wants(&self, room: usize) -> usize {
         match &self.state {
-            State::Initial => room.min(INITIAL_BYTES - self.header.len()),
-            State::Packet => room.min(PACKET_BYTES - self.header.len()),
-            State::Pages(Pages { begun: 0, offsets, .. }) => {
+            ParserState::Initial => room.min(INITIAL_BYTES - self.header.len()),
+            ParserState::Packet => room.min(PACKET_BYTES - self.header.len()),
+            ParserState::Pages(Pages { begun: 0, offsets, .. }) => {
                 (room / PAGE_BYTES).min(offsets.len()) * PAGE_BYTES
             }
-            State::Pages(Pages { begun, .. }) => room.min(PAGE_BYTES - begun),
-            State::Opaque => room,
+            ParserState::Pages(Pages { begun, .. }) => room.min(PAGE_BYTES - begun),
+            ParserState::Opaque => room,
         }
     }
 
@@ -105,10 +105,10 @@ impl Walker {
         while at < bytes.len() {
             let rest = &bytes[at..];
             at += match &mut self.state {
-                State::Opaque => rest.len(),
-                State::Initial => self.header(rest, INITIAL_BYTES),
-                State::Packet => self.header(rest, PACKET_BYTES),
-                State::Pages(coming) => {
+                ParserState::Opaque => rest.len(),
+                ParserState::Initial => self.header(rest, INITIAL_BYTES),
+                ParserState::Packet => self.header(rest, PACKET_BYTES),
+                ParserState::Pages(coming) => {
                     let taken = rest.len().min(PAGE_BYTES - coming.begun);
                     if taken == PAGE_BYTES {
                         let offset = coming.offsets.last().copied().unwrap_or_default();
@@ -123,7 +123,7 @@ impl Walker {
     }
 
     fn page(&mut self, taken: usize) {
-        let State::Pages(coming) = &mut self.state else { return };
+        let ParserState::Pages(coming) = &mut self.state else { return };
         coming.begun += taken;
         if coming.begun == PAGE_BYTES {
             coming.begun = 0;
@@ -131,7 +131,7 @@ impl Walker {
         }
         if coming.offsets.is_empty() {
             self.syncs += u64::from(coming.is_sync);
-            self.state = State::Packet;
+            self.state = ParserState::Packet;
         }
     }
 
@@ -140,22 +140,22 @@ impl Walker {
         self.header.extend_from_slice(&bytes[..taken]);
         if self.header.len() == length {
             let next = match self.state {
-                State::Initial => initial(&self.header),
+                ParserState::Initial => initial(&self.header),
                 _ => packet(&self.header),
             };
             self.header.clear();
-            self.state = next.unwrap_or(State::Opaque);
+            self.state = next.unwrap_or(ParserState::Opaque);
             self.page(0);
         }
         taken
     }
 }
 
-fn initial(header: &[u8]) -> Option<State> {
-    (number(header, 0)? == MAGIC && number(header, 4)? == VERSION).then_some(State::Packet)
+fn initial(header: &[u8]) -> Option<ParserState> {
+    (number(header, 0)? == MAGIC && number(header, 4)? == VERSION).then_some(ParserState::Packet)
 }
 
-fn packet(header: &[u8]) -> Option<State> {
+fn packet(header: &[u8]) -> Option<ParserState> {
     let flags = number(header, 8)?;
     // Another flag is another content: compressed, or state of a device.
     if number(header, 0)? != MAGIC || number(header, 4)? != VERSION || flags & !FLAG_SYNC != 0 {
@@ -170,7 +170,7 @@ fn packet(header: &[u8]) -> Option<State> {
     let offsets = places.iter().rev().map(|place| u64::from_be_bytes(*place)).collect();
     let mut hasher = DefaultHasher::new();
     header.get(RAM_BLOCK_AT..PLACES_AT)?.hash(&mut hasher);
-    Some(State::Pages(Pages {
+    Some(ParserState::Pages(Pages {
         ram_block: hasher.finish(),
         offsets,
         begun: 0,

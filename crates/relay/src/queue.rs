@@ -39,11 +39,11 @@ struct Stream {
 struct Queued {
     number: u64,
     raw_bytes: usize,
-    state: State,
+    state: BlockState,
 }
 
 #[derive(Debug)]
-enum State {
+enum BlockState {
     Waiting(Arc<Block>),
     InWork(Arc<Block>),
     // As it was is not needed any more.
@@ -175,7 +175,7 @@ impl Streams {
 
     /// A block came from the program.
     pub(crate) fn push(&mut self, stream: usize, raw: Block) {
-        let (raw_bytes, state) = (raw.len(), State::Waiting(Arc::new(raw)));
+        let (raw_bytes, state) = (raw.len(), BlockState::Waiting(Arc::new(raw)));
         let block = Queued { number: self.next_number, raw_bytes, state };
         self.next_number += 1;
         self.streams[stream].blocks.push_back(block);
@@ -220,9 +220,9 @@ impl Streams {
         let wanted = self.wanted();
         let (at, index) = wanted.or_else(|| self.deepest())?;
         let block = &mut self.streams[index].blocks[at];
-        let State::Waiting(raw) = &block.state else { return None };
+        let BlockState::Waiting(raw) = &block.state else { return None };
         let raw = Arc::clone(raw);
-        block.state = State::InWork(Arc::clone(&raw));
+        block.state = BlockState::InWork(Arc::clone(&raw));
         let number = block.number;
         Some(Work { stream: index, number, raw, is_urgent: wanted.is_some() || self.is_behind() })
     }
@@ -235,19 +235,19 @@ impl Streams {
             let count = if is_for_all { stream.blocks.len() } else { usize::from(stream.is_wanted) };
             stream.blocks.iter().take(count)
         });
-        blocks.filter(|block| matches!(block.state, State::Waiting(_))).take(most).count()
+        blocks.filter(|block| matches!(block.state, BlockState::Waiting(_))).take(most).count()
     }
 
     fn is_behind(&self) -> bool {
         let blocks = self.streams.iter().flat_map(|stream| &stream.blocks);
-        let waiting = blocks.filter(|block| matches!(block.state, State::Waiting(_))).count();
+        let waiting = blocks.filter(|block| matches!(block.state, BlockState::Waiting(_))).count();
         waiting * BEHIND_ONE_IN > self.streams.iter().map(|stream| stream.blocks.len()).sum()
     }
 
     fn wanted(&self) -> Option<(usize, usize)> {
         let wanted = self.streams.iter().enumerate().filter(|(_, stream)| stream.is_wanted);
         let fronts = wanted.filter_map(|(index, stream)| match stream.blocks.front()? {
-            Queued { number, state: State::Waiting(_), .. } => Some((*number, index)),
+            Queued { number, state: BlockState::Waiting(_), .. } => Some((*number, index)),
             _ => None,
         });
         fronts.min().map(|(_, index)| (0, index))
@@ -258,7 +258,7 @@ impl Streams {
             return None;
         }
         let deepest = self.streams.iter().enumerate().filter_map(|(index, stream)| {
-            let at = stream.blocks.iter().rposition(|block| matches!(block.state, State::Waiting(_)))?;
+            let at = stream.blocks.iter().rposition(|block| matches!(block.state, BlockState::Waiting(_)))?;
             Some((at, index))
         });
         deepest.max()
@@ -271,7 +271,7 @@ impl Streams {
         let Some(block) = blocks.iter_mut().find(|block| block.number == work.number) else {
             return Err(packed);
         };
-        block.state = packed.map_or_else(|| State::Plain(Arc::clone(&work.raw)), State::Packed);
+        block.state = packed.map_or_else(|| BlockState::Plain(Arc::clone(&work.raw)), BlockState::Packed);
         Ok(work.stream)
     }
 
@@ -281,9 +281,9 @@ impl Streams {
         let blocks = self.streams.iter().flat_map(|stream| &stream.blocks);
         blocks
             .map(|block| match &block.state {
-                State::Waiting(_) | State::Plain(_) => 0,
-                State::InWork(_) => BLOCK_BYTES_MAX,
-                State::Packed(packed) => {
+                BlockState::Waiting(_) | BlockState::Plain(_) => 0,
+                BlockState::InWork(_) => BLOCK_BYTES_MAX,
+                BlockState::Packed(packed) => {
                     (packed.bytes.capacity() + packed.copies_bytes()).saturating_sub(BLOCK_BYTES_MAX)
                 }
             })
@@ -294,9 +294,9 @@ impl Streams {
         let stream = &self.streams[stream];
         match stream.blocks.front() {
             Some(block) => match block.state {
-                State::Waiting(_) => Front::Waiting,
-                State::InWork(_) => Front::InWork,
-                State::Packed(_) | State::Plain(_) => Front::Ready,
+                BlockState::Waiting(_) => Front::Waiting,
+                BlockState::InWork(_) => Front::InWork,
+                BlockState::Packed(_) | BlockState::Plain(_) => Front::Ready,
             },
             None if stream.has_ended => Front::End,
             None => Front::Empty,
@@ -306,10 +306,10 @@ impl Streams {
     /// Takes what is at the front, as far as it is packed.
     pub(crate) fn pop(&mut self, stream: usize) -> Option<Outgoing> {
         let Queued { raw_bytes, state, .. } = self.streams[stream].blocks.pop_front()?;
-        let is_overtaken = matches!(state, State::Waiting(_) | State::InWork(_));
+        let is_overtaken = matches!(state, BlockState::Waiting(_) | BlockState::InWork(_));
         let content = match state {
-            State::Packed(packed) => Content::Packed(packed),
-            State::Waiting(raw) | State::InWork(raw) | State::Plain(raw) => Content::Raw(raw),
+            BlockState::Packed(packed) => Content::Packed(packed),
+            BlockState::Waiting(raw) | BlockState::InWork(raw) | BlockState::Plain(raw) => Content::Raw(raw),
         };
         Some(Outgoing { raw_bytes, content, is_overtaken })
     }

@@ -107,7 +107,7 @@ fn session(
 }
 
 /// What a state of the handshake asks for.
-enum Step {
+enum HandshakeStep {
     Again,
     Receive,
     Done,
@@ -125,27 +125,27 @@ fn shake<H: Handshake>(mut connection: H, mut socket: impl Read + Write) -> Resu
                 socket.write_all(&outgoing).map_err(RelayError::wire)?;
                 outgoing.clear();
                 data.done();
-                Step::Again
+                HandshakeStep::Again
             }
             Ok(ConnectionState::ReadTraffic(mut data)) => {
                 // The peer's last word of the handshake came together with the first after it.
                 while let Some(record) = data.next_record() {
                     early.extend_from_slice(record?.payload);
                 }
-                Step::Again
+                HandshakeStep::Again
             }
-            Ok(ConnectionState::BlockedHandshake) => Step::Receive,
-            Ok(ConnectionState::WriteTraffic(_)) => Step::Done,
-            Ok(_) => Step::Failed(Error::HandshakeNotComplete),
-            Err(error) => Step::Failed(error),
+            Ok(ConnectionState::BlockedHandshake) => HandshakeStep::Receive,
+            Ok(ConnectionState::WriteTraffic(_)) => HandshakeStep::Done,
+            Ok(_) => HandshakeStep::Failed(Error::HandshakeNotComplete),
+            Err(error) => HandshakeStep::Failed(error),
         };
         incoming.copy_within(discard..filled, 0);
         filled -= discard;
         match step {
-            Step::Again => {}
-            Step::Receive => filled += receive(&mut socket, &mut incoming[filled..])?,
-            Step::Done => return Ok(connection.finish(&early, &incoming[..filled])?),
-            Step::Failed(error) => {
+            HandshakeStep::Again => {}
+            HandshakeStep::Receive => filled += receive(&mut socket, &mut incoming[filled..])?,
+            HandshakeStep::Done => return Ok(connection.finish(&early, &incoming[..filled])?),
+            HandshakeStep::Failed(error) => {
                 tell(&mut connection, &mut incoming[..filled], socket);
                 return Err(error.into());
             }
@@ -166,15 +166,15 @@ fn receive(socket: &mut impl Read, room: &mut [u8]) -> Result<usize, RelayError>
     }
 }
 
-fn encode<Data>(mut data: EncodeTlsData<'_, Data>, outgoing: &mut Vec<u8>) -> Step {
+fn encode<Data>(mut data: EncodeTlsData<'_, Data>, outgoing: &mut Vec<u8>) -> HandshakeStep {
     let begin = outgoing.len();
     loop {
         match data.encode(&mut outgoing[begin..]) {
-            Ok(_) => return Step::Again,
+            Ok(_) => return HandshakeStep::Again,
             Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) => {
                 outgoing.resize(begin + required_size, 0);
             }
-            Err(EncodeError::AlreadyEncoded) => return Step::Failed(Error::HandshakeNotComplete),
+            Err(EncodeError::AlreadyEncoded) => return HandshakeStep::Failed(Error::HandshakeNotComplete),
         }
     }
 }
@@ -183,7 +183,7 @@ fn encode<Data>(mut data: EncodeTlsData<'_, Data>, outgoing: &mut Vec<u8>) -> St
 fn tell(connection: &mut impl Handshake, incoming: &mut [u8], mut socket: impl Write) {
     let mut outgoing = vec![];
     if let Ok(ConnectionState::EncodeTlsData(data)) = connection.process(incoming).state
-        && let Step::Again = encode(data, &mut outgoing)
+        && let HandshakeStep::Again = encode(data, &mut outgoing)
     {
         drop(socket.write_all(&outgoing));
     }

@@ -39,7 +39,7 @@ use crate::store::config::Config;
 use crate::store::cpu_list::CpuList;
 use crate::store::fleet::{self, Fleet};
 use crate::store::journal::{self, Journal};
-use crate::transfer::Transfer;
+use crate::transfer::Transfers;
 use crate::transfer::relay::{check_packing_cpus, own_cpus};
 use crate::vms::cpu_priority;
 use crate::vms::hypervisors::Hypervisors;
@@ -298,7 +298,7 @@ pub(crate) async fn open(
     let fleet = Arc::new(Fleet::open(&config, identity)?);
     let host = Arc::new(Host::open(config, fleet, network, identity.authority_key(), stop)?);
     let peers = Arc::new(Peers::open(&host, identity)?);
-    let transfer = Arc::new(Transfer::open(&host, &peers, &journal, &vms)?);
+    let transfer = Arc::new(Transfers::open(&host, &peers, &journal, &vms)?);
     let incoming = Arc::new(Incoming {
         host: Arc::clone(&host),
         peers: Arc::clone(&peers),

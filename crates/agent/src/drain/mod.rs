@@ -48,7 +48,7 @@ use crate::peers::Peers;
 use crate::store::config::DrainBounds;
 use crate::store::journal::{DrainRecord, Journal};
 use crate::store::lock::lock;
-use crate::transfer::Transfer;
+use crate::transfer::Transfers;
 use crate::vms::Vms;
 use drainpipe_api_types::{DrainKind, DrainPlanView, DrainRequest, DrainView, ResumeRequest};
 
@@ -76,7 +76,7 @@ pub(crate) struct Drains {
     peers: Arc<Peers>,
     journal: Arc<Journal>,
     vms: Arc<Vms>,
-    transfer: Arc<Transfer>,
+    transfer: Arc<Transfers>,
     incoming: Arc<Incoming>,
     checks: Arc<Checks>,
     outgoing: Arc<Outgoing>,

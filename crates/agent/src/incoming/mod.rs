@@ -57,7 +57,7 @@ use crate::peers::Peers;
 use crate::peers::slots::Slots;
 use crate::store::journal::Journal;
 use crate::store::lock::lock;
-use crate::transfer::Transfer;
+use crate::transfer::Transfers;
 use crate::vms::beside::{Beside, RecordedMigration};
 use crate::vms::vm_end;
 use crate::vms::vm_files::VmFiles;
@@ -77,7 +77,7 @@ pub(crate) struct Incoming {
     /// The files that VMs name.
     pub(crate) files: Arc<VmFiles>,
     /// What migrations in either direction share.
-    pub(crate) transfer: Arc<Transfer>,
+    pub(crate) transfer: Arc<Transfers>,
     /// The VMs on their way.
     pub(crate) entries: IncomingVms,
 }

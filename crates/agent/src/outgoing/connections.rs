@@ -17,11 +17,11 @@ const AS_ON_THE_HOST: u32 = 0;
 pub(super) struct Setting {
     /// What it is for the user that it is not set.
     otherwise: &'static str,
-    state: State,
+    state: SettingState,
 }
 
 #[derive(Debug)]
-enum State {
+enum SettingState {
     NotTried,
     TriedSince(Instant),
     Set,
@@ -30,18 +30,18 @@ enum State {
 
 impl Setting {
     pub(super) fn new(otherwise: &'static str) -> Self {
-        Self { otherwise, state: State::NotTried }
+        Self { otherwise, state: SettingState::NotTried }
     }
 
     /// Whether it is set on all connections, or that was given up.
     pub(super) fn is_over(&self) -> bool {
-        matches!(self.state, State::Set | State::GivenUp)
+        matches!(self.state, SettingState::Set | SettingState::GivenUp)
     }
 
     /// To be set again, to something else; unless that was given up.
     fn change(&mut self) {
-        if matches!(self.state, State::Set) {
-            self.state = State::NotTried;
+        if matches!(self.state, SettingState::Set) {
+            self.state = SettingState::NotTried;
         }
     }
 
@@ -49,20 +49,20 @@ impl Setting {
     /// migration does without. `set` says on how many it did.
     pub(super) fn attempt(&mut self, connections: usize, set: impl FnOnce() -> io::Result<usize>) {
         let since = match self.state {
-            State::Set | State::GivenUp => return,
-            State::NotTried => Instant::now(),
-            State::TriedSince(since) => since,
+            SettingState::Set | SettingState::GivenUp => return,
+            SettingState::NotTried => Instant::now(),
+            SettingState::TriedSince(since) => since,
         };
         self.state = match set() {
-            Ok(found) if found >= connections => State::Set,
-            Ok(_) if since.elapsed() < FOUND_WITHIN => State::TriedSince(since),
+            Ok(found) if found >= connections => SettingState::Set,
+            Ok(_) if since.elapsed() < FOUND_WITHIN => SettingState::TriedSince(since),
             Ok(found) => {
                 warn!("found {found} of QEMU's {connections} connections: {}", self.otherwise);
-                State::GivenUp
+                SettingState::GivenUp
             }
             Err(error) => {
                 warn!(%error, "{}", self.otherwise);
-                State::GivenUp
+                SettingState::GivenUp
             }
         };
     }
@@ -80,7 +80,7 @@ impl UnsentLimit {
     pub(super) fn new() -> Self {
         let otherwise =
             "their queues stay as they are, so the VM's pause may be long, or its last rounds slow";
-        Self { bytes: None, setting: Setting { otherwise, state: State::Set } }
+        Self { bytes: None, setting: Setting { otherwise, state: SettingState::Set } }
     }
 
     /// Has `set` set what it is now, if that is not done; without a limit, what it is on the host.

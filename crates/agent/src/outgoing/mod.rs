@@ -40,7 +40,7 @@ use crate::host::Host;
 use crate::incoming::Incoming;
 use crate::peers::Peers;
 use crate::store::journal::{Journal, OpenMigration};
-use crate::transfer::Transfer;
+use crate::transfer::Transfers;
 use crate::vms::beside::{Beside, RecordedMigration};
 use crate::vms::{Claim, Claimed, Vms, does_not_run};
 use drainpipe_api_types::{MigrateRequest, MigrationView};
@@ -71,7 +71,7 @@ pub(crate) struct Outgoing {
     /// The VMs that are here.
     pub(crate) vms: Arc<Vms>,
     /// What migrations in either direction share.
-    pub(crate) transfer: Arc<Transfer>,
+    pub(crate) transfer: Arc<Transfers>,
     /// Migrations to here: a VM that leaves may have come by one.
     pub(crate) incoming: Arc<Incoming>,
     /// What is looked at before each of them.

@@ -47,7 +47,7 @@ const AHEAD_CONNECTIONS: usize = 200;
 
 /// What is known of a VM's connections on their way.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownConnections {
     // None where nothing is tracked.
     listed: Option<Tracked>,
     there: There,
@@ -78,7 +78,7 @@ struct Sender {
     outgoing: Arc<Outgoing>,
     macs: Vec<MacAddress>,
     taker: Taker,
-    known: Mutex<Known>,
+    known: Mutex<KnownConnections>,
 }
 
 /// What has become of them.
@@ -134,7 +134,7 @@ impl OnWay {
     }
 }
 
-impl Known {
+impl KnownConnections {
     /// What to send now that this is tracked.
     fn begin(&mut self, tracked: Tracked, moment: Moment) -> Vec<Changes> {
         let now = Instant::now();
@@ -319,18 +319,22 @@ mod tests {
     }
 
     /// The target has those of two connections that have these numbers.
-    fn known(translated: usize, is_whole: bool, there: &[usize]) -> Known {
+    fn known(translated: usize, is_whole: bool, there: &[usize]) -> KnownConnections {
         let connections = vec![udp("10.0.9.9", true), udp("10.0.9.8", true)];
         let answered = there.iter().map(|number| connections[*number]).collect();
         let listed = Tracked { connections, translated, others: 0, is_whole };
-        let mut known = Known { listed: Some(listed), ..Known::default() };
+        let mut known = KnownConnections { listed: Some(listed), ..KnownConnections::default() };
         known.is_answered(&Changes { ended: vec![], connections: answered }, TrackedTaken::default());
         known
     }
 
     #[test]
     fn what_went_along_and_what_did_not_is_told() {
-        assert_eq!(Known::default().tracked_use(false, Duration::ZERO), None, "nothing is tracked");
+        assert_eq!(
+            KnownConnections::default().tracked_use(false, Duration::ZERO),
+            None,
+            "nothing is tracked"
+        );
         let all = known(0, true, &[0, 1]).tracked_use(false, Duration::from_millis(3)).unwrap();
         assert_eq!((all.along, all.left, all.why, all.waited_ms), (2, 0, None, 3.0));
         let part = known(1, false, &[1]).tracked_use(true, Duration::from_millis(20)).unwrap();
@@ -339,7 +343,7 @@ mod tests {
         for words in ["translates", "more than could be listed", "no time for more"] {
             assert!(why.contains(words), "{why}");
         }
-        let unlisted = Known { why: vec!["as it is".into()], ..Known::default() };
+        let unlisted = KnownConnections { why: vec!["as it is".into()], ..KnownConnections::default() };
         let tracked_use = unlisted.tracked_use(false, Duration::ZERO).unwrap();
         assert_eq!(tracked_use.why.as_deref(), Some("as it is"));
     }

@@ -26,7 +26,7 @@ use crate::vms::cpu_priority::FirstSessions;
 
 /// What they share.
 #[derive(Debug)]
-pub(crate) struct Transfer {
+pub(crate) struct Transfers {
     /// The paths that migrations use, in either direction.
     pub(crate) watches: Arc<PathWatches>,
     /// Limits of what migrations take of the links.
@@ -43,7 +43,7 @@ pub(crate) struct Transfer {
     concurrent: ConcurrentSenders,
 }
 
-impl Transfer {
+impl Transfers {
     /// With the bandwidth limit of an earlier run of the agent.
     pub(crate) fn open(
         host: &Arc<Host>,

@@ -9,7 +9,7 @@ use super::migrate;
 use crate::arguments::HistoryArguments;
 use crate::connection::ConnectionArguments;
 use crate::exit::Exit;
-use crate::migrations::{self, Found, began};
+use crate::migrations::{self, FoundMigrations, began};
 use crate::output;
 
 pub(crate) async fn run(
@@ -32,7 +32,8 @@ pub(crate) async fn run(
         return Err(Problem::not_found(format!("no host {name}; `drainpipe hosts` lists them")));
     }
     // For one host, what others have sent to it counts too.
-    let Found { mut migrations, silent } = migrations::of_all_hosts(&fleet, arguments.limit).await?;
+    let FoundMigrations { mut migrations, silent } =
+        migrations::of_all_hosts(&fleet, arguments.limit).await?;
     if let Some(name) = &arguments.host {
         migrations.retain(|view| [&view.source, &view.target].contains(&name));
     }

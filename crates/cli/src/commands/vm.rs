@@ -17,7 +17,7 @@ use super::{migrate, move_disk};
 use crate::arguments::{MoveDiskArguments, VmCommand};
 use crate::connection::{ConnectionArguments, Fleet};
 use crate::exit::Exit;
-use crate::migrations::{self, Found};
+use crate::migrations::{self, FoundMigrations};
 use crate::{ask, output};
 
 /// The agent waits a minute for a guest to power off.
@@ -91,7 +91,8 @@ async fn show(fleet: &Fleet, name: &str, json: bool) -> Result<Exit, Problem> {
     let vm = fleet.find_vm(name).await?;
     let host = fleet.host(&vm.host).await?;
     let spec: VmSpec = host.client().get(&host.path(&format!("/v1/vms/{name}/definition"))).await?;
-    let Found { mut migrations, silent } = migrations::of_all_hosts(fleet, MIGRATIONS_LOOKED_AT).await?;
+    let FoundMigrations { mut migrations, silent } =
+        migrations::of_all_hosts(fleet, MIGRATIONS_LOOKED_AT).await?;
     migrations.retain(|view| view.vm == name);
     migrations.truncate(MIGRATIONS_SHOWN);
     let hosts_not_asked = silent.iter().map(|(host, _)| host.clone()).collect();

@@ -15,7 +15,7 @@ use super::limits::DrainLimits;
 use super::order::in_turns;
 use super::placement::{Assignment, place, way_of, without_reserve};
 use super::predict::{Prediction, predict};
-use super::schedule::{Course, Links, Places, Schedule, Transfer, schedule};
+use super::schedule::{Course, Links, Places, Schedule, ScheduledTransfer, schedule};
 use super::speeds::{all_mbps, completion_ms, disk_mbps, setup_ms, vm_mbps};
 use super::stay::Stay;
 use super::view::{DrainView, FoundTransfers, TargetView, VmView};
@@ -339,7 +339,7 @@ fn schedule_of(
         target_bytes_per_ms: of_target(all_mbps),
         host,
     };
-    let transfer = |going: &Going<'_>| Transfer {
+    let transfer = |going: &Going<'_>| ScheduledTransfer {
         target: going.target,
         load: going.prediction.load,
         setup_ms: setup_ms(&view.targets[going.target]),

@@ -4,7 +4,7 @@ use super::concurrency::Concurrency;
 use super::copy_concurrency::CopyConcurrency;
 use super::disks;
 use super::host_links::HostLinks;
-use super::schedule::{Course, Links, Places, Transfer, schedule};
+use super::schedule::{Course, Links, Places, ScheduledTransfer, schedule};
 use super::speeds::{cores_mbps, disk_mbps, links_mbps, speed_mbps, vm_mbps};
 use super::view::{TargetView, VmView};
 use crate::estimate::cores::UNKNOWN_SHARE;
@@ -63,7 +63,7 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
         host: HostLinks::of_speeds(&[speed_mbps(target)]),
     };
     let device_pairs = disks::device_pairs(&target.name, vm.copies_to(&target.name));
-    let transfer = Transfer { target: 0, load, device_pairs, setup_ms: 0.0, completion_ms: 0.0 };
+    let transfer = ScheduledTransfer { target: 0, load, device_pairs, setup_ms: 0.0, completion_ms: 0.0 };
     let places = Places { concurrency: Concurrency::fixed(1), under_way: 1 };
     let course = schedule(&[transfer], &alone, places, CopyConcurrency::default()).courses[0];
     let Course { transfer_ms, bytes } = course;

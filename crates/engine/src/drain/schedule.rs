@@ -28,7 +28,7 @@ const NOTHING_MS: f64 = 1e-6;
 
 /// One transfer among others.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Transfer {
+pub(super) struct ScheduledTransfer {
     /// Which target it goes to.
     pub(super) target: usize,
     /// What it has to send.
@@ -84,7 +84,7 @@ pub(super) struct Schedule {
 /// Plays transfers through that share the links fairly. The next one's turn comes when little is left of a VM; that of a
 /// VM with disks when its devices have room, and no VM without waits before it.
 pub(super) fn schedule(
-    transfers: &[Transfer],
+    transfers: &[ScheduledTransfer],
     links: &Links,
     places: Places,
     copy_concurrency: CopyConcurrency,
@@ -115,7 +115,7 @@ pub(super) fn schedule(
 }
 
 struct Play<'a> {
-    transfers: &'a [Transfer],
+    transfers: &'a [ScheduledTransfer],
     links: &'a Links,
     concurrency: Concurrency,
     under_way: usize,
@@ -419,9 +419,9 @@ mod tests {
     }
 
     /// Transfers of 125 MB each, none of which gets dirty.
-    fn transfers(targets: &[usize]) -> Vec<Transfer> {
+    fn transfers(targets: &[usize]) -> Vec<ScheduledTransfer> {
         let load = Load::resting(125e6);
-        let transfer = |target: &usize| Transfer {
+        let transfer = |target: &usize| ScheduledTransfer {
             target: *target,
             load,
             device_pairs: BTreeSet::new(),
@@ -431,11 +431,11 @@ mod tests {
         targets.iter().map(transfer).collect()
     }
 
-    fn total_ms(transfers: &[Transfer], links: &Links, at_a_time: u8) -> f64 {
+    fn total_ms(transfers: &[ScheduledTransfer], links: &Links, at_a_time: u8) -> f64 {
         played(transfers, links, Concurrency::fixed(at_a_time)).total_ms
     }
 
-    fn played(transfers: &[Transfer], links: &Links, concurrency: Concurrency) -> Schedule {
+    fn played(transfers: &[ScheduledTransfer], links: &Links, concurrency: Concurrency) -> Schedule {
         schedule(transfers, links, Places { concurrency, under_way: u8::MAX }, CopyConcurrency::default())
     }
 
@@ -482,23 +482,25 @@ mod tests {
     #[test]
     fn steps_that_take_longer_than_transfers_are_what_it_takes() {
         let vms = transfers(&[0; 24]);
-        let slow: Vec<Transfer> = vms.iter().map(|vm| Transfer { setup_ms: 8_000.0, ..vm.clone() }).collect();
+        let slow: Vec<ScheduledTransfer> =
+            vms.iter().map(|vm| ScheduledTransfer { setup_ms: 8_000.0, ..vm.clone() }).collect();
         let links = links(125_000.0, 125_000.0);
         // With one on the links three are prepared for at a time: 8 s for three of them, while the links wait.
         let taken_ms = total_ms(&slow, &links, 1);
         assert!((64_000.0..75_000.0).contains(&taken_ms), "{taken_ms}");
-        let quick: Vec<Transfer> = vms.iter().map(|vm| Transfer { setup_ms: 100.0, ..vm.clone() }).collect();
+        let quick: Vec<ScheduledTransfer> =
+            vms.iter().map(|vm| ScheduledTransfer { setup_ms: 100.0, ..vm.clone() }).collect();
         near(total_ms(&quick, &links, 1), total_ms(&vms, &links, 1) + 100.0);
     }
 
     #[test]
     fn who_waits_for_a_place_is_not_prepared_for() {
-        let of = |completion_ms| -> Vec<Transfer> {
-            transfers(&[0; 12]).into_iter().map(|vm| Transfer { completion_ms, ..vm }).collect()
+        let of = |completion_ms| -> Vec<ScheduledTransfer> {
+            transfers(&[0; 12]).into_iter().map(|vm| ScheduledTransfer { completion_ms, ..vm }).collect()
         };
         let links = links(125_000.0, 125_000.0);
         let places = |under_way| Places { concurrency: Concurrency::fixed(1), under_way };
-        let taken_ms = |vms: &[Transfer], under_way| {
+        let taken_ms = |vms: &[ScheduledTransfer], under_way| {
             schedule(vms, &links, places(under_way), CopyConcurrency::default()).total_ms
         };
         near(taken_ms(&of(50.0), 4), total_ms(&of(50.0), &links, 1));

@@ -39,7 +39,7 @@ struct Room {
 }
 
 #[derive(Debug)]
-struct State {
+struct SharedState {
     scheduler: Scheduler<Payload>,
     wakers: HashMap<StreamNumber, Arc<Notify>>,
     /// Where the target may have had something else before.
@@ -51,7 +51,7 @@ struct State {
 pub(super) struct Shared {
     export: Export,
     name: String,
-    state: Mutex<State>,
+    state: Mutex<SharedState>,
     replies: mpsc::Sender<Reply>,
     room: Room,
     live_streams: watch::Sender<usize>,
@@ -70,8 +70,11 @@ impl Shared {
 
     pub(super) fn named(name: String, export: Export) -> (Self, mpsc::Receiver<Reply>) {
         let (replies, done) = mpsc::channel(REQUESTS_MAX);
-        let state =
-            State { scheduler: Scheduler::new(), wakers: HashMap::new(), coverage: Coverage::default() };
+        let state = SharedState {
+            scheduler: Scheduler::new(),
+            wakers: HashMap::new(),
+            coverage: Coverage::default(),
+        };
         let room = Room { requests: Semaphore::new(REQUESTS_MAX), bytes: Semaphore::new(HELD_BYTES_MAX) };
         let shared = Self {
             compares: AtomicBool::new(export.there == There::Part),

@@ -10,11 +10,11 @@ use crate::limits::{DISK_ANSWERS, FLUSH_EVERY};
 /// The last one, of whichever stream.
 #[derive(Debug, Default)]
 pub(super) struct Flushes {
-    state: Mutex<State>,
+    state: Mutex<FlushState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FlushState {
     last: Option<Instant>,
     is_under_way: bool,
     has_unflushed: bool,
@@ -33,7 +33,7 @@ impl Flushes {
         let is_late = state.last.is_none_or(|last| now.saturating_duration_since(last) >= every);
         let is_due = is_late && state.has_unflushed;
         if is_due {
-            *state = State { last: Some(now), is_under_way: true, has_unflushed: false };
+            *state = FlushState { last: Some(now), is_under_way: true, has_unflushed: false };
         }
         is_due
     }

@@ -8,7 +8,7 @@ use crate::frame::StreamNumber;
 use crate::limits::STREAMS_MAX;
 
 #[derive(Debug, Default)]
-struct State {
+struct RegistryState {
     fences: Fences,
     /// Why nobody knows what the disk has done.
     failure: Option<SplitterError>,
@@ -18,7 +18,7 @@ struct State {
 /// The streams of one disk.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
-    state: watch::Sender<State>,
+    state: watch::Sender<RegistryState>,
 }
 
 impl Registry {
@@ -46,7 +46,8 @@ impl Registry {
 
     /// Waits until nothing more of one of these will reach the disk, and returns which one that is.
     pub(super) async fn any_ended(&self, numbers: &[StreamNumber]) -> Result<StreamNumber, SplitterError> {
-        let ended = |state: &State| numbers.iter().copied().find(|number| state.fences.has_ended(*number));
+        let ended =
+            |state: &RegistryState| numbers.iter().copied().find(|number| state.fences.has_ended(*number));
         self.until(|state| ended(state).is_some()).await?;
         Ok(ended(&self.state.borrow()).expect("who has ended stays so"))
     }
@@ -71,7 +72,7 @@ impl Registry {
         self.state.send_modify(|state| _ = state.failure.get_or_insert(failure));
     }
 
-    async fn until(&self, is_so: impl Fn(&State) -> bool) -> Result<(), SplitterError> {
+    async fn until(&self, is_so: impl Fn(&RegistryState) -> bool) -> Result<(), SplitterError> {
         let mut states = self.state.subscribe();
         let state = states.wait_for(|state| state.failure.is_some() || is_so(state)).await;
         let state = state.expect("the sender is in self");

@@ -55,7 +55,7 @@ impl Bundle {
 /// The same, among others.
 pub(super) struct Item {
     is_wanted: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<BundleState>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ enum Stage {
     Over,
 }
 
-struct State {
+struct BundleState {
     stage: Stage,
     // Until it is taken.
     raw: Option<SharedBytes>,
@@ -78,7 +78,7 @@ struct State {
     waker: Option<Waker>,
 }
 
-impl State {
+impl BundleState {
     /// Nothing more becomes of it.
     fn is_over(&mut self) -> Option<Waker> {
         self.stage = Stage::Over;
@@ -103,7 +103,7 @@ impl State {
 
 impl Item {
     pub(super) fn new(raw: SharedBytes) -> Self {
-        let state = State {
+        let state = BundleState {
             stage: Stage::Waits,
             raw_bytes: (*raw).as_ref().len(),
             raw: Some(raw),

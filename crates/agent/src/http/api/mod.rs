@@ -49,7 +49,7 @@ use crate::outgoing::Outgoing;
 use crate::peers::Peers;
 use crate::peers::proof::{Heard, Proof};
 use crate::store::journal::Journal;
-use crate::transfer::Transfer;
+use crate::transfer::Transfers;
 use crate::vms::Vms;
 
 /// The parts of an agent that somebody can ask. Each path takes those that it needs.
@@ -68,7 +68,7 @@ pub(crate) struct Parts {
     /// The VMs here.
     pub(crate) vms: Arc<Vms>,
     /// What migrations in either direction share.
-    pub(crate) transfer: Arc<Transfer>,
+    pub(crate) transfer: Arc<Transfers>,
     /// Migrations to here.
     pub(crate) incoming: Arc<Incoming>,
     /// Checks of what is between this host and others.

@@ -27,7 +27,7 @@ use drainpipe_api_types::{JournalView, LiveVm, MigrationView};
 const QEMU_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// What is here, and what would become of it.
-struct Found {
+struct FoundVms {
     judged: Judged,
     live: Vec<Live>,
     coming: Vec<MigrationView>,
@@ -84,12 +84,16 @@ pub(crate) fn nothing_to_adopt(config: &Config) -> Problem {
     Problem::conflict(format!("the journal of {} is believed: there is nothing to adopt", config.name))
 }
 
-async fn find(config: &Config, hypervisor: &dyn Hypervisor, identity: &Identity) -> Result<Found, Problem> {
+async fn find(
+    config: &Config,
+    hypervisor: &dyn Hypervisor,
+    identity: &Identity,
+) -> Result<FoundVms, Problem> {
     let judged = judge(config, hypervisor, identity, true).await?;
     let (coming, silent) = coming(config, identity).await?;
     let live = join_all(judged.lives.iter().map(|vm| look_at(hypervisor, vm, &coming))).await;
     let live = live.into_iter().collect::<Result<_, _>>()?;
-    Ok(Found { judged, live, coming, silent })
+    Ok(FoundVms { judged, live, coming, silent })
 }
 
 /// What the other hosts are moving here, and who does not say.
@@ -156,7 +160,7 @@ fn judge_one(Beside { definition: spec, incoming, has_run, outgoing }: Beside, r
     }
 }
 
-fn in_view(config: &Config, found: &Found) -> JournalView {
+fn in_view(config: &Config, found: &FoundVms) -> JournalView {
     let mark: Option<JournalMark> = match &found.judged.file {
         JournalFile::Sound(standing) => Some(standing.mark.clone()),
         _ => None,

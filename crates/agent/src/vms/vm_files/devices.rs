@@ -15,7 +15,7 @@ use rustix::fs::{Advice, OFlags, fadvise};
 use super::Rules;
 use super::identity::{of_number, sysfs_of};
 use super::making::CannotMake;
-use super::opening::{Found, Unusable, find};
+use super::opening::{FoundFile, Unusable, find};
 use crate::store::journal::FileId;
 
 /// The block device at a path, whoever may use it.
@@ -27,7 +27,7 @@ fn described(FileIdentity { size_bytes, device, .. }: FileIdentity) -> DiskDevic
     DiskDevice { size_bytes, identifier: device }
 }
 
-fn found(rules: &Rules, path: &Path) -> Result<Found, CannotMake> {
+fn found(rules: &Rules, path: &Path) -> Result<FoundFile, CannotMake> {
     find(rules, path).map_err(|error| match error {
         Unusable::Missing => CannotMake::NoDevice,
         Unusable::NotAllowed(why) => CannotMake::NotAllowed(why),

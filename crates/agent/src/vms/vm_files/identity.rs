@@ -10,7 +10,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc::{F_UNLCK, F_WRLCK, SEEK_SET, flock};
 use rustix::fs::{FileType, OFlags, fstatfs};
 
-use super::opening::Found;
+use super::opening::FoundFile;
 
 /// Longest name of a device that is read; WWIDs are shorter.
 const DEVICE_BYTES_MAX: usize = 128;
@@ -25,11 +25,11 @@ const LOCAL_FILE_SYSTEMS: [u64; 7] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0x794c_7630, 0xf2f5_2010, 0x2fc1_2fc1];
 
 /// What is known of a file or block device without changing anything.
-pub(super) fn identify(found: &Found) -> FileIdentity {
+pub(super) fn identify(found: &FoundFile) -> FileIdentity {
     if found.kind() == FileType::BlockDevice { of_device(found) } else { of_file(found) }
 }
 
-fn of_file(found: &Found) -> FileIdentity {
+fn of_file(found: &FoundFile) -> FileIdentity {
     let file = found.open(OFlags::RDONLY | OFlags::NONBLOCK).ok();
     FileIdentity {
         block_device: false,
@@ -59,7 +59,7 @@ fn is_locked(file: &OwnedFd) -> Option<bool> {
     Some(i32::from(lock.l_type) != F_UNLCK)
 }
 
-fn of_device(found: &Found) -> FileIdentity {
+fn of_device(found: &FoundFile) -> FileIdentity {
     of_number(found.stat.st_rdev)
 }
 

@@ -10,13 +10,13 @@ use drainpipe_hypervisor::qcow2::{self, LENGTH_TOLD_BYTES, OtherFiles};
 use rustix::fs::OFlags;
 
 use super::Rules;
-use super::opening::{Found, Unusable, find};
+use super::opening::{FoundFile, Unusable, find};
 
 /// Images that stand on each other.
 const IMAGES_MAX: usize = 32;
 
 /// Refuses an image that has QEMU open what VMs may not use, or that does not show what QEMU would open.
-pub(super) fn check(rules: &Rules, path: &Path, image: &Found) -> Result<(), NotAllowed> {
+pub(super) fn check(rules: &Rules, path: &Path, image: &FoundFile) -> Result<(), NotAllowed> {
     let mut above = None;
     let mut at = path.to_owned();
     for _ in 0..IMAGES_MAX {
@@ -49,7 +49,7 @@ pub(super) fn check(rules: &Rules, path: &Path, image: &Found) -> Result<(), Not
 }
 
 /// The file that the image at this path names, as QEMU finds it.
-fn resolve(rules: &Rules, image: &Path, named: &str) -> Result<(PathBuf, Found), NotAllowed> {
+fn resolve(rules: &Rules, image: &Path, named: &str) -> Result<(PathBuf, FoundFile), NotAllowed> {
     if !qcow2::is_path(named) {
         return Err(NotAllowed::names(named));
     }
@@ -63,13 +63,13 @@ fn resolve(rules: &Rules, image: &Path, named: &str) -> Result<(PathBuf, Found),
     }
 }
 
-fn read(image: &Found) -> Result<OtherFiles, NotAllowed> {
+fn read(image: &FoundFile) -> Result<OtherFiles, NotAllowed> {
     let beginning = beginning(image).map_err(NotAllowed::unclear)?;
     qcow2::other_files(&beginning).map_err(NotAllowed::unclear)
 }
 
 /// No more than the image's first cluster.
-fn beginning(image: &Found) -> std::io::Result<Vec<u8>> {
+fn beginning(image: &FoundFile) -> std::io::Result<Vec<u8>> {
     let mut file = File::from(image.open(OFlags::RDONLY)?);
     let mut bytes = Vec::new();
     file.by_ref().take(u64::try_from(LENGTH_TOLD_BYTES).unwrap_or(0)).read_to_end(&mut bytes)?;

@@ -32,12 +32,12 @@ impl From<NotAllowed> for Unusable {
 
 /// A file or block device that VMs may use. Nothing has been opened yet.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct FoundFile {
     handle: OwnedFd,
     pub(super) stat: Stat,
 }
 
-impl Found {
+impl FoundFile {
     /// Opens what was found.
     pub(super) fn open(&self, flags: OFlags) -> io::Result<OwnedFd> {
         Ok(open(self.link(), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?)
@@ -58,7 +58,7 @@ impl Found {
 }
 
 /// What is at a path, if VMs may use it.
-pub(super) fn find(rules: &Rules, path: &Path) -> Result<Found, Unusable> {
+pub(super) fn find(rules: &Rules, path: &Path) -> Result<FoundFile, Unusable> {
     let allowed_path = rules.resources.allowed_path(path)?;
     let (opened, wanted) = match &allowed_path {
         AllowedPath::Below { directory, rest } => {
@@ -78,7 +78,7 @@ pub(super) fn find(rules: &Rules, path: &Path) -> Result<Found, Unusable> {
         _ => Unusable::Missing,
     })?;
     let stat = fstat(&handle).map_err(|_| Unusable::Missing)?;
-    let found = Found { handle, stat };
+    let found = FoundFile { handle, stat };
     if is_own(rules, &found) {
         return Err(NotAllowed::OfAgent.into());
     }
@@ -88,7 +88,7 @@ pub(super) fn find(rules: &Rules, path: &Path) -> Result<Found, Unusable> {
     Ok(found)
 }
 
-fn is_own(rules: &Rules, found: &Found) -> bool {
+fn is_own(rules: &Rules, found: &FoundFile) -> bool {
     // Without links, as the kernel has it.
     let Ok(path) = fs::read_link(found.link()) else { return true };
     rules.own.iter().filter_map(|own| fs::canonicalize(own).ok()).any(|own| path.starts_with(own))

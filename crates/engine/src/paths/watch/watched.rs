@@ -43,7 +43,7 @@ pub(super) struct Watched {
     pub(super) last_heard_closely_ms: f64,
     look_closely_until_ms: f64,
     pub(super) peer: Option<Hello>,
-    state: State,
+    state: WatchedState,
     failures: u32,
     // None until the other end is known.
     pub(super) began_ms: Option<f64>,
@@ -66,7 +66,7 @@ enum LargeCame {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum State {
+enum WatchedState {
     In { since_ms: f64 },
     Out { fault: Fault, good_since_ms: Option<f64> },
 }
@@ -90,7 +90,7 @@ impl Watched {
             last_heard_closely_ms: now_ms,
             look_closely_until_ms: now_ms,
             peer: None,
-            state: State::In { since_ms: now_ms },
+            state: WatchedState::In { since_ms: now_ms },
             failures: 0,
             began_ms: None,
             is_heard: false,
@@ -123,13 +123,13 @@ impl Watched {
         self.missed_ticks = 0;
         self.since_large = 0;
         match &mut self.state {
-            State::In { .. } => self.last_heard_ms = now_ms,
-            State::Out { good_since_ms, .. } => *good_since_ms = None,
+            WatchedState::In { .. } => self.last_heard_ms = now_ms,
+            WatchedState::Out { good_since_ms, .. } => *good_since_ms = None,
         }
     }
 
     pub(super) fn is_in(&self) -> bool {
-        matches!(self.state, State::In { .. })
+        matches!(self.state, WatchedState::In { .. })
     }
 
     /// Nothing has been heard for long. Whether that is a silence of the path is another matter:
@@ -276,8 +276,8 @@ impl Watched {
     pub(super) fn judge(&mut self, now_ms: f64, peer_hears: bool) -> bool {
         let fault = self.fault(now_ms, peer_hears);
         let next = match self.state {
-            State::In { since_ms } => self.stay_or_go(since_ms, fault, now_ms),
-            State::Out { fault: old, good_since_ms } => {
+            WatchedState::In { since_ms } => self.stay_or_go(since_ms, fault, now_ms),
+            WatchedState::Out { fault: old, good_since_ms } => {
                 let is_clean_there = self.losses() <= LOSSES_IN || !matches!(old, Fault::Loss(_));
                 let is_good = self.is_heard && fault.is_none() && is_clean_there && self.is_clean();
                 self.wait_or_return(
@@ -287,12 +287,12 @@ impl Watched {
                 )
             }
         };
-        let turned = self.is_in() != matches!(next, State::In { .. });
+        let turned = self.is_in() != matches!(next, WatchedState::In { .. });
         self.state = next;
         turned
     }
 
-    fn stay_or_go(&mut self, since_ms: f64, fault: Option<Fault>, now_ms: f64) -> State {
+    fn stay_or_go(&mut self, since_ms: f64, fault: Option<Fault>, now_ms: f64) -> WatchedState {
         if now_ms - since_ms >= FORGIVEN_AFTER_MS {
             self.failures = 0;
         }
@@ -302,20 +302,20 @@ impl Watched {
             self.heard = Heard::first(self.heard.newest);
             self.heard_closely.forget();
         }
-        State::Out { fault, good_since_ms: None }
+        WatchedState::Out { fault, good_since_ms: None }
     }
 
-    fn wait_or_return(&self, fault: Fault, good_since_ms: Option<f64>, now_ms: f64) -> State {
+    fn wait_or_return(&self, fault: Fault, good_since_ms: Option<f64>, now_ms: f64) -> WatchedState {
         if good_since_ms.is_some_and(|since_ms| now_ms - since_ms >= self.hold_ms()) {
-            return State::In { since_ms: now_ms };
+            return WatchedState::In { since_ms: now_ms };
         }
-        State::Out { fault, good_since_ms }
+        WatchedState::Out { fault, good_since_ms }
     }
 
     pub(super) fn fault_it_is_out_for(&self) -> Option<Fault> {
         match self.state {
-            State::In { .. } => None,
-            State::Out { fault, .. } => Some(fault),
+            WatchedState::In { .. } => None,
+            WatchedState::Out { fault, .. } => Some(fault),
         }
     }
 

@@ -12,7 +12,7 @@ use super::Answer;
 use crate::http::api::authorization::{Caller, Operation, authorise};
 use crate::http::api::extract::Body;
 use crate::http::api::{Routes, tags};
-use crate::transfer::Transfer;
+use crate::transfer::Transfers;
 use drainpipe_api_types::{BandwidthRequest, BandwidthView};
 
 pub(in crate::http::api) fn routes() -> Routes {
@@ -23,7 +23,7 @@ pub(in crate::http::api) fn routes() -> Routes {
 #[utoipa::path(get, path = "/v1/bandwidth", tag = tags::HOSTS, responses(
     (status = 200, description = "What holds now.", body = BandwidthView),
 ))]
-async fn limit(State(transfer): State<Arc<Transfer>>) -> Answer<BandwidthView> {
+async fn limit(State(transfer): State<Arc<Transfers>>) -> Answer<BandwidthView> {
     Ok(Json(transfer.bandwidth.view()))
 }
 
@@ -37,7 +37,7 @@ async fn limit(State(transfer): State<Arc<Transfer>>) -> Answer<BandwidthView> {
     (status = 400, description = "A limit of 0.", body = Problem),
 ))]
 async fn set_limit(
-    State(transfer): State<Arc<Transfer>>,
+    State(transfer): State<Arc<Transfers>>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<BandwidthRequest>,
 ) -> Answer<BandwidthView> {
