@@ -64,23 +64,33 @@ pub struct DomainVm {
     events: Arc<broadcast::Sender<VmEvent>>,
     // Ends with this.
     listening: JoinHandle<()>,
-    leaving: Mutex<Option<Arc<OutgoingMigration>>>,
+    leaving: Leaving,
     coming: Mutex<Option<Arc<IncomingMigration>>>,
+    // For what its QEMU has to answer: one that hangs keeps no other domain's questions waiting.
+    asking: tokio::sync::Mutex<Option<Connection>>,
+    protecting: Protecting,
+    is_ending: AtomicBool,
+    is_guards: bool,
+}
+
+/// What is kept of it while it leaves.
+#[derive(Debug, Default)]
+struct Leaving {
+    migration: Mutex<Option<Arc<OutgoingMigration>>>,
     // Where its QEMU sends to, if that is no relay.
     peer: Mutex<Option<SocketAddr>>,
-    // The copies of its disks, while it leaves with them.
     copies: Mutex<Copies>,
     // What libvirt counted last of its memory that goes: once all has gone, it counts no more.
     counted: Mutex<Option<RamStatus>>,
-    // For what its QEMU has to answer: one that hangs keeps no other domain's questions waiting.
-    asking: tokio::sync::Mutex<Option<Connection>>,
-    // For its protection: while the guest stands still there is no time to open it.
-    standby: Mutex<Option<Connection>>,
-    // While it stands still for its hand-over.
-    protection: Mutex<Option<Protection>>,
     is_switched_over: AtomicBool,
-    is_ending: AtomicBool,
-    is_guards: bool,
+}
+
+/// What keeps others from letting its guest run, while that stands still for its hand-over.
+#[derive(Debug, Default)]
+struct Protecting {
+    // While the guest stands still there is no time to open it.
+    standby: Mutex<Option<Connection>>,
+    protection: Mutex<Option<Protection>>,
 }
 
 impl Drop for DomainVm {
@@ -113,15 +123,10 @@ impl DomainVm {
             process: watch::Sender::new(process.map(Arc::new)),
             events,
             listening,
-            leaving: Mutex::default(),
+            leaving: Leaving { peer: Mutex::new(peer), ..Leaving::default() },
             coming: Mutex::default(),
-            peer: Mutex::new(peer),
-            copies: Mutex::default(),
-            counted: Mutex::default(),
             asking: tokio::sync::Mutex::default(),
-            standby: Mutex::default(),
-            protection: Mutex::default(),
-            is_switched_over: AtomicBool::default(),
+            protecting: Protecting::default(),
             is_ending: AtomicBool::default(),
             is_guards: false,
         }
@@ -148,7 +153,7 @@ impl DomainVm {
     }
 
     fn leaving(&self) -> Option<Arc<OutgoingMigration>> {
-        lock(&self.leaving).clone()
+        lock(&self.leaving.migration).clone()
     }
 
     fn coming(&self) -> Option<Arc<IncomingMigration>> {
@@ -156,30 +161,30 @@ impl DomainVm {
     }
 
     fn is_protected(&self) -> bool {
-        lock(&self.protection).is_some()
+        lock(&self.protecting.protection).is_some()
     }
 
     /// From now on nobody lets it run but [`Vm::run`].
     async fn protect(&self, domain: &Domain, deadline: Duration) -> Result<(), VmError> {
-        let standby = lock(&self.standby).take().filter(|standby| !standby.is_closed());
+        let standby = lock(&self.protecting.standby).take().filter(|standby| !standby.is_closed());
         let connection = match standby {
             Some(standby) => standby,
             None => self.daemon.lasting(deadline).await.map_err(failed)?,
         };
         let protection = Protection::begin(connection, domain, deadline).await?;
-        *lock(&self.protection) = Some(protection);
+        *lock(&self.protecting.protection) = Some(protection);
         Ok(())
     }
 
     async fn prepare_protection(&self, deadline: Duration) -> Result<(), VmError> {
         let standby = self.daemon.lasting(deadline).await.map_err(failed)?;
-        *lock(&self.standby) = Some(standby);
+        *lock(&self.protecting.standby) = Some(standby);
         Ok(())
     }
 
     async fn unprotect(&self) {
-        lock(&self.standby).take();
-        let protection = lock(&self.protection).take();
+        lock(&self.protecting.standby).take();
+        let protection = lock(&self.protecting.protection).take();
         if let Some(protection) = protection {
             protection.end(CLOSED_WITHIN).await;
         }
@@ -244,7 +249,7 @@ impl DomainVm {
 
     /// With what was counted last, where libvirt counts no more.
     fn counting(&self, status: TransferStatus, has_job: bool) -> TransferStatus {
-        let mut counted = lock(&self.counted);
+        let mut counted = lock(&self.leaving.counted);
         // What protects it counts nothing.
         *counted = status.ram.filter(|_| has_job).or(*counted);
         TransferStatus { ram: *counted, ..status }

@@ -157,21 +157,21 @@ impl DomainVm {
     /// Takes in how far each is.
     async fn look_at_copies(&self, deadline: Duration) -> Result<(), VmError> {
         let (disks, was_seen) = {
-            let copies = lock(&self.copies);
+            let copies = lock(&self.leaving.copies);
             (copies.disks.clone(), copies.memory_follows)
         };
         if was_seen {
             return Ok(());
         }
         if self.memory_follows(deadline).await? {
-            lock(&self.copies).memory_follows();
+            lock(&self.leaving.copies).memory_follows();
             return Ok(());
         }
         let (connection, domain) = self.asked(deadline).await?;
         for CopiedDisk { disk, target, .. } in disks {
             // There is none yet, or memory is sent since just now.
             if let Some(job) = connection.block_job(&domain, &target, deadline).await.map_err(failed)? {
-                lock(&self.copies).saw(disk, job);
+                lock(&self.leaving.copies).saw(disk, job);
             }
         }
         Ok(())
@@ -224,7 +224,7 @@ impl DiskCopies for DomainVm {
         let Some(Address::Tcp(to)) = to else {
             return Err(VmError::failed("copies of a domain's disks need an address"));
         };
-        lock(&self.copies).to = Some(*to);
+        lock(&self.leaving.copies).to = Some(*to);
         Ok(())
     }
 
@@ -234,11 +234,11 @@ impl DiskCopies for DomainVm {
             return Err(error);
         }
         if leaving.has_sent() {
-            lock(&self.copies).memory_follows();
+            lock(&self.leaving.copies).memory_follows();
         } else if leaving.is_performing() {
             self.look_at_copies(deadline).await?;
         }
-        Ok(lock(&self.copies).states.clone())
+        Ok(lock(&self.leaving.copies).states.clone())
     }
 
     async fn synchronise(&self, _deadline: Duration) -> Result<(), VmError> {

@@ -48,7 +48,7 @@ impl DomainVm {
         job: &JobStats,
         deadline: Duration,
     ) -> Result<(MigrationStatus, Option<String>), VmError> {
-        let is_switched_over = self.is_switched_over.load(Ordering::Relaxed);
+        let is_switched_over = self.leaving.is_switched_over.load(Ordering::Relaxed);
         if !is_switched_over && states::is_suspended_in_flight(state, job) {
             // What was counted before it was paused says nothing.
             let (state, job) = self.look(deadline).await?;
@@ -88,7 +88,7 @@ impl DomainVm {
 
     /// Gives up what libvirt does with it for a migration of ours.
     pub(super) async fn close_leaving(&self) {
-        let leaving = lock(&self.leaving).take();
+        let leaving = lock(&self.leaving.migration).take();
         if let Some(leaving) = leaving {
             leaving.close(CLOSED_WITHIN).await;
         }
@@ -131,7 +131,7 @@ impl DomainVm {
         if let Ok(stopped) = timeout(CUT_AFTER.min(deadline / 2), &mut stopping).await {
             return stopped;
         }
-        if let (Some(process), Some(peer)) = (self.process(), *lock(&self.peer))
+        if let (Some(process), Some(peer)) = (self.process(), *lock(&self.leaving.peer))
             && let Err(error) = process.cut(peer)
         {
             tracing::warn!(%error, "QEMU may wait for as long as its target is silent");
@@ -224,18 +224,18 @@ impl SourceVm for DomainVm {
         deadline: Duration,
     ) -> Result<Parcel, VmError> {
         self.close_leaving().await;
-        self.is_switched_over.store(false, Ordering::Relaxed);
-        lock(&self.counted).take();
+        self.leaving.is_switched_over.store(false, Ordering::Relaxed);
+        lock(&self.leaving.counted).take();
         files::is_not_suspended(&self.directory)?;
         self.daemon.leaving().await.insert(self.spec.uuid());
         let copied = self.copied(disks, deadline).await?;
         let targets = targets(&copied);
         let drives = drives(&copied);
-        *lock(&self.copies) = Copies::of(copied);
+        *lock(&self.leaving.copies) = Copies::of(copied);
         let snapshots = self.take_snapshots(deadline).await?;
         let (leaving, begun, description) =
             self.begin_leaving(transport, &targets, &snapshots, deadline).await?;
-        *lock(&self.leaving) = Some(Arc::new(leaving));
+        *lock(&self.leaving.migration) = Some(Arc::new(leaving));
         self.prepare_protection(deadline).await?;
         Ok(Handed { drives, ..begun }.parcel(Some(description)))
     }
@@ -254,7 +254,7 @@ impl SourceVm for DomainVm {
         // QEMU keeps it until libvirt puts back what it had before the migration.
         let limit_ms = settings.downtime_limit_ms;
         connection.migrate_set_max_downtime(&domain, limit_ms, deadline).await.map_err(failed)?;
-        let disks_to = lock(&self.copies).to();
+        let disks_to = lock(&self.leaving.copies).to();
         if disks_to.is_some() {
             // libvirt's copies keep to the speed of memory that was set last, and whoever carries them holds them back.
             self.set_bandwidth(None, deadline).await?;
@@ -265,7 +265,7 @@ impl SourceVm for DomainVm {
             Address::Unix(_) => None,
         };
         files::write_peer(&self.directory, peer)?;
-        *lock(&self.peer) = peer;
+        *lock(&self.leaving.peer) = peer;
         leaving.perform(&domain, &address, disks_to, speed, &handed, Arc::clone(&self.events));
         Ok(())
     }
@@ -276,14 +276,14 @@ impl SourceVm for DomainVm {
 
     /// libvirt goes on by itself.
     async fn switch_over(&self, _deadline: Duration) -> Result<(), VmError> {
-        self.is_switched_over.store(true, Ordering::Relaxed);
+        self.leaving.is_switched_over.store(true, Ordering::Relaxed);
         Ok(())
     }
 
     async fn sent(&self, deadline: Duration) -> Result<Option<Parcel>, VmError> {
         let leaving = self.leaving().ok_or_else(|| VmError::failed("libvirt was not asked to begin"))?;
         let sent = Handed::cookie(leaving.sent(deadline).await?)?;
-        if lock(&self.counted).is_none() {
+        if lock(&self.leaving.counted).is_none() {
             // It has gone so fast that nobody has looked. What is not known then is no reason to go back.
             drop(timeout(COUNTED_WITHIN, self.migration(deadline)).await);
         }
