@@ -202,17 +202,6 @@ pub(crate) fn failures(report: &BenchReport) -> Vec<Failure<'_>> {
         .collect()
 }
 
-/// How the migration ended, in a word.
-pub(crate) fn outcome_word(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Completed => "completed",
-        Outcome::Failed => "failed",
-        Outcome::Cancelled => "cancelled",
-        Outcome::InDoubt => "in doubt",
-        Outcome::Lost => "lost",
-    }
-}
-
 /// What became of the VM, in words.
 fn outcome(run: &MigrationResult) -> &'static str {
     match run.outcome {

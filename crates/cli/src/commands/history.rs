@@ -2,7 +2,6 @@
 
 use drainpipe_api_types::MigrationView;
 use drainpipe_engine::format;
-use drainpipe_engine::migration::result::Outcome;
 use drainpipe_engine::problem::Problem;
 
 use super::migrate;
@@ -67,7 +66,7 @@ fn row(view: &MigrationView) -> Vec<String> {
             result.choice.option.to_string(),
             format::duration(result.times.total_ms),
             format::rate(result.memory.throughput_gbps),
-            outcome_word(result.outcome).into(),
+            result.outcome.to_string(),
         ]);
     } else {
         let step = view.progress.as_ref().map_or("waits", |progress| progress.step.title());
@@ -81,23 +80,12 @@ fn row(view: &MigrationView) -> Vec<String> {
     row
 }
 
-fn outcome_word(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Completed => "completed",
-        Outcome::Failed => "failed",
-        Outcome::Cancelled => "cancelled",
-        Outcome::InDoubt => "in doubt",
-        Outcome::Lost => "lost",
-    }
-}
-
 fn tell(view: &MigrationView) -> Result<(), Problem> {
     let Some(result) = &view.result else {
         let waits = view.waits_for.as_ref().map_or(String::new(), |why| format!("; it waits: {why}"));
         return output::print(&format!("under way{waits}\n"));
     };
-    let mut text =
-        format!("{} {} → {}: {}\n", result.vm, result.source, result.target, outcome_word(result.outcome));
+    let mut text = format!("{} {} → {}: {}\n", result.vm, result.source, result.target, result.outcome);
     if let Some(error) = &result.error {
         text.push_str(error);
         text.push('\n');

@@ -221,6 +221,19 @@ pub enum Outcome {
     Lost,
 }
 
+/// In a word.
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::InDoubt => "in doubt",
+            Self::Lost => "lost",
+        })
+    }
+}
+
 /// The state of a VM that did not move, on its source, by the hypervisor that was asked when all was undone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]

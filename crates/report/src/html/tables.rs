@@ -7,7 +7,7 @@ use drainpipe_engine::migration::result::CompressionUse;
 use maud::{Markup, html};
 
 use crate::bench::{BenchReport, Conditions, HostConditions, LinkConditions};
-use crate::findings::{outcome_word, writes};
+use crate::findings::writes;
 use crate::summary::{OptionSummary, Spread};
 
 /// A table that scrolls by itself where the page is too narrow for it.
@@ -126,7 +126,7 @@ fn migration_row(
         html! { (run.choice.requested_option) },
         html! { (run.choice.option) },
         html! { (run.source) " → " (run.target) },
-        html! { (outcome_word(run.outcome)) },
+        html! { (run.outcome) },
         html! { (duration(run.times.total_ms)) },
         html! { (rate(run.memory.throughput_gbps)) },
         html! { (run.compression.map_or(NONE.to_owned(), packed)) },
