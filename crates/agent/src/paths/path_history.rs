@@ -51,25 +51,28 @@ pub(crate) fn of_target(
 
 fn past(result: &MigrationResult) -> Past {
     let took_ms = result.times.total_ms - result.times.held_ms;
-    let is_alone = result.others_at_once == 0;
+    let is_alone = result.host_use.others_at_once == 0;
     // The option has no influence on copies of disks.
     let shows_option = is_alone && result.copied.disks.is_empty();
-    let of_others = f64::from(result.others_at_once);
+    let of_others = f64::from(result.host_use.others_at_once);
     Past {
-        free_cores: result.free_cores,
-        is_compressed: result.compression.is_some(),
+        free_cores: result.host_use.free_cores,
+        is_compressed: result.connection_use.compression.is_some(),
         slower: result
             .times
             .predicted_total_ms
             .filter(|_| shows_option)
             .map(|predicted_ms| took_ms / predicted_ms),
-        saved: result.compression.and_then(|packed| saved(packed, result.times.transfer_ms, of_others)),
+        saved: result
+            .connection_use
+            .compression
+            .and_then(|packed| saved(packed, result.times.transfer_ms, of_others)),
     }
 }
 
 /// Those that began while this host was as busy as it is now; all, if none did.
 fn alike(results: Vec<MigrationResult>, free_cores: Option<f64>) -> Vec<MigrationResult> {
-    let is_alike = |result: &MigrationResult| experience::is_alike(result.free_cores, free_cores);
+    let is_alike = |result: &MigrationResult| experience::is_alike(result.host_use.free_cores, free_cores);
     let (alike, others): (Vec<_>, Vec<_>) = results.into_iter().partition(is_alike);
     if alike.is_empty() { others } else { alike }
 }
@@ -100,7 +103,7 @@ fn saved(compression: CompressionUse, transfer_ms: f64, others_at_once: f64) -> 
 fn carried(result: &MigrationResult) -> (f64, u32) {
     let mbps =
         result.memory.wire_bytes as f64 * 8.0 / 1_000.0 / sending_ms(result.times.transfer_ms).max(1.0);
-    (mbps, result.others_at_once)
+    (mbps, result.host_use.others_at_once)
 }
 
 /// What one VM's transfer carries that has the links for itself. Where none had, what it would have been had the

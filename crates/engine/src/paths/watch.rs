@@ -221,22 +221,19 @@ impl PathWatch {
     /// The next hello to say on a path.
     pub fn hello(&mut self, path: usize, now_ms: f64) -> Option<Hello> {
         let path = self.paths.get_mut(path)?;
-        path.sent += 1;
-        Some(path.say(path.sent, Pace::Steady, now_ms))
+        Some(path.say_next(Pace::Steady, now_ms))
     }
 
     /// The next hello to say on a path after each [`CLOSE_HELLO_EVERY_MS`]; none unless it is looked at closely.
     pub fn close_hello(&mut self, path: usize, now_ms: f64) -> Option<Hello> {
         let path = self.paths.get_mut(path).filter(|path| path.looks_closely(now_ms))?;
-        path.sent_closely += 1;
-        Some(path.say(path.sent_closely, Pace::Close, now_ms))
+        Some(path.say_next(Pace::Close, now_ms))
     }
 
     /// The next large hello to say on a path after a steady one, if it is time for it.
     pub fn large_hello(&mut self, path: usize, now_ms: f64) -> Option<Hello> {
-        let path = self.paths.get_mut(path).filter(|path| path.sent.is_multiple_of(LARGE_EVERY))?;
-        path.sent_large += 1;
-        Some(path.say(path.sent_large, Pace::Large, now_ms))
+        let path = self.paths.get_mut(path).filter(|path| path.sent.steady.is_multiple_of(LARGE_EVERY))?;
+        Some(path.say_next(Pace::Large, now_ms))
     }
 
     /// Whether any path is looked at closely.
@@ -283,7 +280,7 @@ impl PathWatch {
             path.count_tick(is_any_heard);
             path.compare_large(is_any_large_heard);
             if now_ms - path.last_heard_closely_ms > CLOSE_LOOK_OVER_MS {
-                path.heard_closely.forget();
+                path.heard.close.forget();
             }
         }
         let mut news = self.news_of_all(|path| path.watching(now_ms));

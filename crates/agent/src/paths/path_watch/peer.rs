@@ -76,11 +76,18 @@ pub(super) struct PeerWatch {
     is_route_taken: bool,
     placing: Placing,
     began: Instant,
-    next_reading_ms: f64,
-    next_links_ms: f64,
-    next_route_ms: f64,
-    next_question_ms: f64,
+    next: NextLooks,
     questions: JoinSet<()>,
+}
+
+/// When it looks again at what it does not look at each time.
+#[derive(Debug, Default)]
+#[expect(clippy::struct_field_names, reason = "units come last")]
+struct NextLooks {
+    reading_ms: f64,
+    links_ms: f64,
+    route_ms: f64,
+    question_ms: f64,
 }
 
 /// A migration that uses some of the paths.
@@ -169,10 +176,7 @@ impl PeerWatch {
             is_route_taken: false,
             placing: Placing::default(),
             began: Instant::now(),
-            next_reading_ms: 0.0,
-            next_links_ms: 0.0,
-            next_route_ms: 0.0,
-            next_question_ms: 0.0,
+            next: NextLooks::default(),
             questions: JoinSet::new(),
         }
     }
@@ -222,7 +226,7 @@ impl PeerWatch {
             return Err(problem);
         }
         self.routed = routed;
-        self.next_question_ms = self.now_ms() + ASK_EVERY_MS;
+        self.next.question_ms = self.now_ms() + ASK_EVERY_MS;
         self.tell_newcomer();
         Ok(self.end(joining.paths))
     }
@@ -405,10 +409,10 @@ impl PeerWatch {
 
     async fn follow_speeds(&mut self) {
         let now_ms = self.now_ms();
-        if !self.sends() || now_ms < self.next_reading_ms {
+        if !self.sends() || now_ms < self.next.reading_ms {
             return;
         }
-        self.next_reading_ms = now_ms + READ_EVERY_MS;
+        self.next.reading_ms = now_ms + READ_EVERY_MS;
         let links: Vec<&str> = self.ends.iter().map(|end| end.path.link.as_str()).collect();
         let Ok(sent_bytes) = self.host.network.sent_bytes(&links).await else { return };
         let changed = self.speeds.record(now_ms, &sent_bytes, &self.watch.in_use());
@@ -420,10 +424,10 @@ impl PeerWatch {
     /// name of the old one: no socket is bound to it, and its settings are not those that the route needs.
     async fn follow_links(&mut self) {
         let now_ms = self.now_ms();
-        if now_ms < self.next_links_ms {
+        if now_ms < self.next.links_ms {
             return;
         }
-        self.next_links_ms = now_ms + LINKS_EVERY_MS;
+        self.next.links_ms = now_ms + LINKS_EVERY_MS;
         for end in self.ends.iter_mut().filter(|end| !is_on(&end.socket, &end.path.link)) {
             let set = multichannel::set_link(&self.host, &end.path.link).await;
             match set.and_then(|()| end.bind_again().map_err(Problem::failed)) {
@@ -477,10 +481,10 @@ impl PeerWatch {
     async fn follow_route(&mut self) {
         let now_ms = self.now_ms();
         let is_new = self.paths_to_use() != self.routed.paths;
-        if now_ms < self.next_route_ms && !(is_new && self.is_routed()) {
+        if now_ms < self.next.route_ms && !(is_new && self.is_routed()) {
             return;
         }
-        self.next_route_ms = now_ms + ROUTE_EVERY_MS;
+        self.next.route_ms = now_ms + ROUTE_EVERY_MS;
         if is_new {
             self.set_route(self.wanted_weights()).await;
             self.placing.begin();
@@ -637,10 +641,10 @@ impl PeerWatch {
         while self.questions.try_join_next().is_some() {}
         let now_ms = self.now_ms();
         let has_reason = self.watch.is_deaf(now_ms) || self.has_path_without_other_end();
-        if !has_reason || now_ms < self.next_question_ms || !self.questions.is_empty() {
+        if !has_reason || now_ms < self.next.question_ms || !self.questions.is_empty() {
             return;
         }
-        self.next_question_ms = now_ms + ASK_EVERY_MS;
+        self.next.question_ms = now_ms + ASK_EVERY_MS;
         for user in self.users.iter().filter(|user| user.news.is_some()) {
             let request = WatchRequest {
                 paths: user.paths.iter().map(Path::reversed).collect(),

@@ -24,15 +24,10 @@ impl JudgedBy {
 #[derive(Debug)]
 pub(super) struct Watched {
     judged_by: JudgedBy,
-    pub(super) sent: u64,
-    pub(super) sent_closely: u64,
-    pub(super) sent_large: u64,
-    heard: Heard,
-    pub(super) heard_closely: Heard,
-    heard_large: Heard,
-    // Steady hellos that have come since the last large one, or since the other end began.
-    since_large: u32,
-    large_came: LargeCame,
+    // The last hello of each pace.
+    pub(super) sent: ByPace<u64>,
+    pub(super) heard: ByPace<Heard>,
+    large: Large,
     // Hellos heard since the last tick.
     pub(super) heard_at_tick: u32,
     // Ticks in a row at which others were heard and this one was not.
@@ -54,10 +49,37 @@ pub(super) struct Watched {
     pub(super) heard_since_ms: f64,
 }
 
+/// Something of hellos of each pace.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct ByPace<T> {
+    pub(super) steady: T,
+    pub(super) close: T,
+    pub(super) large: T,
+}
+
+impl<T> ByPace<T> {
+    fn of(&mut self, pace: Pace) -> &mut T {
+        match pace {
+            Pace::Steady => &mut self.steady,
+            Pace::Close => &mut self.close,
+            Pace::Large => &mut self.large,
+        }
+    }
+}
+
+/// What has come of large hellos.
+#[derive(Debug, Default)]
+struct Large {
+    // Steady hellos that have come since the last large one, or since the other end began.
+    steady_since: u32,
+    came: LargeCame,
+}
+
 /// Where large hellos of the other end have come since it began.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum LargeCame {
     /// On no path. The other end may say none.
+    #[default]
     Nowhere,
     /// On other paths.
     Elsewhere,
@@ -75,14 +97,9 @@ impl Watched {
     pub(super) fn new(judged_by: JudgedBy, now_ms: f64) -> Self {
         Self {
             judged_by,
-            sent: 0,
-            sent_closely: 0,
-            sent_large: 0,
-            heard: Heard::default(),
-            heard_closely: Heard::default(),
-            heard_large: Heard::default(),
-            since_large: 0,
-            large_came: LargeCame::Nowhere,
+            sent: ByPace::default(),
+            heard: ByPace::default(),
+            large: Large::default(),
             heard_at_tick: 0,
             missed_ticks: 0,
             last_heard_ms: now_ms,
@@ -105,12 +122,9 @@ impl Watched {
         self.began_ms = Some(now_ms);
         self.quiet_since_ms = now_ms;
         self.is_heard = false;
-        self.heard = Heard::default();
-        self.heard_closely = Heard::default();
-        self.heard_large = Heard::default();
-        self.since_large = 0;
+        self.heard = ByPace::default();
         // It may be of another release now.
-        self.large_came = LargeCame::Nowhere;
+        self.large = Large::default();
         self.look_closely_until_ms = now_ms;
         // That hellos have come through before still counts; what they said does not.
         self.peer = self.peer.map(|_| Hello::FORGOTTEN);
@@ -121,7 +135,7 @@ impl Watched {
     /// a path that was out.
     pub(super) fn wake(&mut self, now_ms: f64) {
         self.missed_ticks = 0;
-        self.since_large = 0;
+        self.large.steady_since = 0;
         match &mut self.state {
             WatchedState::In { .. } => self.last_heard_ms = now_ms,
             WatchedState::Out { good_since_ms, .. } => *good_since_ms = None,
@@ -158,7 +172,7 @@ impl Watched {
     }
 
     fn losses_here(&self) -> u8 {
-        self.heard.losses().max(self.heard_closely.losses())
+        self.heard.steady.losses().max(self.heard.close.losses())
     }
 
     fn losses(&self) -> u8 {
@@ -174,7 +188,7 @@ impl Watched {
     /// Whether it has proven here that it loses nothing any more, if that is what it is out for.
     fn is_clean(&self) -> bool {
         let lost = matches!(self.fault_it_is_out_for(), Some(Fault::Loss(_)));
-        !lost || (self.heard.is_full() && self.losses_here() <= LOSSES_IN)
+        !lost || (self.heard.steady.is_full() && self.losses_here() <= LOSSES_IN)
     }
 
     pub(super) fn looks_closely(&self, now_ms: f64) -> bool {
@@ -187,11 +201,7 @@ impl Watched {
 
     /// Whether it is no replay, which would be no sign of life.
     pub(super) fn record(&mut self, hello: Hello, anew: bool, now_ms: f64) -> bool {
-        let heard = match hello.pace {
-            Pace::Steady => &mut self.heard,
-            Pace::Close => &mut self.heard_closely,
-            Pace::Large => &mut self.heard_large,
-        };
+        let heard = self.heard.of(hello.pace);
         if hello.sequence <= heard.newest {
             heard.record_late(hello.sequence);
             return false;
@@ -199,29 +209,29 @@ impl Watched {
         *heard =
             if anew || heard.is_empty() { Heard::first(hello.sequence) } else { heard.next(hello.sequence) };
         match hello.pace {
-            Pace::Steady => self.since_large = self.since_large.saturating_add(1),
+            Pace::Steady => self.large.steady_since = self.large.steady_since.saturating_add(1),
             Pace::Close => self.last_heard_closely_ms = now_ms,
             Pace::Large => {
-                self.since_large = 0;
-                self.large_came = LargeCame::Here;
+                self.large.steady_since = 0;
+                self.large.came = LargeCame::Here;
             }
         }
         true
     }
 
     pub(super) fn has_heard_large(&self) -> bool {
-        self.large_came == LargeCame::Here
+        self.large.came == LargeCame::Here
     }
 
     /// Whether large hellos have come on any path.
     pub(super) fn compare_large(&mut self, came_on_any: bool) {
         if !self.has_heard_large() {
-            self.large_came = if came_on_any { LargeCame::Elsewhere } else { LargeCame::Nowhere };
+            self.large.came = if came_on_any { LargeCame::Elsewhere } else { LargeCame::Nowhere };
         }
     }
 
     fn hearing_large(&self) -> Hearing {
-        match (self.large_came, self.since_large) {
+        match (self.large.came, self.large.steady_since) {
             (LargeCame::Here | LargeCame::Elsewhere, LARGE_LOST_AFTER..) => Hearing::NoMore,
             (LargeCame::Here, _) => Hearing::Now,
             (LargeCame::Nowhere | LargeCame::Elsewhere, _) => Hearing::Never,
@@ -232,9 +242,11 @@ impl Watched {
         [self.hearing_large(), peer.hearing_large].contains(&Hearing::NoMore)
     }
 
-    pub(super) fn say(&self, sequence: u64, pace: Pace, now_ms: f64) -> Hello {
+    pub(super) fn say_next(&mut self, pace: Pace, now_ms: f64) -> Hello {
+        let last = self.sent.of(pace);
+        *last += 1;
         Hello {
-            sequence,
+            sequence: *last,
             pace,
             hearing: self.hearing(now_ms),
             hearing_large: self.hearing_large(),
@@ -299,8 +311,8 @@ impl Watched {
         let Some(fault) = fault else { return self.state };
         self.failures = self.failures.saturating_add(1);
         if matches!(fault, Fault::Loss(_)) {
-            self.heard = Heard::first(self.heard.newest);
-            self.heard_closely.forget();
+            self.heard.steady = Heard::first(self.heard.steady.newest);
+            self.heard.close.forget();
         }
         WatchedState::Out { fault, good_since_ms: None }
     }
