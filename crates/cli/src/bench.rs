@@ -44,7 +44,7 @@ pub(crate) struct Bench {
 }
 
 fn encryption_note(results: &[MigrationResult]) -> Option<String> {
-    let mut used = results.iter().filter_map(|result| result.encryption.as_ref());
+    let mut used = results.iter().filter_map(|result| result.connection_use.encryption.as_ref());
     let EncryptionUse { protocol, cipher_suite, .. } = used.find(|used| used.cipher_suite.is_some())?;
     Some(format!("encrypted by {}, {}", protocol.as_ref()?, cipher_suite.as_ref()?))
 }
@@ -130,7 +130,7 @@ impl Bench {
             && result.outcome == Outcome::Completed
         {
             result.memory.guest_rewritten_mib_per_s = Some(rewritten(watch).await?.mib_per_s_since(&before));
-            result.verified = Some(verify(watch).await?);
+            result.record.verified = Some(verify(watch).await?);
         }
         if self.watched {
             output::remark(&one_line(&result));
@@ -260,9 +260,9 @@ fn one_line(result: &MigrationResult) -> String {
     let journey =
         format!("{:<12} {} → {}", result.choice.requested_option.to_string(), result.source, result.target);
     if result.outcome != Outcome::Completed {
-        return format!("{journey}  {}", result.error.as_deref().unwrap_or("cancelled"));
+        return format!("{journey}  {}", result.failure.error.as_deref().unwrap_or("cancelled"));
     }
-    let memory = result.verified.map_or(String::new(), |verified| match verified.bad {
+    let memory = result.record.verified.map_or(String::new(), |verified| match verified.bad {
         0 => format!(", {} pages intact", verified.pages),
         bad => format!(", {bad} of {} pages BAD", verified.pages),
     });

@@ -54,7 +54,7 @@ impl Exit {
     pub(crate) fn of_result(result: &MigrationResult) -> Self {
         match result.outcome {
             Outcome::Completed => Self::Done,
-            Outcome::Failed => result.error_kind.map_or(Self::Failed, Self::of_kind),
+            Outcome::Failed => result.failure.error_kind.map_or(Self::Failed, Self::of_kind),
             Outcome::Cancelled => Self::Cancelled,
             Outcome::InDoubt => Self::InDoubt,
             Outcome::Lost => Self::Lost,

@@ -137,7 +137,7 @@ impl Measured {
             completed: completed().count(),
             transfer_s: Spread::of(completed().map(|result| result.times.transfer_ms / 1000.0)),
             cpu_s: median(|result| {
-                let used = result.cpu_seconds;
+                let used = result.host_use.cpu_seconds;
                 Some(used.source_vmm + used.source_agent + used.target_vmm + used.target_agent)
             }),
             guest_mib_per_s: median(|result| result.memory.guest_rewritten_mib_per_s),

@@ -49,7 +49,8 @@ fn figures(report: &BenchReport) -> Vec<Figure> {
     if let Some(share) = Spread::of(multichannel.iter().filter_map(|result| share_of_links(result))) {
         figures.push(at_least("multichannel, share of both links together", 0.95, share.median, Some(share)));
     }
-    let part = |result: &&MigrationResult| result.paths.iter().map(|path| path.share).fold(1.0, f64::min);
+    let part =
+        |result: &&MigrationResult| result.traffic.paths.iter().map(|path| path.share).fold(1.0, f64::min);
     if let Some(part) = Spread::of(multichannel.iter().map(part)) {
         let what = "multichannel, bytes on the link that carried less";
         figures.push(at_least(what, 0.4, part.min, Some(part)));
@@ -84,14 +85,14 @@ fn throughput(results: &[&MigrationResult]) -> Option<Spread> {
 }
 
 fn share_of_links(result: &MigrationResult) -> Option<f64> {
-    let speeds: Option<Vec<u64>> = result.paths.iter().map(|path| path.speed_mbps).collect();
+    let speeds: Option<Vec<u64>> = result.traffic.paths.iter().map(|path| path.speed_mbps).collect();
     let sum_mbps: u64 = speeds?.iter().sum();
     (sum_mbps > 0).then(|| result.memory.throughput_gbps * 1000.0 / sum_mbps as f64)
 }
 
 fn agents_cpu(tcp: &[&MigrationResult], multichannel: &[&MigrationResult]) -> Option<Figure> {
     let share = |result: &&MigrationResult| {
-        let used = result.cpu_seconds;
+        let used = result.host_use.cpu_seconds;
         (used.source_agent + used.target_agent) / (used.source_vmm + used.target_vmm)
     };
     let spread = Spread::of(tcp.iter().chain(multichannel).map(share))?;
@@ -104,7 +105,7 @@ fn agents_cpu(tcp: &[&MigrationResult], multichannel: &[&MigrationResult]) -> Op
 }
 
 fn memory(all: &[&MigrationResult]) -> Figure {
-    let checked: Vec<_> = all.iter().filter_map(|result| result.verified).collect();
+    let checked: Vec<_> = all.iter().filter_map(|result| result.record.verified).collect();
     let pages: u64 = checked.iter().map(|verified| verified.pages).sum();
     let bad: u64 = checked.iter().map(|verified| verified.bad).sum();
     Figure {

@@ -69,7 +69,7 @@ fn saved(best: &OptionSummary, summaries: &[OptionSummary]) -> Option<String> {
 
 /// How many links carried a part of the VM that counts.
 pub(crate) fn links_used(run: &MigrationResult) -> usize {
-    run.paths.iter().filter(|path| path.share >= SHARE_USED_MIN).count()
+    run.traffic.paths.iter().filter(|path| path.share >= SHARE_USED_MIN).count()
 }
 
 /// The run that stands for an option.
@@ -197,7 +197,7 @@ pub(crate) fn failures(report: &BenchReport) -> Vec<Failure<'_>> {
             number: index + 1,
             run,
             outcome: outcome(run),
-            reason: run.error.as_deref().unwrap_or("no reason is recorded"),
+            reason: run.failure.error.as_deref().unwrap_or("no reason is recorded"),
         })
         .collect()
 }
@@ -206,7 +206,7 @@ pub(crate) fn failures(report: &BenchReport) -> Vec<Failure<'_>> {
 fn outcome(run: &MigrationResult) -> &'static str {
     match run.outcome {
         Outcome::Completed => "completed",
-        Outcome::Failed => match run.source_vm {
+        Outcome::Failed => match run.failure.source_vm {
             Some(SourceVm::Runs) => "failed; the VM runs on at the source",
             Some(SourceVm::Paused) => "failed; the VM is paused at the source",
             Some(SourceVm::Ended) => "failed; the VM is stopped at the source",
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn fewer_bytes_over_one_link_are_the_reason() {
         let mut compressed = completed(RequestedOption::Compression, 5_000.0);
-        compressed.paths.truncate(1);
+        compressed.traffic.paths.truncate(1);
         compressed.memory.wire_bytes /= 4;
         let headline = headline_of(vec![completed(RequestedOption::Tcp, 10_000.0), compressed]);
         assert_eq!(headline, "compression moved the VM 2.00 × as fast as tcp, sending 25 % of the bytes");
@@ -287,9 +287,9 @@ mod tests {
     fn verification_is_good_only_if_everything_was_checked() {
         let good = completed(RequestedOption::Tcp, 1.0);
         let mut bad = good.clone();
-        bad.verified = Some(Verified { pages: 10, bad: 1 });
+        bad.record.verified = Some(Verified { pages: 10, bad: 1 });
         let mut unchecked = good.clone();
-        unchecked.verified = None;
+        unchecked.record.verified = None;
         for (results, expected, part) in [
             (vec![good.clone(), good.clone()], true, "none bad"),
             (vec![good.clone(), unchecked.clone()], false, "1 of 2"),

@@ -1,8 +1,9 @@
 //! Made-up results for tests.
 
 use drainpipe_engine::migration::result::{
-    CompressionUse, CopiedDisks, CpuSeconds, LogLine, MemoryUse, MigrationResult, OptionChoice, Outcome,
-    PathUse, Sample, Silence, SourceVm, Times, Verified,
+    CompressionUse, CopiedDisks, CpuSeconds, HostUse, LogLine, MemoryUse, MigrationConnections,
+    MigrationFailure, MigrationRecord, MigrationResult, MigrationTraffic, OptionChoice, Outcome, PathUse,
+    Sample, Silence, SourceVm, Times, Verified,
 };
 use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::option::{MigrationOption, RequestedOption};
@@ -43,9 +44,7 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
             post_copy_allowed: false,
         },
         outcome: Outcome::Completed,
-        source_vm: None,
-        error: None,
-        error_kind: None,
+        failure: MigrationFailure::default(),
         times: Times {
             total_ms,
             setup_ms: total_ms * 0.05,
@@ -63,18 +62,33 @@ pub(crate) fn completed(requested: RequestedOption, total_ms: f64) -> MigrationR
             throttle_percent: None,
         },
         copied: CopiedDisks::default(),
-        others_at_once: 0,
-        tracked_connections: None,
-        free_cores: None,
-        cpu_seconds: CpuSeconds { source_vmm: 1.1, source_agent: 0.02, target_vmm: 1.3, target_agent: 0.01 },
-        compression: compression(option, 1.0),
-        encryption: None,
-        paths: vec![path("left", left_share), path("right", 1.0 - left_share)],
-        elsewhere: vec![],
-        findings: vec![],
-        events: vec![LogLine { ms: 1.0, step: Step::EstablishHosts, what: "hosts established".to_owned() }],
-        samples: samples(option, total_ms, left_share),
-        verified: Some(Verified { pages: 524_288, bad: 0 }),
+        host_use: HostUse {
+            cpu_seconds: CpuSeconds {
+                source_vmm: 1.1,
+                source_agent: 0.02,
+                target_vmm: 1.3,
+                target_agent: 0.01,
+            },
+            ..HostUse::default()
+        },
+        connection_use: MigrationConnections {
+            compression: compression(option, 1.0),
+            ..MigrationConnections::default()
+        },
+        traffic: MigrationTraffic {
+            paths: vec![path("left", left_share), path("right", 1.0 - left_share)],
+            elsewhere: vec![],
+        },
+        record: MigrationRecord {
+            findings: vec![],
+            events: vec![LogLine {
+                ms: 1.0,
+                step: Step::EstablishHosts,
+                what: "hosts established".to_owned(),
+            }],
+            samples: samples(option, total_ms, left_share),
+            verified: Some(Verified { pages: 524_288, bad: 0 }),
+        },
     }
 }
 
@@ -119,15 +133,16 @@ pub(crate) fn failed(requested: RequestedOption) -> MigrationResult {
     let begun = completed(requested, 120.0);
     MigrationResult {
         outcome: Outcome::Failed,
-        source_vm: Some(SourceVm::Runs),
-        error: Some("port 4444 on b is taken: free it, or choose another".to_owned()),
-        error_kind: Some(ProblemKind::Refused),
+        failure: MigrationFailure {
+            source_vm: Some(SourceVm::Runs),
+            error: Some("port 4444 on b is taken: free it, or choose another".to_owned()),
+            error_kind: Some(ProblemKind::Refused),
+        },
         times: Times { transfer_ms: 0.0, completion_ms: 0.0, ..begun.times },
         silence: Silence::default(),
         memory: MemoryUse { memory_bytes: begun.memory.memory_bytes, ..MemoryUse::default() },
-        cpu_seconds: CpuSeconds::default(),
-        samples: Vec::new(),
-        verified: None,
+        host_use: HostUse::default(),
+        record: MigrationRecord { samples: Vec::new(), verified: None, ..begun.record },
         ..begun
     }
 }

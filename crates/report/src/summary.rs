@@ -110,7 +110,7 @@ fn summarise_group(results: &[MigrationResult], group: &[usize]) -> OptionSummar
         group.iter().copied().filter(|&index| results[index].outcome == Outcome::Completed).collect();
     let runs = || completed.iter().map(|&index| &results[index]);
     let spread = |quantity: fn(&MigrationResult) -> f64| Spread::of(runs().map(quantity));
-    let checks = || runs().filter_map(|run| run.verified);
+    let checks = || runs().filter_map(|run| run.record.verified);
     let first = &results[group[0]];
     OptionSummary {
         requested: first.choice.requested_option,
@@ -127,7 +127,7 @@ fn summarise_group(results: &[MigrationResult], group: &[usize]) -> OptionSummar
         guest_gap_ms: Spread::of(runs().filter_map(|run| run.silence.guest_gap_ms)),
         throughput_gbps: spread(|run| run.memory.throughput_gbps),
         wire_bytes: spread(|run| run.memory.wire_bytes as f64),
-        cpu_seconds_per_gib: spread(|run| cpu_total(&run.cpu_seconds) / gib(run)),
+        cpu_seconds_per_gib: spread(|run| cpu_total(&run.host_use.cpu_seconds) / gib(run)),
         speed_against_tcp: None,
         throughput_against_tcp: None,
         verified_runs: checks().count(),
@@ -256,9 +256,9 @@ mod tests {
     #[test]
     fn checks_of_the_guest_are_added_up() {
         let mut bad = completed(RequestedOption::Tcp, 1.0);
-        bad.verified = Some(Verified { pages: 100, bad: 3 });
+        bad.record.verified = Some(Verified { pages: 100, bad: 3 });
         let mut unchecked = completed(RequestedOption::Tcp, 1.0);
-        unchecked.verified = None;
+        unchecked.record.verified = None;
         let summaries = summarise(&[bad.clone(), bad, unchecked]);
         assert_eq!(summaries[0].verified_runs, 2);
         assert_eq!(summaries[0].verified, Verified { pages: 200, bad: 6 });

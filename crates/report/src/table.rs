@@ -245,7 +245,7 @@ mod tests {
         let mut report = report();
         for run in &mut report.results {
             run.vm = "\x1b[2J\r\n".to_owned();
-            run.error = Some("\x1b]0;x\x07".to_owned());
+            run.failure.error = Some("\x1b]0;x\x07".to_owned());
             run.choice.fallback_reason = Some("\u{9b}2J".to_owned());
         }
         let text = text(&report, 100, false);

@@ -110,7 +110,7 @@ impl Fetched {
         let (why, kind) = match self {
             // By its agent, which was stopped.
             Self::Ended(result) if result.outcome == Outcome::Cancelled => {
-                (result.error.as_deref()?, result.error_kind?)
+                (result.failure.error.as_deref()?, result.failure.error_kind?)
             }
             Self::Failed(problem) | Self::Unknown(problem) => (&*problem.message, problem.kind),
             Self::Ended(_) | Self::Gone => return None,

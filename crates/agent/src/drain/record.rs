@@ -238,9 +238,11 @@ pub(super) fn end(one: &mut MoveStatus, result: &MigrationResult) {
 
 /// What went wrong with a migration that did not complete.
 pub(super) fn problem_of(result: &MigrationResult) -> Option<Problem> {
-    match (result.outcome, &result.error) {
+    match (result.outcome, &result.failure.error) {
         (Outcome::Completed, _) => None,
-        (_, Some(error)) => Some(Problem::new(result.error_kind.unwrap_or(ProblemKind::Failed), error)),
+        (_, Some(error)) => {
+            Some(Problem::new(result.failure.error_kind.unwrap_or(ProblemKind::Failed), error))
+        }
         (Outcome::Cancelled, None) => Some(Problem::failed("it was cancelled; the VM runs where it ran")),
         (_, None) => Some(Problem::failed(format!(
             "no reason is known; `drainpipe history {}` has the log",

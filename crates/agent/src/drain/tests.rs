@@ -4,7 +4,7 @@
 use axum::Router;
 use axum::routing::any;
 use drainpipe_engine::drain::status::{DrainState, MoveState, MoveStatus};
-use drainpipe_engine::migration::result::{MigrationResult, SourceVm};
+use drainpipe_engine::migration::result::{MigrationFailure, MigrationResult, SourceVm};
 use drainpipe_engine::problem::ProblemKind;
 use drainpipe_hypervisor::RunState;
 use drainpipe_hypervisor::fake::FakeVm;
@@ -231,8 +231,11 @@ fn was_reclaimed(life: &Life, vm: &str) {
     life.parts.journal.begin_migration(&format!("of {vm}"), &migrate(vm), Timestamp::UNIX_EPOCH).unwrap();
     let result = result_of(vm, "failed");
     let result = MigrationResult {
-        source_vm: Some(SourceVm::Ended),
-        error: Some("its target was lost after the hand-over, on the operator's word".into()),
+        failure: MigrationFailure {
+            source_vm: Some(SourceVm::Ended),
+            error: Some("its target was lost after the hand-over, on the operator's word".into()),
+            error_kind: None,
+        },
         ..result
     };
     life.parts.journal.end_migration(&result, false, Timestamp::now()).unwrap();

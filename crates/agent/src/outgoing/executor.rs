@@ -425,15 +425,15 @@ impl Executor {
             measured,
         );
         result.protocol = self.agreed.protocol.map(Protocol::number);
-        result.tracked_connections = self.tracked_use().filter(|_| result.has_left());
+        result.connection_use.tracked_connections = self.tracked_use().filter(|_| result.has_left());
         result.times.predicted_total_ms = self.agreed.predicted_total_ms.map(result::tenth);
-        result.free_cores = self.agreed.facts.as_ref().and_then(|(source, _)| source.idle_cores);
+        result.host_use.free_cores = self.agreed.facts.as_ref().and_then(|(source, _)| source.idle_cores);
         if outcome == Outcome::Cancelled && self.outgoing.host.check_not_stopping().is_err() {
             let why =
                 format!("cancelled, because the agent of {} was being stopped", self.outgoing.host.name());
-            result.error.get_or_insert(why);
+            result.failure.error.get_or_insert(why);
             // As it would have been a moment later: who wanted it may try again.
-            result.error_kind.get_or_insert(ProblemKind::Unreachable);
+            result.failure.error_kind.get_or_insert(ProblemKind::Unreachable);
         }
         result
     }
@@ -443,7 +443,7 @@ impl Executor {
     async fn conclude(mut self, result: MigrationResult) {
         let left = result.has_left();
         self.guard = None;
-        let error = result.error.as_deref();
+        let error = result.failure.error.as_deref();
         info!(migration = result.id, vm = result.vm, outcome = ?result.outcome, error, "over");
         if let Ok(vmm) = self.vmm()
             && self.copying.held_writes.is_begun

@@ -1,8 +1,8 @@
 //! Puts a migration's result together from the engine's timings and the agent's readings.
 
 use drainpipe_engine::migration::result::{
-    CopiedDisks, EncryptionUse, LinkUse, LogLine, MemoryUse, MigrationResult, OptionChoice, Outcome, PathUse,
-    Silence, Times,
+    CopiedDisks, EncryptionUse, HostUse, LinkUse, LogLine, MemoryUse, MigrationConnections, MigrationFailure,
+    MigrationRecord, MigrationResult, MigrationTraffic, OptionChoice, Outcome, PathUse, Silence, Times,
 };
 use drainpipe_engine::migration::step::Step;
 use drainpipe_engine::migration::{Migration, Timings};
@@ -86,9 +86,11 @@ pub(crate) fn assemble(
             post_copy_allowed: plan.is_some_and(Plan::post_copy),
         },
         outcome,
-        source_vm: migration.source_vm(),
-        error: migration.error().map(ToString::to_string),
-        error_kind: migration.error().map(|problem| problem.kind),
+        failure: MigrationFailure {
+            source_vm: migration.source_vm(),
+            error: migration.error().map(ToString::to_string),
+            error_kind: migration.error().map(|problem| problem.kind),
+        },
         times: rounded(times),
         silence: Silence {
             downtime_ms: pauses.timings.downtime_ms().map(tenth),
@@ -103,23 +105,28 @@ pub(crate) fn assemble(
             guest_rewritten_mib_per_s: None,
             throttle_percent: migration.most_throttled_percent(),
         },
-        others_at_once: measured.others_at_once,
-        free_cores: None,
-        cpu_seconds: measured.cpu_seconds,
+        host_use: HostUse {
+            others_at_once: measured.others_at_once,
+            free_cores: None,
+            cpu_seconds: measured.cpu_seconds,
+        },
         copied: CopiedDisks {
             disk_bytes: migration.disks().iter().map(|disk| disk.copied_bytes).sum(),
             disk_ms: disk_ms(pauses.timings).map(tenth),
             disks: migration.disks(),
         },
-        paths,
-        elsewhere: measured.elsewhere,
-        compression: measured.compression,
-        tracked_connections: None,
-        encryption: plan.map(|plan| encryption_use(plan, measured.rounds, measured.cipher_suite)),
-        findings: migration.findings().to_vec(),
-        events,
-        samples: measured.samples,
-        verified: None,
+        traffic: MigrationTraffic { paths, elsewhere: measured.elsewhere },
+        connection_use: MigrationConnections {
+            compression: measured.compression,
+            tracked_connections: None,
+            encryption: plan.map(|plan| encryption_use(plan, measured.rounds, measured.cipher_suite)),
+        },
+        record: MigrationRecord {
+            findings: migration.findings().to_vec(),
+            events,
+            samples: measured.samples,
+            verified: None,
+        },
     }
 }
 

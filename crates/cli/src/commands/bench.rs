@@ -53,7 +53,7 @@ pub(crate) fn show(report: &BenchReport, json: bool) -> Result<(), Problem> {
 /// How a bench ended: as its worst migration, and badly if a page was.
 pub(crate) fn verdict(report: &BenchReport) -> Exit {
     let bad_pages =
-        report.results.iter().any(|result| result.verified.is_some_and(|verified| verified.bad > 0));
+        report.results.iter().any(|result| result.record.verified.is_some_and(|verified| verified.bad > 0));
     match report.results.iter().find(|result| result.outcome != Outcome::Completed) {
         Some(result) => Exit::of_result(result),
         None if bad_pages => Exit::Failed,

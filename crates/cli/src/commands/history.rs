@@ -86,7 +86,7 @@ fn tell(view: &MigrationView) -> Result<(), Problem> {
         return output::print(&format!("under way{waits}\n"));
     };
     let mut text = format!("{} {} → {}: {}\n", result.vm, result.source, result.target, result.outcome);
-    if let Some(error) = &result.error {
+    if let Some(error) = &result.failure.error {
         text.push_str(error);
         text.push('\n');
     }
@@ -95,9 +95,9 @@ fn tell(view: &MigrationView) -> Result<(), Problem> {
         text.push('\n');
     }
     output::print(&text)?;
-    let rows = result
-        .events
-        .iter()
-        .map(|event| vec![format::duration(event.ms), event.step.number().to_string(), event.what.clone()]);
+    let rows =
+        result.record.events.iter().map(|event| {
+            vec![format::duration(event.ms), event.step.number().to_string(), event.what.clone()]
+        });
     output::table(&["after", "step", "what"], rows.collect())
 }

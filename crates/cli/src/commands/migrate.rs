@@ -228,12 +228,12 @@ fn packed_by(compression: &CompressionUse) -> String {
 
 /// Tells how a migration has ended.
 pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
-    for line in before_the_result(&result.findings) {
+    for line in before_the_result(&result.record.findings) {
         output::remark(&line);
     }
     let why = result.choice.fallback_reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     if result.outcome != Outcome::Completed {
-        let error = result.error.as_deref().unwrap_or("cancelled");
+        let error = result.failure.error.as_deref().unwrap_or("cancelled");
         let state = match result.outcome {
             Outcome::InDoubt => {
                 format!("it is paused on {} until {} answers", result.source, result.target)
@@ -243,7 +243,7 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
                 result.ended_on(),
                 result.vm
             ),
-            _ => match result.source_vm {
+            _ => match result.failure.source_vm {
                 Some(SourceVm::Runs) => format!("it runs on {}", result.source),
                 Some(SourceVm::Paused) => format!("it stands still on {}", result.source),
                 Some(SourceVm::Ended) => format!(
@@ -265,7 +265,7 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
         return Ok(());
     }
     let paths: Vec<String> =
-        result.paths.iter().map(|path| format!("{path} {:.0} %", path.share * 100.0)).collect();
+        result.traffic.paths.iter().map(|path| format!("{path} {:.0} %", path.share * 100.0)).collect();
     let downtime = result.silence.downtime_ms.map_or("unknown".into(), format::duration);
     output::print(&format!(
         "{} runs on {}\n  {} by {}{why}\n  {} over {}; {} sent in {} rounds\n  downtime {downtime}; \
@@ -284,12 +284,14 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
     if let Some(line) = standstill(result) {
         output::remark(&line);
     }
-    for link in &result.elsewhere {
+    for link in &result.traffic.elsewhere {
         output::remark(&link.to_string());
     }
-    result.tracked_connections.iter().filter(|used| used.along + used.left > 0).for_each(|used| {
-        output::remark(&used.to_string());
-    });
+    result.connection_use.tracked_connections.iter().filter(|used| used.along + used.left > 0).for_each(
+        |used| {
+            output::remark(&used.to_string());
+        },
+    );
     if let Some(percent) = result.memory.throttle_percent {
         output::remark(&format!(
             "its memory got dirty too fast: its CPUs were throttled by up to {percent} %"
@@ -305,12 +307,12 @@ pub(super) fn tell(result: &MigrationResult) -> Result<(), Problem> {
     for disk in &result.copied.disks {
         output::remark(&disk_line(disk, &result.source));
     }
-    result.compression.iter().map(packed_by).for_each(|line| output::remark(&line));
-    result.encryption.iter().map(encrypted_by).for_each(|line| output::remark(&line));
-    for line in result.paths.iter().flat_map(|path| lines_of(path, result.paths.len())) {
+    result.connection_use.compression.iter().map(packed_by).for_each(|line| output::remark(&line));
+    result.connection_use.encryption.iter().map(encrypted_by).for_each(|line| output::remark(&line));
+    for line in result.traffic.paths.iter().flat_map(|path| lines_of(path, result.traffic.paths.len())) {
         output::remark(&line);
     }
-    match &result.error {
+    match &result.failure.error {
         Some(error) => {
             output::remark(error);
             Ok(())

@@ -219,7 +219,7 @@ fn the_target_agent_is_killed_in_flight(scene: &Scene) {
     };
     assert_failed(&output, why);
     // Nor does the result claim that somebody watched the paths meanwhile.
-    for path in result_of(&output).paths {
+    for path in result_of(&output).traffic.paths {
         assert_eq!(path.turns[0].state, PathState::Unwatched, "{path:#?}");
     }
     scene.guest.assert_intact();
@@ -353,9 +353,9 @@ fn a_link_that_is_silent_from_the_start_is_left_out() {
     scene.lab.fault("blackhole a e0");
     let moved = scene.lab.migrate("web", "b", &["--option", "multichannel"]);
     assert!(moved.choice.fallback_reason.is_some(), "{moved:#?}");
-    assert!(moved.paths.iter().all(|path| path.link == "e1"), "{moved:#?}");
+    assert!(moved.traffic.paths.iter().all(|path| path.link == "e1"), "{moved:#?}");
     let moved = scene.lab.migrate("web", "a", &["--option", "tcp"]);
-    assert!(moved.paths.iter().all(|path| path.link == "e1"), "{moved:#?}");
+    assert!(moved.traffic.paths.iter().all(|path| path.link == "e1"), "{moved:#?}");
     scene.assert_settled("a");
 }
 

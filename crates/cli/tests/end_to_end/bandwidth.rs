@@ -179,5 +179,5 @@ fn a_limit_outlives_the_agent_and_makes_sense() {
 }
 
 pub(crate) fn says(result: &MigrationResult, words: &str) -> bool {
-    result.events.iter().any(|event| event.what.contains(words))
+    result.record.events.iter().any(|event| event.what.contains(words))
 }

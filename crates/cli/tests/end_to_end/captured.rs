@@ -204,7 +204,10 @@ pub(crate) fn run() {
             guest.set_dirty(Dirtying::IDLE);
             guest.assert_intact();
             assert_eq!(result.times.post_copy_ms.is_some(), is_post_copy, "{result:#?}");
-            assert_eq!(result.encryption.as_ref().is_some_and(|used| used.is_encrypted), !encrypt.is_empty());
+            assert_eq!(
+                result.connection_use.encryption.as_ref().is_some_and(|used| used.is_encrypted),
+                !encrypt.is_empty()
+            );
             let mb = |bytes: u64| bytes as f64 / 1e6;
             let (sent, captured) = (mb(result.memory.wire_bytes), mb(seen.bytes));
             println!("| {name} | {how} | {sent:.0} | {captured:.0} | {} |", seen.pages.len());

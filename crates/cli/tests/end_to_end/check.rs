@@ -165,7 +165,7 @@ fn jumbo_frames_that_a_switch_drops() {
     // A migration leaves such a path out.
     start_vm(&lab, "web", "pc-q35-7.2", "");
     let result = lab.migrate("web", "b", &["--option", "multichannel"]);
-    let used: Vec<&str> = result.paths.iter().map(|path| path.link.as_str()).collect();
+    let used: Vec<&str> = result.traffic.paths.iter().map(|path| path.link.as_str()).collect();
     let reason = result.choice.fallback_reason.as_deref().unwrap_or_default();
     assert!(used == ["e1"] && reason.contains("and large ones do not"), "{result:#?}");
     lab.drainpipe(&["vm", "stop", "web", "--force", "--agent", &lab.agent_socket("b")]).done();

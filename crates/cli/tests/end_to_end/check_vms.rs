@@ -83,7 +83,7 @@ fn a_vm_that_can_go(lab: &TestLab) {
     lab.drainpipe(&["check", "a", "b", "--vm", "wbe"]).refused(BAD_INPUT, &["no VM wbe on a"]);
     lab.drainpipe(&["check", "b", "a", "--vm", "web"]).refused(BAD_INPUT, &["no VM web on b"]);
     let result = lab.migrate("web", "b", &[]);
-    assert_eq!(result.findings, [], "nothing is said of healthy hosts");
+    assert_eq!(result.record.findings, [], "nothing is said of healthy hosts");
     lab.migrate("web", "a", &[]);
 }
 
@@ -174,8 +174,8 @@ fn warnings_before_a_migration(lab: &TestLab) {
     let [planned] = plan.findings.as_slice() else { panic!("{plan:#?}") };
     assert_eq!(planned.code, "reverse-path-filter");
     let result: MigrationResult = lab.migrate("web", "b", &[]);
-    assert_eq!(result.findings, plan.findings);
-    let logged = result.events.iter().any(|event| event.what.contains("(reverse-path-filter)"));
+    assert_eq!(result.record.findings, plan.findings);
+    let logged = result.record.events.iter().any(|event| event.what.contains("(reverse-path-filter)"));
     assert!(logged, "{result:#?}");
     let output = lab.drainpipe(&["migrate", "web", "a"]);
     assert_eq!(output.code, 0, "{output:#?}");

@@ -23,7 +23,7 @@ fn assert_encrypted(lab: &TestLab, view: &DrainView, host: &str) {
     for one in view.status.iter().flat_map(|status| &status.moves) {
         let id = one.migration.as_ref().expect("it was moved");
         let migration: MigrationView = lab.json(&["history", id, "--host", host]);
-        let used = migration.result.and_then(|result| result.encryption);
+        let used = migration.result.and_then(|result| result.connection_use.encryption);
         assert!(used.as_ref().is_some_and(|used| used.is_encrypted), "{used:?}");
     }
 }

@@ -211,7 +211,8 @@ fn two_hosts_are_emptied_into_a_third() {
             ways.push(ask::<MigrationView>(&lab, host, &path, None).unwrap().result.unwrap());
         }
     }
-    let waited = |way: &&MigrationResult| way.events.iter().any(|event| event.what.contains("b takes 1 VMs"));
+    let waited =
+        |way: &&MigrationResult| way.record.events.iter().any(|event| event.what.contains("b takes 1 VMs"));
     assert!(ways.iter().filter(waited).count() >= 2, "{ways:#?}");
     ways.sort_by_key(place_from);
     for pair in ways.windows(2) {
@@ -229,7 +230,7 @@ fn started_at(way: &MigrationResult) -> Timestamp {
 
 /// When the VM got its place at the target: its third step begins.
 fn place_from(way: &MigrationResult) -> Timestamp {
-    let event = way.events.iter().find(|event| event.step == Step::AllocateMemory).unwrap();
+    let event = way.record.events.iter().find(|event| event.step == Step::AllocateMemory).unwrap();
     started_at(way) + SignedDuration::from_secs_f64(event.ms / 1e3)
 }
 
@@ -257,7 +258,7 @@ fn who_changes_too_fast_goes_last_and_is_throttled() {
         (Outcome::Cancelled, Some(30)),
         "{result:#?}"
     );
-    assert!(result.events.iter().any(|event| event.what.contains("throttled by 30 %")), "{result:#?}");
+    assert!(result.record.events.iter().any(|event| event.what.contains("throttled by 30 %")), "{result:#?}");
     lab.assert_runs_on("busy", "a");
     guest.assert_answers();
 }

@@ -228,7 +228,7 @@ fn a_vm_moves_by_rdma_or_says_why_not() {
     shell(&nested.lab, "b", RDMA);
     let result = nested.moves(["b", "a"], "direct");
     assert_eq!((result.choice.option, result.choice.fallback_reason), (MigrationOption::Direct, None));
-    assert_eq!(result.paths.iter().map(|path| path.link.as_str()).collect::<Vec<_>>(), ["e0"]);
+    assert_eq!(result.traffic.paths.iter().map(|path| path.link.as_str()).collect::<Vec<_>>(), ["e0"]);
 }
 
 fn a_vm_whose_rdma_is_cut_stays_and_then_moves_without() {

@@ -40,7 +40,7 @@ pub(crate) fn seen(lab: &TestLab, host: &str, counter: &str) -> u64 {
 
 #[track_caller]
 fn encryption(result: MigrationResult) -> EncryptionUse {
-    result.encryption.expect("the result says it")
+    result.connection_use.encryption.expect("the result says it")
 }
 
 #[track_caller]
@@ -78,7 +78,7 @@ fn encrypted_unless_both_hosts_say_otherwise() {
     assert_encrypted(result);
     assert_nothing_clear_came(&lab, "b");
     let result = lab.migrate("web", "a", &["--option", "compression"]);
-    assert!(result.compression.is_some(), "as far as cores are idle");
+    assert!(result.connection_use.compression.is_some(), "as far as cores are idle");
     assert_encrypted(result);
     assert_nothing_clear_came(&lab, "a");
     guest.assert_intact();
@@ -104,7 +104,7 @@ fn auto_encrypts_on_several_cores_over_one_link() {
     lab.exec("b", &["nft", LOOK]).done();
     let guest = lab.start_guest("web", 160, "");
     let result = lab.migrate("web", "b", &[]);
-    assert_eq!((result.choice.option, result.paths.len()), (MigrationOption::Multichannel, 1));
+    assert_eq!((result.choice.option, result.traffic.paths.len()), (MigrationOption::Multichannel, 1));
     let reason = result.choice.fallback_reason.as_deref().unwrap();
     assert!(reason.starts_with("one path only") && reason.contains("16 connections share it"), "{reason}");
     assert_encrypted(result);

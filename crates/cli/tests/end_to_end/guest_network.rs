@@ -70,7 +70,7 @@ fn a_live_connection_passes_the_targets_firewall() {
         lab.start_agent(host);
     }
     let result = lab.migrate("web", "a", &["--option", "multichannel"]);
-    assert_eq!(result.tracked_connections, None);
+    assert_eq!(result.connection_use.tracked_connections, None);
     connection.status(SILENT_FOR).expect_err("the firewall has not seen it begin");
     guest.assert_intact();
 }
@@ -200,7 +200,11 @@ fn tracks(lab: &TestLab, host: &str, guest: &Guest) -> bool {
 
 #[track_caller]
 fn tracked(result: &MigrationResult) -> TrackedUse {
-    result.tracked_connections.clone().unwrap_or_else(|| panic!("nothing is told: {result:#?}"))
+    result
+        .connection_use
+        .tracked_connections
+        .clone()
+        .unwrap_or_else(|| panic!("nothing is told: {result:#?}"))
 }
 
 /// Makes both hosts' hooks one program, which records its input, prints something, and then does this.

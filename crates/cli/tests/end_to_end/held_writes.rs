@@ -48,7 +48,7 @@ fn a_vm_that_writes_much_moves_with_its_disks() {
     writing.apart.set_links("unlimited");
     writing.assert_ended(migrating, Outcome::Completed);
     let result = writing.apart.last_result();
-    let is_told = result.events.iter().any(|event| event.what.contains("writes are held back to"));
+    let is_told = result.record.events.iter().any(|event| event.what.contains("writes are held back to"));
     assert_eq!(is_told, plan.holds_writes, "{result:#?}");
     writing.assert_nothing_lost();
 }

@@ -97,7 +97,7 @@ fn cancel(scene: &Scene) {
     let result = scene.last_result();
     assert!(result.memory.throttle_percent >= Some(30), "{result:#?}");
     for what in ["throttled by 30 %", "are no longer throttled"] {
-        assert!(result.events.iter().any(|event| event.what.contains(what)), "{what}: {result:#?}");
+        assert!(result.record.events.iter().any(|event| event.what.contains(what)), "{what}: {result:#?}");
     }
 }
 
@@ -186,7 +186,7 @@ fn survives(scene: &Scene, (fault, cure, arguments): Outage) {
     assert_never_silent(&heartbeat, arguments);
     // The agents report and tidy up while the links are dead.
     assert_eq!(result.outcome, Outcome::Failed, "{arguments:?}: {result:#?}");
-    let error = result.error.as_deref().unwrap_or_default();
+    let error = result.failure.error.as_deref().unwrap_or_default();
     assert!(error.contains("nothing has arrived for "), "{arguments:?}: {result:#?}");
     scene.lab.assert_runs_on("web", "a");
     scene.lab.exec("a", &["bash", "-c", cure]).done();

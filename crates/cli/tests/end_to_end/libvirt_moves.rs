@@ -25,7 +25,7 @@ fn lab() -> TestLab {
 #[track_caller]
 pub(crate) fn migrate(lab: &TestLab, target: &str, option: &str) -> MigrationResult {
     let result: MigrationResult = lab.json(&["migrate", "web", target, "--option", option]);
-    assert_eq!(result.outcome, Outcome::Completed, "{:?}", result.error);
+    assert_eq!(result.outcome, Outcome::Completed, "{:?}", result.failure.error);
     result
 }
 
@@ -58,7 +58,11 @@ pub(crate) fn a_domain_is_moved_by_its_phases() {
     guest.assert_intact();
     let result = migrate(&lab, "a", "multichannel");
     assert_eq!(result.choice.option, MigrationOption::Multichannel);
-    assert!(result.paths.len() == 2 && result.paths.iter().all(|path| path.bytes > 0), "{:?}", result.paths);
+    assert!(
+        result.traffic.paths.len() == 2 && result.traffic.paths.iter().all(|path| path.bytes > 0),
+        "{:?}",
+        result.traffic.paths
+    );
     assert_moved(&lab, "b", "a");
     guest.assert_intact();
 }

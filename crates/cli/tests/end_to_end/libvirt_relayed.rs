@@ -61,7 +61,11 @@ fn moved_encrypted(options: &[&str], up: &[&str]) {
         let capture = Capture::begin(&lab, &["a", "b"]);
         let result = migrate(&lab, target, option);
         assert_unseen(&result, &capture.end(&known));
-        assert_eq!(result.compression.is_some(), *option == "compression", "{option}: {result:#?}");
+        assert_eq!(
+            result.connection_use.compression.is_some(),
+            *option == "compression",
+            "{option}: {result:#?}"
+        );
         if *option == "auto" {
             // Nobody has sampled its memory.
             let reason = result.choice.fallback_reason.as_deref().unwrap_or_default();
@@ -80,7 +84,7 @@ fn a_domain_is_moved_compressed_and_within_limits() {
     let result = migrate(&lab, "b", "compression");
     assert_eq!(result.choice.option, MigrationOption::Compression);
     // As far as cores are idle.
-    let compression = result.compression.expect("it says what was compressed");
+    let compression = result.connection_use.compression.expect("it says what was compressed");
     assert!(compression.stream_bytes > 0, "{compression:?}");
     assert_moved(&lab, "a", "b");
     guest.assert_intact();

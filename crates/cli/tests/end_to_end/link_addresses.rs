@@ -72,12 +72,12 @@ fn assert_link_local(plan: &Plan) {
 /// Fails the test unless both links carried data, and were watched all the time.
 #[track_caller]
 fn assert_both_links_carried(result: &MigrationResult) {
-    let mut links: Vec<&str> = result.paths.iter().map(|path| path.link.as_str()).collect();
+    let mut links: Vec<&str> = result.traffic.paths.iter().map(|path| path.link.as_str()).collect();
     links.sort_unstable();
     assert_eq!(links, ["e0", "e1"], "{result:#?}");
     // On a busy machine, hellos may be late, so that a path is left out for a while.
     let unwatched = |path: &PathUse| path.turns.iter().any(|turn| turn.state == PathState::Unwatched);
-    assert!(result.paths.iter().all(|path| path.share > 0.05 && !unwatched(path)), "{result:#?}");
+    assert!(result.traffic.paths.iter().all(|path| path.share > 0.05 && !unwatched(path)), "{result:#?}");
 }
 
 #[track_caller]
@@ -154,7 +154,7 @@ fn ipv4_only() {
         lab.exec(host, &["sysctl", "-w", "net.ipv6.conf.all.disable_ipv6=1"]).done();
     }
     let result = lab.migrate("web", "b", &["--option", "multichannel"]);
-    assert_eq!((result.choice.option, result.paths.len()), (MigrationOption::Tcp, 1));
+    assert_eq!((result.choice.option, result.traffic.paths.len()), (MigrationOption::Tcp, 1));
     let reason = result.choice.fallback_reason.unwrap();
     assert!(reason.contains("IPv6 is off, and no migration_address is configured"), "{reason}");
     guest.assert_intact();
@@ -291,7 +291,7 @@ fn what_is_removed_in_flight_is_made_again() {
     });
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
-    assert!(result.paths.iter().all(|path| path.share > 0.2), "{result:#?}");
+    assert!(result.traffic.paths.iter().all(|path| path.share > 0.2), "{result:#?}");
     scene.assert_settled("b");
 }
 
@@ -368,10 +368,10 @@ pub(crate) fn a_card_and_its_vlans_are_one_path() {
     };
     let before = sent();
     let result = lab.migrate("web", "b", &["--option", "multichannel"]);
-    let mut carried: Vec<&str> = result.paths.iter().map(|path| path.link.as_str()).collect();
+    let mut carried: Vec<&str> = result.traffic.paths.iter().map(|path| path.link.as_str()).collect();
     carried.sort_unstable();
     assert_eq!(carried, ["e0", "e1.7"], "{result:#?}");
-    assert!(result.paths.iter().all(|path| path.share > 0.05), "{result:#?}");
+    assert!(result.traffic.paths.iter().all(|path| path.share > 0.05), "{result:#?}");
     assert!(sent() - before < 1 << 20, "the other VLAN carries nothing of it");
     guest.assert_intact();
 }

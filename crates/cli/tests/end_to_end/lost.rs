@@ -67,14 +67,21 @@ fn assert_lost(output: &Output, signal: i32) {
     assert_eq!(output.code, LOST, "{output:#?}");
     let result = result_of(output);
     assert_is_lost(&result);
-    let error = result.error.unwrap_or_default();
+    let error = result.failure.error.unwrap_or_default();
     assert!(error.contains(&format!("signal {signal}")), "{error}");
 }
 
 #[track_caller]
 fn assert_is_lost(result: &MigrationResult) {
-    assert_eq!((result.outcome, result.source_vm), (Outcome::Lost, Some(SourceVm::Ended)), "{result:#?}");
-    assert!(result.error.as_ref().is_some_and(|error| error.contains("the VM is lost")), "{result:#?}");
+    assert_eq!(
+        (result.outcome, result.failure.source_vm),
+        (Outcome::Lost, Some(SourceVm::Ended)),
+        "{result:#?}"
+    );
+    assert!(
+        result.failure.error.as_ref().is_some_and(|error| error.contains("the VM is lost")),
+        "{result:#?}"
+    );
 }
 
 /// Fails the test unless everybody reports the VM as lost. It can be booted again.

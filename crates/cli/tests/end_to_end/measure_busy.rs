@@ -109,7 +109,7 @@ fn set(guest: &Guest, dirtying: Dirtying) -> f64 {
 fn line(case: &BusyCase, flights: &[Flight]) -> String {
     let of = |quantity: fn(&Flight) -> f64, digits| spread(flights.iter().map(quantity), digits);
     let packed_mib = |flight: &Flight| {
-        let packed = flight.result.compression;
+        let packed = flight.result.connection_use.compression;
         packed.map_or(0.0, |packed| (packed.lz4_bytes + packed.zstd_bytes) as f64 / f64::from(1 << 20))
     };
     format!(
@@ -118,7 +118,7 @@ fn line(case: &BusyCase, flights: &[Flight]) -> String {
         of(|flight| flight.work_mib_per_s, 0),
         of(|flight| flight.result.times.total_ms / 1000.0, 2),
         of(packed_mib, 0),
-        of(|flight| flight.result.cpu_seconds.source_agent, 2),
+        of(|flight| flight.result.host_use.cpu_seconds.source_agent, 2),
         of(|flight| flight.result.silence.downtime_ms.unwrap_or(f64::NAN), 0),
     )
 }

@@ -66,7 +66,13 @@ fn flights(lab: &TestLab, guest: &Guest, connections: u16, repeats: usize) -> Ve
 
 fn table_row(name: &str, results: &[MigrationResult]) {
     let of_used = |quantity: fn(&TrackedUse) -> f64| {
-        spread(results.iter().filter_map(|result| result.tracked_connections.as_ref()).map(quantity), 1)
+        spread(
+            results
+                .iter()
+                .filter_map(|result| result.connection_use.tracked_connections.as_ref())
+                .map(quantity),
+            1,
+        )
     };
     println!(
         "| {name} | {} | {} | {} | {} |",

@@ -104,7 +104,7 @@ struct Copied {
 
 impl From<&MigrationResult> for Copied {
     fn from(result: &MigrationResult) -> Self {
-        let cpu = &result.cpu_seconds;
+        let cpu = &result.host_use.cpu_seconds;
         Self {
             until_ready: result.copied.disks[0].ready_ms.expect("it was copied") / 1000.0,
             cpu_of_agents: cpu.source_agent + cpu.target_agent,

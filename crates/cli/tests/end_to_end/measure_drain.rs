@@ -369,7 +369,7 @@ impl Drained {
     fn gaps(&self) -> String {
         let mut carried = BTreeMap::<u64, f64>::new();
         for result in &self.results {
-            for pair in result.samples.windows(2) {
+            for pair in result.record.samples.windows(2) {
                 let bytes = |at: usize| pair[at].path_bytes.iter().sum::<u64>() as f64;
                 let [from_ms, to_ms] = [0, 1].map(|at: usize| self.started_ms(result) + pair[at].ms);
                 let per_ms = (bytes(1) - bytes(0)) / (to_ms - from_ms).max(1.0);

@@ -159,12 +159,12 @@ fn line(row: &Row, results: &[MigrationResult]) -> String {
     let total_s = results.iter().map(|result| result.times.total_ms / 1000.0);
     let paused_ms = results.iter().filter_map(|result| result.silence.downtime_ms);
     let out_ms = results.iter().filter_map(|result| {
-        let out = result.events.iter().find(|event| event.what.contains(" is out: "))?;
+        let out = result.record.events.iter().find(|event| event.what.contains(" is out: "))?;
         Some(out.ms - in_flight_ms(result)? - row.acts.first()?.0 as f64)
     });
     let back_ms = results.iter().filter_map(|result| {
         let healed_ms = in_flight_ms(result)? + row.acts.last()?.0 as f64;
-        let turns = result.paths.iter().flat_map(|path| &path.turns);
+        let turns = result.traffic.paths.iter().flat_map(|path| &path.turns);
         let back = turns.filter(|turn| turn.state == PathState::Back && turn.ms >= healed_ms);
         back.map(|turn| turn.ms - healed_ms).reduce(f64::max)
     });
@@ -182,7 +182,7 @@ fn line(row: &Row, results: &[MigrationResult]) -> String {
 
 /// The beginning of the flight. Acts count from there, except for the 20 ms or so until it is seen.
 fn in_flight_ms(result: &MigrationResult) -> Option<f64> {
-    Some(result.events.iter().find(|event| event.step == Step::CopyMemory)?.ms)
+    Some(result.record.events.iter().find(|event| event.step == Step::CopyMemory)?.ms)
 }
 
 /// The longest time in which no link moved data, of those that the migration went on to use. Read from samples that are
@@ -190,7 +190,7 @@ fn in_flight_ms(result: &MigrationResult) -> Option<f64> {
 fn longest_stall_ms(result: &MigrationResult) -> f64 {
     let mut since_ms = None;
     let mut longest_ms = 0.0_f64;
-    for pair in result.samples.windows(2) {
+    for pair in result.record.samples.windows(2) {
         let [one, next] = pair else { continue };
         let elapsed_ms = next.ms - one.ms;
         let moved = next.path_bytes.iter().zip(&one.path_bytes).map(|(next, one)| next.saturating_sub(*one));

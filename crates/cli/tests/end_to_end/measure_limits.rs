@@ -108,7 +108,7 @@ fn transfer(results: &[MigrationResult], began: (SystemTime, Instant)) -> Option
     };
     let sends = results.iter().map(|result| at(result, result.times.setup_ms + result.times.held_ms));
     let pauses = results.iter().map(|result| {
-        let paused = result.events.iter().find(|event| event.what.starts_with("the VM is paused"));
+        let paused = result.record.events.iter().find(|event| event.what.starts_with("the VM is paused"));
         at(result, paused?.ms)
     });
     Some([sends.max()??, pauses.min()??])

@@ -122,7 +122,7 @@ fn fly(lab: &TestLab, guest: &Guest, arguments: &[&str]) -> Flight {
 impl Flight {
     /// The time from the pause until the target has all state.
     fn state_ms(&self) -> f64 {
-        let at = |what: &str| self.result.events.iter().find(|event| event.what.starts_with(what));
+        let at = |what: &str| self.result.record.events.iter().find(|event| event.what.starts_with(what));
         let ms = |what| at(what).map_or(f64::NAN, |event| event.ms);
         ms("all state is on the target") - ms("the VM is paused")
     }

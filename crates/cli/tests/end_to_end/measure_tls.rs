@@ -83,13 +83,13 @@ fn migrate(lab: &TestLab, qemu: &TlsQemu, way: WireEncryption) -> MigrationResul
     qemu.set_tls(source_pid, way == WireEncryption::Qemu);
     let encrypt: &[&str] = if way == WireEncryption::Drainpipe { &["--encrypt"] } else { &[] };
     let result = lab.migrate("web", target, &[&["--option", "multichannel"], encrypt].concat());
-    let is_encrypted = result.encryption.as_ref().is_some_and(|used| used.is_encrypted);
+    let is_encrypted = result.connection_use.encryption.as_ref().is_some_and(|used| used.is_encrypted);
     assert_eq!(is_encrypted, way == WireEncryption::Drainpipe, "{result:#?}");
     result
 }
 
 fn cpu_s_per_gib(result: &MigrationResult) -> f64 {
-    let used = result.cpu_seconds;
+    let used = result.host_use.cpu_seconds;
     let cpu_s = used.source_vmm + used.source_agent + used.target_vmm + used.target_agent;
     cpu_s / (result.memory.wire_bytes as f64 / GIB)
 }

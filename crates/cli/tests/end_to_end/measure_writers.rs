@@ -96,7 +96,7 @@ fn measure_held(mbps: &str, writes_per_s: u32) {
         written / took_s,
         after.longest_write_ms,
     );
-    let held = result.events.iter().filter(|event| event.what.contains("held back to"));
+    let held = result.record.events.iter().filter(|event| event.what.contains("held back to"));
     held.for_each(|event| eprintln!("{:.0} ms: {}", event.ms, event.what));
 }
 

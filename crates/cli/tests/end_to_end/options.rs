@@ -72,7 +72,7 @@ fn tcp_multichannel_and_direct() {
     for result in there_and_back(&lab, &guest, RequestedOption::Tcp) {
         assert_eq!(result.choice.option, MigrationOption::Tcp);
         assert_eq!(result.choice.fallback_reason, None);
-        assert_eq!(result.paths.len(), 1, "one path carries all: {:?}", result.paths);
+        assert_eq!(result.traffic.paths.len(), 1, "one path carries all: {:?}", result.traffic.paths);
     }
     for result in there_and_back(&lab, &guest, RequestedOption::Multichannel) {
         assert_eq!(result.choice.option, MigrationOption::Multichannel);
@@ -94,7 +94,7 @@ fn auto_and_bench() {
         assert_eq!(result.choice.option, MigrationOption::Multichannel);
         let reason = result.choice.fallback_reason.as_deref().unwrap();
         assert!(reason.contains("2 paths"), "{reason}");
-        assert_eq!(result.paths.len(), 2, "{result:#?}");
+        assert_eq!(result.traffic.paths.len(), 2, "{result:#?}");
     }
     bench_compares_and_reports(&lab);
     lab.assert_runs_on("web", "a");
@@ -125,7 +125,7 @@ fn links_are_found_without_configuration() {
     lab.configure("a", "migration_address", only_e1);
     lab.start_agent("a");
     let result = lab.migrate("web", "b", &[]);
-    let links: Vec<&str> = result.paths.iter().map(|path| path.link.as_str()).collect();
+    let links: Vec<&str> = result.traffic.paths.iter().map(|path| path.link.as_str()).collect();
     assert_eq!(links, ["e1"], "{result:#?}");
 }
 
@@ -202,12 +202,15 @@ fn check_measurements(result: &MigrationResult) {
     assert!((parts_ms - result.times.total_ms).abs() < 0.3, "{result:#?}");
     let downtime_ms = result.silence.downtime_ms.expect("the VM was paused");
     assert!(downtime_ms > 0.0 && downtime_ms < result.times.total_ms, "{result:#?}");
-    assert!(result.cpu_seconds.source_vmm > 0.0 && result.cpu_seconds.target_vmm > 0.0, "{result:#?}");
-    let shares: f64 = result.paths.iter().map(|path| path.share).sum();
+    assert!(
+        result.host_use.cpu_seconds.source_vmm > 0.0 && result.host_use.cpu_seconds.target_vmm > 0.0,
+        "{result:#?}"
+    );
+    let shares: f64 = result.traffic.paths.iter().map(|path| path.share).sum();
     assert!((shares - 1.0).abs() < 0.01, "{result:#?}");
-    let bytes: u64 = result.paths.iter().map(|path| path.bytes).sum();
+    let bytes: u64 = result.traffic.paths.iter().map(|path| path.bytes).sum();
     assert!(bytes >= result.memory.wire_bytes, "headers come on top of what QEMU sent: {result:#?}");
-    let mut steps: Vec<Step> = result.events.iter().map(|event| event.step).collect();
+    let mut steps: Vec<Step> = result.record.events.iter().map(|event| event.step).collect();
     assert!(steps.is_sorted(), "{result:#?}");
     steps.dedup();
     assert_eq!((steps[0], steps[steps.len() - 1]), (Step::EstablishHosts, Step::CleanUp), "{result:#?}");
@@ -225,10 +228,10 @@ fn check_history(lab: &TestLab, result: &MigrationResult) {
 
 #[track_caller]
 fn assert_both_links_carried(result: &MigrationResult) {
-    let mut links: Vec<&str> = result.paths.iter().map(|path| path.link.as_str()).collect();
+    let mut links: Vec<&str> = result.traffic.paths.iter().map(|path| path.link.as_str()).collect();
     links.sort_unstable();
     assert_eq!(links, ["e0", "e1"], "{result:#?}");
-    assert!(result.paths.iter().all(|path| path.share > 0.05), "{:#?}", result.paths);
+    assert!(result.traffic.paths.iter().all(|path| path.share > 0.05), "{:#?}", result.traffic.paths);
 }
 
 fn dry_run_changes_nothing() {
@@ -274,7 +277,7 @@ fn bench_compares_and_reports(lab: &TestLab) {
     let options = [MigrationOption::Tcp, MigrationOption::Multichannel];
     assert_eq!(made, options.map(|option| [(option, "b"), (option, "a")]).concat());
     for result in &report.results {
-        let verified = result.verified.expect("the guest checked its memory");
+        let verified = result.record.verified.expect("the guest checked its memory");
         assert!(verified.pages > 0 && verified.bad == 0, "{result:#?}");
         assert!(result.silence.guest_gap_ms.is_some_and(|gap_ms| gap_ms > 0.0), "{result:#?}");
     }

@@ -85,9 +85,9 @@ fn is_not_counted() {
     let others = traffic.end() as f64;
     let on_link = (sent_by_link(&lab, "e1") - before) as f64;
     guest.assert_intact();
-    let [e0, e1] = &result.paths[..] else { panic!("{result:#?}") };
+    let [e0, e1] = &result.traffic.paths[..] else { panic!("{result:#?}") };
     assert!(!e0.includes_other_traffic && !e1.includes_other_traffic, "{result:#?}");
-    assert!(e1.share > 0.1 && result.elsewhere.is_empty(), "{result:#?}");
+    assert!(e1.share > 0.1 && result.traffic.elsewhere.is_empty(), "{result:#?}");
     let total = result.memory.wire_bytes as f64;
     assert!(others > total * 0.2, "{others} of others beside {total} of the migration are no test");
     // What the link counted, less what the others know that they have sent.

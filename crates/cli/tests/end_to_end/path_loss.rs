@@ -107,7 +107,7 @@ fn as_soon_as_it_has_been_tried(scene: &Scene) {
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     assert_eq!([turns(&result, "e0"), turns(&result, "e1")], [vec![], vec![PathState::Out]], "{result:#?}");
     let why = "path e1–e1 is out: small packets come through and large ones do not";
-    assert!(result.events.iter().any(|event| event.what.contains(why)), "{result:#?}");
+    assert!(result.record.events.iter().any(|event| event.what.contains(why)), "{result:#?}");
     scene.assert_settled("b");
 }
 
@@ -160,7 +160,7 @@ fn a_link_that_returns_is_used_again(scene: &Scene) {
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     assert_eq!(turns(&result, "e1"), [PathState::Out, PathState::Back], "{result:#?}");
     // One of the connections carries no memory.
-    let connections: Option<u64> = result.paths.iter().map(|path| path.connections).sum();
+    let connections: Option<u64> = result.traffic.paths.iter().map(|path| path.connections).sum();
     assert_eq!(connections, Some(u64::from(MULTICHANNEL_CONNECTIONS.get()) + 1), "{result:#?}");
     scene.assert_settled("b");
 }
@@ -248,9 +248,12 @@ fn a_standby_link_carries_when_no_other_does() {
     let result = result_of(&migrating.wait());
     scene.lab.fault("link-up a e0");
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
-    let [e0, e1] = &result.paths[..] else { panic!("{result:#?}") };
+    let [e0, e1] = &result.traffic.paths[..] else { panic!("{result:#?}") };
     assert!(!e0.is_standby && e1.is_standby && e1.share > 0.3, "{result:#?}");
-    assert!(result.events.iter().any(|event| event.what.contains("e1–e1 is on standby")), "{result:#?}");
+    assert!(
+        result.record.events.iter().any(|event| event.what.contains("e1–e1 is on standby")),
+        "{result:#?}"
+    );
     scene.assert_settled("b");
 }
 
@@ -269,7 +272,7 @@ pub(crate) fn a_link_that_becomes_slow_gets_a_smaller_share() {
     scene.lab.fault("rate e1 60");
     assert_eq!(result.outcome, Outcome::Completed, "{result:#?}");
     // How its queue fills decides which of the two happens.
-    let e1 = result.paths.iter().find(|path| path.link == "e1").unwrap();
+    let e1 = result.traffic.paths.iter().find(|path| path.link == "e1").unwrap();
     let first = e1.turns.first().map(|turn| turn.state);
     assert!(matches!(first, Some(PathState::Weighted | PathState::Out)), "{result:#?}");
     scene.assert_settled("b");
@@ -313,7 +316,7 @@ fn goes_on_after_five_seconds(scene: &Scene, target: &str, fault: &str) {
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Completed, "{fault}: {result:#?}");
     assert_eq!(["a", "b"].map(|host| seen(&scene.lab, host, "elsewhere")), [0, 0], "{fault}: {result:#?}");
-    assert!(result.elsewhere.is_empty(), "{fault}: {result:#?}");
+    assert!(result.traffic.elsewhere.is_empty(), "{fault}: {result:#?}");
     scene.assert_settled(target);
 }
 
@@ -342,7 +345,7 @@ fn for_longer_than_nothing_may_arrive(scene: &Scene) {
     silence(scene);
     let result = result_of(&migrating.wait());
     assert_eq!(result.outcome, Outcome::Failed, "{result:#?}");
-    let error = result.error.as_deref().unwrap_or_default();
+    let error = result.failure.error.as_deref().unwrap_or_default();
     // The path that fails first is out, and everything waits on the other one.
     for words in ["nothing has arrived for 5 s over ", "e0–e0", "e1–e1"] {
         assert!(error.contains(words), "{result:#?}");
@@ -387,7 +390,7 @@ fn lists_are_without_host_b(scene: &Scene) {
 
 /// When a link was out, or not watched. Times when it only carried less, as on a busy machine, are left out.
 pub(crate) fn turns(result: &MigrationResult, link: &str) -> Vec<PathState> {
-    let of_link = result.paths.iter().filter(|path| path.link == link);
+    let of_link = result.traffic.paths.iter().filter(|path| path.link == link);
     let states = of_link.flat_map(|path| &path.turns).map(|turn| turn.state);
     states.filter(|state| *state != PathState::Weighted).collect()
 }

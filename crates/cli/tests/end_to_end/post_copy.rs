@@ -97,7 +97,7 @@ impl Scene {
 
     #[track_caller]
     fn assert_came_in_parts(&self, result: &MigrationResult) {
-        assert_eq!((result.outcome, &result.error), (Outcome::Completed, &None), "{result:#?}");
+        assert_eq!((result.outcome, &result.failure.error), (Outcome::Completed, &None), "{result:#?}");
         assert!(says(result, "the rest of it will follow the VM"), "{result:#?}");
         self.assert_settled("b");
     }
@@ -133,7 +133,7 @@ fn a_drain_takes_it_where_it_is_allowed_and_fetches_the_vm_back_so() {
 }
 
 fn says(result: &MigrationResult, words: &str) -> bool {
-    result.events.iter().any(|event| event.what.contains(words))
+    result.record.events.iter().any(|event| event.what.contains(words))
 }
 
 /// Whether a VM that writes little was on the target before it ran there. On a very busy host its guest may have to wait, and
@@ -169,7 +169,7 @@ fn a_vm_that_converges_goes_whole_and_another_one_in_parts() {
             (MigrationOption::Tcp, None),
             "{result:#?}"
         );
-        let protocol = result.encryption.as_ref().and_then(|used| used.protocol.as_ref());
+        let protocol = result.connection_use.encryption.as_ref().and_then(|used| used.protocol.as_ref());
         assert_eq!(protocol.is_some(), !encrypt.is_empty(), "{result:#?}");
     }
     // It came from there in parts, and now moves like any other.
@@ -245,7 +245,11 @@ fn kill_agents_meanwhile(arguments: &[&str]) {
         }
         drop(migrating);
         let result = scene.last_result();
-        assert_eq!((result.outcome, &result.error), (Outcome::Completed, &None), "{killed:?}: {result:#?}");
+        assert_eq!(
+            (result.outcome, &result.failure.error),
+            (Outcome::Completed, &None),
+            "{killed:?}: {result:#?}"
+        );
         assert!(!says(&result, "does not arrive"), "no agent is between the two QEMUs: {result:#?}");
         scene.assert_settled("b");
     }
@@ -264,8 +268,8 @@ fn assert_ended_and_boots(scene: &Scene) {
 
 #[track_caller]
 fn assert_lost_there(result: &MigrationResult, words: &str) {
-    assert_eq!((result.outcome, result.source_vm), (Outcome::Lost, None), "{result:#?}");
-    let error = result.error.as_deref().unwrap_or_default();
+    assert_eq!((result.outcome, result.failure.source_vm), (Outcome::Lost, None), "{result:#?}");
+    let error = result.failure.error.as_deref().unwrap_or_default();
     assert!(error.contains("the VM is lost: ") && error.contains(words), "{result:#?}");
 }
 
@@ -288,7 +292,7 @@ fn an_agent_that_is_killed_as_the_vm_is_told_to_run_there() {
     thread::sleep(Duration::from_secs(2));
     scene.lab.start_agent("a");
     let result = scene.last_result();
-    assert_eq!((result.outcome, &result.error), (Outcome::Completed, &None), "{result:#?}");
+    assert_eq!((result.outcome, &result.failure.error), (Outcome::Completed, &None), "{result:#?}");
     scene.assert_settled("b");
 }
 

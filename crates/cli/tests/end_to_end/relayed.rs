@@ -50,7 +50,7 @@ fn over_one_path() {
     assert_eq!(packing_cpus(&scene.lab).len(), 1, "threads that pack");
     let result = result_of(&migrating.wait());
     assert_compressed(&result);
-    assert_eq!(result.paths.len(), 1, "{result:#?}");
+    assert_eq!(result.traffic.paths.len(), 1, "{result:#?}");
     scene.assert_settled("b");
 }
 
@@ -77,13 +77,15 @@ fn packing_cpus(lab: &TestLab) -> Vec<String> {
 #[track_caller]
 fn assert_compressed(result: &MigrationResult) {
     assert_eq!(result.choice.option, MigrationOption::Compression);
-    let compression = result.compression.expect("it says what it did");
+    let compression = result.connection_use.compression.expect("it says what it did");
     assert!(compression.lz4_bytes + compression.zstd_bytes > 0, "{compression:?}");
     assert!(compression.compressed_bytes < compression.stream_bytes, "{compression:?}");
     let packed_bytes = compression.lz4_bytes + compression.zstd_bytes + compression.delta_bytes;
     let parts = compression.raw_bytes + packed_bytes;
     assert_eq!(parts, compression.stream_bytes, "{compression:?}");
-    assert!(compression.cpu_seconds > 0.0 && compression.cpu_seconds < result.cpu_seconds.source_agent);
+    assert!(
+        compression.cpu_seconds > 0.0 && compression.cpu_seconds < result.host_use.cpu_seconds.source_agent
+    );
 }
 
 fn compression_stays_out_where_the_links_outrun_it() {
@@ -139,7 +141,7 @@ fn the_relays_source_agent_is_killed_in_flight(scene: &Scene) {
     assert_ne!(migrating.wait().code, 0);
     scene.assert_settled("a");
     // An earlier agent started the VM, so nothing is packed unless a core is idle.
-    assert!(scene.lab.migrate("web", "b", &COMPRESSION).compression.is_some());
+    assert!(scene.lab.migrate("web", "b", &COMPRESSION).connection_use.compression.is_some());
     scene.assert_settled("b");
 }
 
@@ -161,7 +163,7 @@ fn a_compressed_migration_is_cancelled(scene: &Scene) {
         thread::sleep(Duration::from_millis(delay_ms));
         migrating.signal(Signal::INT);
         let result = result_of(&migrating.wait());
-        assert_eq!((result.outcome, result.error), (Outcome::Cancelled, None));
+        assert_eq!((result.outcome, result.failure.error), (Outcome::Cancelled, None));
         scene.assert_settled("a");
     }
 }
@@ -174,7 +176,7 @@ fn what_is_no_frame_ends_the_migration(scene: &Scene) {
     assert_eq!(result.choice.requested_option, RequestedOption::Compression);
     let log = scene.lab.agent_log("b");
     assert!(log.contains("the other host sent"), "the target's agent says what came:\n{log}");
-    let error = result.error.as_deref().unwrap();
+    let error = result.failure.error.as_deref().unwrap();
     assert!(!error.contains("has ended"), "which follows from it, and is not the reason: {error}");
     scene.lab.exec("b", &["nft", "delete table netdev corrupt"]).done();
     scene.assert_settled("a");

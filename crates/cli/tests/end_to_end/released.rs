@@ -120,7 +120,8 @@ fn move_all(lab: &TestLab, target: &str) -> Vec<MigrationResult> {
     let moved = moving.map(|(name, moving, option)| {
         let result = result_of(&moving.wait());
         assert_eq!((result.outcome, result.choice.option), (Outcome::Completed, option), "{result:#?}");
-        let is_encrypted = result.encryption.as_ref().is_some_and(|encryption| encryption.is_encrypted);
+        let is_encrypted =
+            result.connection_use.encryption.as_ref().is_some_and(|encryption| encryption.is_encrypted);
         assert_eq!(is_encrypted, name == "sealed", "{result:#?}");
         lab.assert_runs_on(name, target);
         result

@@ -393,6 +393,6 @@ pub(crate) fn assert_failed(output: &Output, words: &str) {
     assert_eq!(output.code, 1, "{output:#?}");
     let result = result_of(output);
     assert_eq!(result.outcome, Outcome::Failed, "{result:#?}");
-    let error = result.error.clone().unwrap_or_default();
+    let error = result.failure.error.clone().unwrap_or_default();
     assert!(error.contains(words), "`{words}` is missing: {result:#?}");
 }

@@ -245,8 +245,8 @@ fn the_targets_journal_is_full_after_the_hand_over(scene: &Scene, disk: &SmallDi
     let output = migrating.wait();
     assert_eq!(output.code, 4, "{output:#?}");
     let result = result_of(&output);
-    assert!(result.error.as_ref().is_some_and(|error| error.contains("its disk")), "{result:#?}");
-    let in_vain = result.events.iter().filter(|event| event.what.starts_with("failed: ")).count();
+    assert!(result.failure.error.as_ref().is_some_and(|error| error.contains("its disk")), "{result:#?}");
+    let in_vain = result.record.events.iter().filter(|event| event.what.starts_with("failed: ")).count();
     assert!((1..=4).contains(&in_vain), "asked once a second for 2 s: {result:#?}");
     // The VM is the target's, which cannot record that.
     assert_runs_nowhere(scene);

@@ -76,7 +76,8 @@ fn is_told(scene: &Scene, others: impl FnOnce(&Scene) -> OthersRoute) {
     assert_eq!(untimed, None, "it goes to a file, which adds no times");
     let result = scene.last_result();
     assert_eq!(result.outcome, Outcome::Cancelled, "{result:#?}");
-    let finding = result.findings.iter().find(|finding| finding.code == "route-taken").expect("it is told");
+    let finding =
+        result.record.findings.iter().find(|finding| finding.code == "route-taken").expect("it is told");
     let of_whom = format!("route of a to {}, the migration address of b", others.address);
     assert!(finding.what.contains(&of_whom), "{finding:#?}");
     assert!(finding.remedy.contains("on a: ip "), "{finding:#?}");

@@ -55,7 +55,10 @@ fn who_connects_before_the_source_is_not_let_in() {
     eventually("the unauthenticated peers are there", || rounds.load(Ordering::Relaxed) > 4);
     for (target, option) in [("b", "tcp"), ("a", "multichannel"), ("b", "multichannel")] {
         let result = lab.migrate("web", target, &["--option", option]);
-        assert!(!result.encryption.is_some_and(|used| used.is_encrypted), "it was to go in the clear");
+        assert!(
+            !result.connection_use.encryption.is_some_and(|used| used.is_encrypted),
+            "it was to go in the clear"
+        );
     }
     going.store(false, Ordering::Relaxed);
     for peer in peers {

@@ -40,13 +40,10 @@ pub struct MigrationResult {
     pub choice: OptionChoice,
     /// What became of the VM, truthfully.
     pub outcome: Outcome,
-    /// What it is doing on the source, where it did not move; absent where nobody has looked.
-    #[serde(default, deserialize_with = "if_known")]
-    pub source_vm: Option<SourceVm>,
-    /// What went wrong, where, and what to do; absent when nothing did.
-    pub error: Option<String>,
-    /// Which kind of failure `error` is.
-    pub error_kind: Option<ProblemKind>,
+    /// What went wrong.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub failure: MigrationFailure,
     /// How long its parts took.
     #[serde(flatten)]
     #[schema(inline)]
@@ -59,42 +56,26 @@ pub struct MigrationResult {
     #[serde(flatten)]
     #[schema(inline)]
     pub memory: MemoryUse,
-    /// Most other migrations from this host that were sending at the same time; 0 if it had the links for itself.
-    #[serde(default)]
-    pub others_at_once: u32,
-    /// Cores of the source that were free when it was planned; absent where that was not known.
-    #[serde(default)]
-    pub free_cores: Option<f64>,
-    /// CPU that the migration's processes used while it ran.
-    pub cpu_seconds: CpuSeconds,
-    /// What compression did; absent without it.
-    #[serde(default)]
-    pub compression: Option<CompressionUse>,
-    /// What has become of the connections that firewalls track of the VM; absent where the source's kernel tracks none, where
-    /// the VM has no NIC, and where it did not leave.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tracked_connections: Option<TrackedUse>,
-    /// Whether it was encrypted, why, and how; absent when it ended before that was decided.
-    #[serde(default)]
-    pub encryption: Option<EncryptionUse>,
+    /// What it met on its hosts, and took of them.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub host_use: HostUse,
+    /// What was done to its connections, and to those of the VM.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub connection_use: MigrationConnections,
     /// The disks that were copied.
     #[serde(flatten)]
     #[schema(inline)]
     pub copied: CopiedDisks,
-    /// What each path carried, by the kernel's counters of the migration's connections.
-    pub paths: Vec<PathUse>,
-    /// What went over links that are on none of the paths.
-    #[serde(default)]
-    pub elsewhere: Vec<LinkUse>,
-    /// What a check before it found to be wrong; the migration was tried all the same.
-    #[serde(default)]
-    pub findings: Vec<Finding>,
-    /// What happened when.
-    pub events: Vec<LogLine>,
-    /// Bytes on each path over time.
-    pub samples: Vec<Sample>,
-    /// The guest's own check of its memory after the migration; absent when not asked for.
-    pub verified: Option<Verified>,
+    /// What went over which links.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub traffic: MigrationTraffic,
+    /// What was seen of it, in the order of time.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub record: MigrationRecord,
 }
 
 /// The option that was asked for, and the one that was used.
@@ -109,6 +90,18 @@ pub struct OptionChoice {
     /// Whether the VM might have run on the target before all its memory was there: then it went over one connection.
     #[serde(default)]
     pub post_copy_allowed: bool,
+}
+
+/// What went wrong, and where that has left the VM.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MigrationFailure {
+    /// What it is doing on the source, where it did not move; absent where nobody has looked.
+    #[serde(default, deserialize_with = "if_known")]
+    pub source_vm: Option<SourceVm>,
+    /// What went wrong, where, and what to do; absent when nothing did.
+    pub error: Option<String>,
+    /// Which kind of failure `error` is.
+    pub error_kind: Option<ProblemKind>,
 }
 
 /// How long a migration and its parts took.
@@ -179,6 +172,34 @@ pub struct MemoryUse {
     pub throttle_percent: Option<u8>,
 }
 
+/// What a migration met on its hosts, and took of them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HostUse {
+    /// Most other migrations from this host that were sending at the same time; 0 if it had the links for itself.
+    #[serde(default)]
+    pub others_at_once: u32,
+    /// Cores of the source that were free when it was planned; absent where that was not known.
+    #[serde(default)]
+    pub free_cores: Option<f64>,
+    /// CPU that the migration's processes used while it ran.
+    pub cpu_seconds: CpuSeconds,
+}
+
+/// What was done to the connections of a migration, and to those of its VM.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MigrationConnections {
+    /// What compression did; absent without it.
+    #[serde(default)]
+    pub compression: Option<CompressionUse>,
+    /// What has become of the connections that firewalls track of the VM; absent where the source's kernel tracks none, where
+    /// the VM has no NIC, and where it did not leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tracked_connections: Option<TrackedUse>,
+    /// Whether it was encrypted, why, and how; absent when it ended before that was decided.
+    #[serde(default)]
+    pub encryption: Option<EncryptionUse>,
+}
+
 /// The disks that were copied with the VM.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CopiedDisks {
@@ -199,6 +220,30 @@ impl CopiedDisks {
         let ms = self.disk_ms.filter(|ms| *ms > 0.0)?;
         (self.disk_bytes > 0).then(|| self.disk_bytes as f64 * 8.0 / 1_000.0 / ms)
     }
+}
+
+/// What went over which links.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MigrationTraffic {
+    /// What each path carried, by the kernel's counters of the migration's connections.
+    pub paths: Vec<PathUse>,
+    /// What went over links that are on none of the paths.
+    #[serde(default)]
+    pub elsewhere: Vec<LinkUse>,
+}
+
+/// What was seen of a migration, in the order of time.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MigrationRecord {
+    /// What a check before it found to be wrong; the migration was tried all the same.
+    #[serde(default)]
+    pub findings: Vec<Finding>,
+    /// What happened when.
+    pub events: Vec<LogLine>,
+    /// Bytes on each path over time.
+    pub samples: Vec<Sample>,
+    /// The guest's own check of its memory after the migration; absent when not asked for.
+    pub verified: Option<Verified>,
 }
 
 /// What became of the VM.
@@ -362,7 +407,7 @@ impl MigrationResult {
     pub fn has_left(&self) -> bool {
         match self.outcome {
             Outcome::Completed => true,
-            Outcome::Lost => self.source_vm.is_none(),
+            Outcome::Lost => self.failure.source_vm.is_none(),
             Outcome::Failed | Outcome::Cancelled | Outcome::InDoubt => false,
         }
     }
@@ -370,7 +415,7 @@ impl MigrationResult {
     /// Whether the VM has ended and what it was doing is lost: also where it failed to move, since its target is lost and may
     /// have run it, so that it is to be booted again on its source.
     pub fn has_vm_ended(&self) -> bool {
-        self.outcome == Outcome::Lost || self.source_vm == Some(SourceVm::Ended)
+        self.outcome == Outcome::Lost || self.failure.source_vm == Some(SourceVm::Ended)
     }
 
     /// The host on which a VM that is [lost](Outcome::Lost) has ended.

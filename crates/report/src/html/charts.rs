@@ -198,11 +198,15 @@ fn guest_silence(summaries: &[OptionSummary]) -> Markup {
 }
 
 fn cpu(report: &BenchReport, summaries: &[OptionSummary]) -> Markup {
-    let per_gib = |run: &MigrationResult| cpu_total(&run.cpu_seconds) / gib(run);
+    let per_gib = |run: &MigrationResult| cpu_total(&run.host_use.cpu_seconds) / gib(run);
     let row = |summary: &OptionSummary| match median_run(summary, report) {
         Some(run) => Row {
             label: summary.label(),
-            value: format!("{} · agents {}", cpu_seconds(per_gib(run)), agents_share(&run.cpu_seconds)),
+            value: format!(
+                "{} · agents {}",
+                cpu_seconds(per_gib(run)),
+                agents_share(&run.host_use.cpu_seconds)
+            ),
             bars: vec![Bar::Stack(cpu_segments(run))],
         },
         None => without_run(summary),
@@ -226,7 +230,7 @@ fn agents_share(cpu: &CpuSeconds) -> String {
 }
 
 fn cpu_segments(run: &MigrationResult) -> Vec<Segment> {
-    let cpu = run.cpu_seconds;
+    let cpu = run.host_use.cpu_seconds;
     [
         ("source-vmm", cpu.source_vmm),
         ("source-agent", cpu.source_agent),
@@ -285,9 +289,10 @@ fn over_time(report: &BenchReport, summaries: &[OptionSummary]) -> Markup {
     let runs: Vec<(&OptionSummary, &MigrationResult)> = summaries
         .iter()
         .filter_map(|summary| Some((summary, median_run(summary, report)?)))
-        .filter(|(_, run)| run.samples.len() > 1)
+        .filter(|(_, run)| run.record.samples.len() > 1)
         .collect();
-    let compressed: Vec<_> = runs.iter().copied().filter(|(_, run)| run.compression.is_some()).collect();
+    let compressed: Vec<_> =
+        runs.iter().copied().filter(|(_, run)| run.connection_use.compression.is_some()).collect();
     html! {
         @if !runs.is_empty() {
             (Timelines {

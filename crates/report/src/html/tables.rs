@@ -116,8 +116,8 @@ fn migration_row(
 ) -> Vec<Markup> {
     let time = |ms: Option<f64>| html! { (ms.map_or(NONE.to_owned(), duration)) };
     let shares: Vec<String> =
-        run.paths.iter().map(|path| format!("{} {}", path.link, percent(path.share))).collect();
-    let checked = run.verified.map_or(NONE.to_owned(), |check| match check.bad {
+        run.traffic.paths.iter().map(|path| format!("{} {}", path.link, percent(path.share))).collect();
+    let checked = run.record.verified.map_or(NONE.to_owned(), |check| match check.bad {
         0 => format!("{}, none bad", count(check.pages)),
         bad => format!("{}, {} BAD", count(check.pages), count(bad)),
     });
@@ -129,7 +129,7 @@ fn migration_row(
         html! { (run.outcome) },
         html! { (duration(run.times.total_ms)) },
         html! { (rate(run.memory.throughput_gbps)) },
-        html! { (run.compression.map_or(NONE.to_owned(), packed)) },
+        html! { (run.connection_use.compression.map_or(NONE.to_owned(), packed)) },
         time(run.silence.downtime_ms),
         time(run.silence.standstill_ms),
         time(run.silence.guest_gap_ms),

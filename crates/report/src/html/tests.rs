@@ -101,7 +101,7 @@ fn every_option_and_every_finding_is_there() {
 #[test]
 fn pages_that_changed_are_said_first() {
     let mut report = report();
-    report.results[0].verified = Some(Verified { pages: 100, bad: 7 });
+    report.results[0].record.verified = Some(Verified { pages: 100, bad: 7 });
     let text = well_formed(&page(&report));
     let found = text.find("7 of").expect("said");
     assert!(found < text.find("did not complete").expect("said"), "{text}");
@@ -124,9 +124,9 @@ fn names_of_others_are_only_text() {
         for text in [&mut run.vm, &mut run.source, &mut run.target, &mut run.id] {
             evil.clone_into(text);
         }
-        run.error = Some(evil.to_owned());
+        run.failure.error = Some(evil.to_owned());
         run.choice.fallback_reason = Some(evil.to_owned());
-        for path in &mut run.paths {
+        for path in &mut run.traffic.paths {
             evil.clone_into(&mut path.link);
         }
     }
@@ -156,8 +156,8 @@ fn odd_numbers_do_not_break_the_charts() {
         run.times.setup_ms = f64::INFINITY;
         run.memory.throughput_gbps = f64::NAN;
         run.memory.memory_bytes = 0;
-        run.cpu_seconds.source_vmm = -1.0;
-        for sample in &mut run.samples {
+        run.host_use.cpu_seconds.source_vmm = -1.0;
+        for sample in &mut run.record.samples {
             sample.ms = -sample.ms;
         }
     }

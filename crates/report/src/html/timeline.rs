@@ -38,12 +38,12 @@ pub(super) struct Layer {
 pub(super) fn links(run: &MigrationResult) -> Vec<Layer> {
     let bytes = |sample: &Sample, link: usize| sample.path_bytes.get(link).copied();
     let layer = |path: &PathUse| Layer { name: path.link.clone(), share: path.share, bytes };
-    run.paths.iter().map(layer).collect()
+    run.traffic.paths.iter().map(layer).collect()
 }
 
 /// A layer for each way in which a compressed migration sent QEMU's stream; none of others.
 pub(super) fn codecs(run: &MigrationResult) -> Vec<Layer> {
-    let Some(compression) = run.compression else { return Vec::new() };
+    let Some(compression) = run.connection_use.compression else { return Vec::new() };
     let names = ["as it was", "LZ4", "zstd", "changes"];
     let bytes = |sample: &Sample, codec: usize| Some(by_codec(&sample.compression?)[codec]);
     let share = |sent: u64| if sent == 0 { 0.0 } else { sent as f64 / compression.stream_bytes as f64 };
@@ -72,10 +72,10 @@ pub(super) struct Interval {
 
 /// The throughput between each two readings, in at most [`POINTS_MAX`] intervals.
 pub(super) fn intervals(run: &MigrationResult, layers: &[Layer]) -> Vec<Interval> {
-    let stride = run.samples.len().div_ceil(POINTS_MAX).max(1);
-    let mut read = run.samples.iter().step_by(stride).collect::<Vec<_>>();
-    if let Some(last) = run.samples.last()
-        && !(run.samples.len() - 1).is_multiple_of(stride)
+    let stride = run.record.samples.len().div_ceil(POINTS_MAX).max(1);
+    let mut read = run.record.samples.iter().step_by(stride).collect::<Vec<_>>();
+    if let Some(last) = run.record.samples.last()
+        && !(run.record.samples.len() - 1).is_multiple_of(stride)
     {
         read.push(last);
     }
@@ -223,6 +223,7 @@ pub(super) fn layer_class(layer: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use drainpipe_engine::migration::result::MigrationRecord;
     use drainpipe_engine::option::RequestedOption;
     use proptest::prelude::*;
 
@@ -232,7 +233,9 @@ mod tests {
     fn run(samples: Vec<(f64, Vec<u64>)>) -> MigrationResult {
         let samples =
             samples.into_iter().map(|(ms, path_bytes)| Sample { ms, path_bytes, compression: None });
-        MigrationResult { samples: samples.collect(), ..completed(RequestedOption::Multichannel, 1_000.0) }
+        let completed = completed(RequestedOption::Multichannel, 1_000.0);
+        let record = MigrationRecord { samples: samples.collect(), ..completed.record };
+        MigrationResult { record, ..completed }
     }
 
     #[test]
@@ -264,9 +267,9 @@ mod tests {
         };
         let mut run = run(vec![(0.0, vec![]), (8.0, vec![]), (16.0, vec![])]);
         assert!(codecs(&run).is_empty());
-        run.samples[1].compression = Some(sent(1_000_000, 0, 500_000, 0));
-        run.samples[2].compression = Some(sent(1_000_000, 0, 2_500_000, 500_000));
-        run.compression = run.samples[2].compression;
+        run.record.samples[1].compression = Some(sent(1_000_000, 0, 500_000, 0));
+        run.record.samples[2].compression = Some(sent(1_000_000, 0, 2_500_000, 500_000));
+        run.connection_use.compression = run.record.samples[2].compression;
         let layers = codecs(&run);
         let gbps: Vec<_> = intervals(&run, &layers).into_iter().map(|interval| interval.gbps).collect();
         assert_eq!(gbps, [[1.0, 0.0, 0.5, 0.0], [0.0, 0.0, 2.0, 0.5]]);

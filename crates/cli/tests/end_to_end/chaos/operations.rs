@@ -134,9 +134,9 @@ pub(super) fn judge(what: &What, output: &Output) -> Result<(End, Option<Claim>)
         Outcome::InDoubt => ("in doubt", None),
         Outcome::Lost => ("lost", None),
     };
-    let turns = result.paths.iter().flat_map(|path| &path.turns);
+    let turns = result.traffic.paths.iter().flat_map(|path| &path.turns);
     let paths_out = turns.filter(|turn| turn.state == PathState::Out).count();
-    let said = format!("{:?}: {}", result.outcome, result.error.as_deref().unwrap_or("no error"));
+    let said = format!("{:?}: {}", result.outcome, result.failure.error.as_deref().unwrap_or("no error"));
     let claim = host.map(|host| Claim { vm: vm.clone(), host: host.clone(), said, at: Instant::now() });
     Ok((end(name, paths_out), claim))
 }

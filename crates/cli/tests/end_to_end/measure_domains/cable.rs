@@ -50,8 +50,11 @@ fn by_drainpipe() -> (f64, String) {
     let result = result_of(&moving.wait());
     let ended_s = began.elapsed().as_secs_f64();
     guest.assert_intact();
-    let how =
-        if result.outcome == Outcome::Completed { "completed".into() } else { format!("{:?}", result.error) };
+    let how = if result.outcome == Outcome::Completed {
+        "completed".into()
+    } else {
+        format!("{:?}", result.failure.error)
+    };
     (ended_s, how)
 }
 

@@ -93,7 +93,7 @@ fn print_vms(round: &Round) {
             let released = drained.released_ms(result);
             let began_ms = drained.started_ms(result);
             let logged = |what: &str| {
-                let line = result.events.iter().find(|line| line.what.contains(what));
+                let line = result.record.events.iter().find(|line| line.what.contains(what));
                 line.map_or(f64::NAN, |line| began_ms + line.ms)
             };
             let silence = &drained.silences[&one.vm];
