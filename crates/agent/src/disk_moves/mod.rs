@@ -46,7 +46,7 @@ use drainpipe_api_types::{DiskMoveOutcome, DiskMoveResult, DiskMoveView, MoveDis
 const SWITCHED_WITHIN: Duration = Duration::from_secs(20);
 
 /// What a copy takes more than its disk does, before QEMU makes holes of zeroes.
-const SPARE_BYTES: u64 = 16 << 20;
+const RESERVE_BYTES: u64 = 16 << 20;
 
 /// Those of this host.
 #[derive(Debug)]
@@ -220,7 +220,7 @@ async fn to_copy(
     let copy = copied.into_iter().next().ok_or_else(|| Problem::failed("there is no disk to copy"))?;
     let most_bytes = copy.size_bytes.max(copy.allocated_bytes);
     let room = DiskCopy {
-        allocated_bytes: copy.allocated_bytes.saturating_add(SPARE_BYTES).min(most_bytes),
+        allocated_bytes: copy.allocated_bytes.saturating_add(RESERVE_BYTES).min(most_bytes),
         ..copy.clone()
     };
     incoming.files.check_room(&room, 0, promised_disk_bytes(incoming)).await?;

@@ -235,13 +235,13 @@ mod tests {
         }
 
         /// The time left that is reported after so many like this one have moved.
-        fn told_after(self, vms: usize, bytes: u64) -> f64 {
-            Self::told(iter::repeat_n(self, vms), bytes)
+        fn reported_after(self, vms: usize, bytes: u64) -> f64 {
+            Self::reported(iter::repeat_n(self, vms), bytes)
         }
 
         /// The time left that is reported after these of 40 VMs have moved. By the plan each takes a second, half of it
         /// for the steps.
-        fn told(moved: impl Iterator<Item = Self>, bytes: u64) -> f64 {
+        fn reported(moved: impl Iterator<Item = Self>, bytes: u64) -> f64 {
             let planned = |stage, sent_bytes| Load {
                 stage,
                 steps_ms: 500.0,
@@ -283,10 +283,11 @@ mod tests {
             let drained = Drained { steps_ms, transfer_ms };
             let each_ms = drained.each_ms();
             for (vms, within) in [(3, 0.35), (4, 0.2), (10, 0.15), (30, 0.15)] {
-                let (told_ms, left_ms) = (drained.told_after(vms, 1 << 20), (40 - vms) as f64 * each_ms);
+                let (reported_ms, left_ms) =
+                    (drained.reported_after(vms, 1 << 20), (40 - vms) as f64 * each_ms);
                 assert!(
-                    (told_ms / left_ms - 1.0).abs() < within,
-                    "{told_ms} told of {left_ms} after {vms} of {each_ms}"
+                    (reported_ms / left_ms - 1.0).abs() < within,
+                    "{reported_ms} reported of {left_ms} after {vms} of {each_ms}"
                 );
             }
         }
@@ -306,16 +307,16 @@ mod tests {
             let (first, next) = (like(first), like(next));
             let nexts = 4 + (0..30).take_while(|vms| f64::from(*vms) * next.each_ms() < LEAPS_WINDOW_MS).count();
             let moved = iter::repeat_n(first, firsts).chain(iter::repeat_n(next, nexts));
-            let told_ms = Drained::told(moved, 1 << 20);
+            let reported_ms = Drained::reported(moved, 1 << 20);
             let left_ms = (40 - firsts - nexts) as f64 * next.each_ms();
-            prop_assert!((told_ms / left_ms - 1.0).abs() < 0.3, "{told_ms} told of {left_ms} after {firsts} + {nexts}");
+            prop_assert!((reported_ms / left_ms - 1.0).abs() < 0.3, "{reported_ms} reported of {left_ms} after {firsts} + {nexts}");
         }
     }
 
     #[test]
     fn vms_without_anything_to_send_count_too() {
-        let told_ms = Drained { steps_ms: 2_800.0, transfer_ms: 1_000.0 }.told_after(10, 0);
-        assert!((told_ms / 120_000.0 - 1.0).abs() < 0.15, "{told_ms}");
+        let reported_ms = Drained { steps_ms: 2_800.0, transfer_ms: 1_000.0 }.reported_after(10, 0);
+        assert!((reported_ms / 120_000.0 - 1.0).abs() < 0.15, "{reported_ms}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ const ENTRY_BYTES: u64 = 8;
 const COUNT_BYTES: u64 = 2;
 
 /// An image's header, and what its tables take more where they grow.
-const SPARE_CLUSTERS: u64 = 4;
+const RESERVE_CLUSTERS: u64 = 4;
 
 /// A block device, as its host knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -149,7 +149,7 @@ fn whole_image_bytes(size_bytes: u64, cluster_bytes: u64) -> u64 {
     let named = data.saturating_add(tables).saturating_add(table_of_tables);
     let counts = clusters_of(named, COUNT_BYTES) + 1;
     let table_of_counts = clusters_of(counts, ENTRY_BYTES);
-    let clusters = named.saturating_add(2 * (counts + table_of_counts)).saturating_add(SPARE_CLUSTERS);
+    let clusters = named.saturating_add(2 * (counts + table_of_counts)).saturating_add(RESERVE_CLUSTERS);
     clusters.saturating_mul(cluster_bytes)
 }
 

@@ -21,7 +21,7 @@ const FALLBACK_MBPS: u64 = 100;
 /// (`tcp_adv_win_scale` = 1, the default).
 const BYTES_PER_BYTE_OF_DATA: f64 = 2.0;
 
-const SPARE: f64 = 4.0;
+const HEADROOM: f64 = 4.0;
 
 /// `tcp_wmem`'s greatest where memory does not bound it (`tcp_init`, Linux 6.1); `tcp_rmem`'s is 6 MiB.
 const KERNEL_DEFAULT_BYTES: u64 = 4 << 20;
@@ -171,7 +171,7 @@ fn buffer_goal_bytes(needed_bytes: f64) -> Option<u64> {
     let powers = (KERNEL_DEFAULT_BYTES.ilog2()..u64::BITS).map(|power| 1_u64 << power);
     powers
         .take_while(|bytes| *bytes <= TCP_BUFFER_BYTES_MAX)
-        .find(|bytes| *bytes as f64 >= needed_bytes * SPARE)
+        .find(|bytes| *bytes as f64 >= needed_bytes * HEADROOM)
 }
 
 fn send_buffer(bytes_max: u64) -> Fix {
