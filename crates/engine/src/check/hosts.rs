@@ -2,6 +2,7 @@
 
 use super::Pair;
 use super::facts::{CheckFacts, ForeignRoute};
+use super::libvirt;
 use crate::finding::code::FindingCode;
 use crate::finding::{Finding, Place, on};
 use crate::format::{duration, mib_free};
@@ -11,7 +12,6 @@ use crate::protocol::{Speaker, agree};
 /// The oldest that is tested.
 const QEMU_OLDEST: [u32; 2] = [7, 2];
 const KERNEL_OLDEST: [u32; 2] = [5, 15];
-const LIBVIRT_OLDEST: [u32; 2] = [9, 0];
 
 /// Clocks further apart than this make logs of two hosts misleading.
 const CLOCK_MS_MAX: f64 = 1_000.0;
@@ -33,7 +33,6 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
         findings.extend(old_qemu(own));
         findings.extend(replaced_qemu(own));
         findings.extend(old_kernel(own));
-        findings.extend(old_libvirt(own));
         findings.extend(certificate(own));
         findings.extend(power(own));
         findings.extend(rdma_alone(own, other));
@@ -46,6 +45,7 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
         findings.extend(migration_addresses(pair));
     }
     findings.extend(rdma_unused(pair));
+    findings.extend(libvirt::check(pair));
     findings.extend(older_target(pair));
     findings.extend(agent_versions(pair));
     findings.extend(clock(pair));
@@ -53,11 +53,11 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
     findings
 }
 
-fn both(pair: Pair<'_>) -> [Place; 2] {
+pub(super) fn both(pair: Pair<'_>) -> [Place; 2] {
     [Place::host(pair.source.name()), Place::host(pair.target.name())]
 }
 
-fn here(facts: &CheckFacts) -> [Place; 1] {
+pub(super) fn here(facts: &CheckFacts) -> [Place; 1] {
     [Place::host(facts.name())]
 }
 
@@ -117,21 +117,17 @@ fn old_kernel(facts: &CheckFacts) -> Option<Finding> {
     })
 }
 
-fn old_libvirt(facts: &CheckFacts) -> Option<Finding> {
-    let version = facts.libvirt_version.as_ref()?;
-    let old = numbers(version)? < LIBVIRT_OLDEST;
-    old.then(|| {
-        Finding::new(FindingCode::LibvirtOld, here(facts))
-            .what(format!("libvirt {version} of {} is older than {}", facts.name(), dotted(LIBVIRT_OLDEST)))
-            .effect("none for Drainpipe's own VMs; with so old a libvirt, Drainpipe is not tested")
-            .remedy(on(facts.name(), "apt install libvirt-daemon-system (Debian 12 has 9.0)"))
-    })
-}
-
 /// The first two numbers of a version; anything may follow them.
 pub(super) fn numbers(version: &str) -> Option<[u32; 2]> {
+    let [major, minor, _] = three_numbers(version)?;
+    Some([major, minor])
+}
+
+/// The first three numbers of a version; the third is 0 where it is missing.
+pub(super) fn three_numbers(version: &str) -> Option<[u32; 3]> {
     let mut numbers = version.split(|letter: char| !letter.is_ascii_digit()).map(str::parse);
-    Some([numbers.next()?.ok()?, numbers.next()?.ok()?])
+    let [major, minor] = [numbers.next()?.ok()?, numbers.next()?.ok()?];
+    Some([major, minor, numbers.next().and_then(Result::ok).unwrap_or(0)])
 }
 
 pub(super) fn dotted([major, minor]: [u32; 2]) -> String {

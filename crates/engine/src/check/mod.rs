@@ -11,6 +11,7 @@
 
 pub mod facts;
 mod hosts;
+mod libvirt;
 mod links;
 pub mod path_report;
 mod paths;

@@ -149,6 +149,8 @@ finding_codes! {
     TargetQemuOlder "target-qemu-older" Warning,
     KernelOld "kernel-old" Warning,
     LibvirtOld "libvirt-old" Remark,
+    LibvirtCopiesNoQcow2 "libvirt-copies-no-qcow2" Remark,
+    LibvirtHt "libvirt-ht" Warning,
     ClocksDiffer "clocks-differ" Warning,
     CertificateEnds "certificate-ends" ErrorOrWarning,
     AuthorityEnds "authority-ends" ErrorOrWarning,

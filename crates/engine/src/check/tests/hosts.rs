@@ -49,6 +49,29 @@ pub(super) const OF_HOSTS: &[Case] = &[
         "on a: ip route del 10.9.0.12 proto 3",
     ),
     (|s| s.a.libvirt_version = Some("8.0.0".into()), Remark, "libvirt-old", &["a"], "older than 9.0"),
+    (
+        |s| {
+            for facts in [&mut s.a, &mut s.b] {
+                facts.host.hypervisor.version = "10.2.1".into();
+            }
+            with_libvirt(&mut s.a, "11.3.0");
+        },
+        Remark,
+        "libvirt-copies-no-qcow2",
+        &["a"],
+        "8.0 to 10.2.1 do",
+    ),
+    (
+        |s| {
+            s.b.host.hypervisor.version = "10.2.2".into();
+            with_libvirt(&mut s.a, "9.0.0");
+            with_libvirt(&mut s.b, "11.9.0");
+        },
+        Warning,
+        "libvirt-ht",
+        &["a", "b"],
+        "extra features: ht",
+    ),
     (|s| s.clock.ahead_ms = -1_500.0, Warning, "clocks-differ", &["a", "b"], "1.50 s behind that of a"),
     (
         |s| s.b.certificate_ends_unix_s = 1_800_000_000 + 20 * DAY_S,
@@ -140,6 +163,14 @@ pub(super) const OF_HOSTS: &[Case] = &[
 ];
 
 /// Both hosts have RDMA on `e0`, and `b` says this about it.
+fn with_libvirt(facts: &mut CheckFacts, version: &str) {
+    facts.host.libvirt = Some(HypervisorVersion {
+        name: "libvirt".into(),
+        version: version.into(),
+        ..facts.host.hypervisor.clone()
+    });
+}
+
 fn with_rdma(scene: &mut Scene, of_b: Option<RdmaFacts>) {
     let all = RdmaFacts { connects: true, memory_lock_bytes: None };
     for (facts, rdma) in [(&mut scene.a, Some(all)), (&mut scene.b, of_b)] {
