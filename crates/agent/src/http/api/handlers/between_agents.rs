@@ -410,7 +410,7 @@ async fn received(
     Query(query): Query<WaitQuery>,
 ) -> Answer<IncomingView> {
     check_source(&incoming, &caller, &id)?;
-    let wait = Duration::from_millis(query.wait_ms).min(WAIT_MAX);
+    let wait = super::wait(query.wait_ms, WAIT_MAX)?;
     let view = incoming::wait_received(&incoming, &id, query.is_paused, wait).await?;
     Ok(Json(view))
 }

@@ -31,7 +31,7 @@ pub(in crate::http::api) fn routes() -> Routes {
     (status = 200, description = "How it stands.", body = DrainView),
 ))]
 async fn view(State(drains): State<Arc<Drains>>, Query(query): Query<FollowQuery>) -> Answer<DrainView> {
-    drain::wait_over(&drains, query.wait()).await;
+    drain::wait_over(&drains, query.wait()?).await;
     Ok(Json(drain::view(&drains)?))
 }
 

@@ -144,9 +144,9 @@ async fn migration(
     Segment(id): Segment<String>,
     Query(query): Query<FollowQuery>,
 ) -> Answer<MigrationView> {
-    let id = meant(&outgoing, &id)?;
+    let (id, wait) = (meant(&outgoing, &id)?, query.wait()?);
     if let Some(running) = outgoing.migrations.get(&id) {
-        running.wait_over(query.wait()).await;
+        running.wait_over(wait).await;
     }
     if let Some(running) = outgoing.migrations.get(&id) {
         return Ok(Json(running.view(outgoing.host.name())));

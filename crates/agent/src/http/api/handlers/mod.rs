@@ -17,6 +17,7 @@ pub(super) mod vms;
 use std::time::Duration;
 
 use axum::Json;
+use drainpipe_engine::problem::Problem;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -38,7 +39,16 @@ struct FollowQuery {
 }
 
 impl FollowQuery {
-    fn wait(&self) -> Duration {
-        Duration::from_millis(self.wait_ms).min(OVER_WAIT_MAX)
+    fn wait(&self) -> Result<Duration, Problem> {
+        wait(self.wait_ms, OVER_WAIT_MAX)
     }
+}
+
+/// For how long an answer may be held back.
+fn wait(wait_ms: u64, wait_max: Duration) -> Result<Duration, Problem> {
+    let wait = Duration::from_millis(wait_ms);
+    if wait > wait_max {
+        return Err(Problem::bad_input(format!("wait_ms: at most {}", wait_max.as_millis())));
+    }
+    Ok(wait)
 }

@@ -52,6 +52,7 @@ async fn who_waits_for_the_end_is_answered_at_once_where_nothing_is_under_way() 
         timeout(Duration::from_secs(4), agent.say(Who::Root, "GET", &path, "")).await
     };
     assert_eq!(wait("5000").await.expect("nothing is waited for").status, 200);
+    assert_eq!(wait("5001").await.expect("it is refused").problem().message, "wait_ms: at most 5000");
     assert_eq!(wait("soon").await.expect("it is refused").problem().kind, ProblemKind::BadInput);
     agent.stop().await;
 }
