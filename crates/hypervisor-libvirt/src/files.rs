@@ -19,6 +19,9 @@ pub(crate) struct ComingHere {
     /// Whether libvirt has made ready for it: until then what libvirt has of its UUID is another's.
     #[serde(default)]
     pub(crate) is_prepared: bool,
+    /// Whether libvirt was told to take the last of it: from then on others may let it run.
+    #[serde(default)]
+    pub(crate) is_taken: bool,
     /// Whether all of it is here, and waits for the order to run.
     #[serde(default)]
     pub(crate) is_complete: bool,
@@ -37,6 +40,10 @@ fn spec_file(directory: &VmDirectory) -> PathBuf {
 
 fn coming_file(directory: &VmDirectory) -> PathBuf {
     directory.path().join("coming.json")
+}
+
+fn let_run_file(directory: &VmDirectory) -> PathBuf {
+    directory.path().join("let-run")
 }
 
 fn autostart_file(directory: &VmDirectory) -> PathBuf {
@@ -76,6 +83,21 @@ pub(crate) fn read_coming(directory: &VmDirectory) -> Result<Option<ComingHere>,
         return Ok(None);
     }
     read(&coming_file(directory)).map(Some)
+}
+
+/// Others have let it run; nothing is written of one that they could not let run before its order.
+pub(crate) fn write_let_run(directory: &VmDirectory) -> Result<(), VmError> {
+    if is_taken(directory)? { write_bytes(&let_run_file(directory), &[]) } else { Ok(()) }
+}
+
+/// Whether others have let one run that is on its way here.
+pub(crate) fn was_let_run(directory: &VmDirectory) -> Result<bool, VmError> {
+    Ok(let_run_file(directory).exists() && is_taken(directory)?)
+}
+
+/// Whether it is on its way here, and others can let it run.
+pub(crate) fn is_taken(directory: &VmDirectory) -> Result<bool, VmError> {
+    Ok(read_coming(directory)?.is_some_and(|coming| coming.is_taken))
 }
 
 /// Whether it is on its way here.
@@ -136,7 +158,8 @@ pub(crate) fn is_to_end(directory: &VmDirectory) -> bool {
 
 /// It runs here.
 pub(crate) fn has_come(directory: &VmDirectory) -> Result<(), VmError> {
-    remove_file(&coming_file(directory))
+    remove_file(&coming_file(directory))?;
+    remove_file(&let_run_file(directory))
 }
 
 fn remove_file(file: &Path) -> Result<(), VmError> {

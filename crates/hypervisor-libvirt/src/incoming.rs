@@ -1,20 +1,22 @@
 //! An incoming domain: libvirt's `Prepare` and `Finish`, on a connection of their own. Until `Finish`, libvirt ends
-//! the domain together with that connection; after it, the domain stays paused, without a job, until it is ordered to
-//! run.
+//! the domain together with that connection, and lets nobody run it; after it, the domain stays paused, without a job, until
+//! it is ordered to run, or others let it run.
 
 use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use drainpipe_hypervisor::spec::VmName;
 use drainpipe_hypervisor::{
-    Address, MigrationStatus, Parcel, ResolvedSpec, TransferStatus, Transport, VmError,
+    Address, MigrationStatus, Parcel, ResolvedSpec, TransferStatus, Transport, VmError, VmErrorKind,
 };
 use drainpipe_libvirt::{Connection, Domain, Parameter, migrate_flags as flags, migrate_parameters as names};
 
 use crate::daemon::Daemon;
 use crate::domain::{self, DomainDescription, Inexpressible};
 use crate::errors::failed;
+use crate::lock::lock;
 use crate::phases::{Handed, Terms, terms};
 
 /// One migration to here.
@@ -26,6 +28,10 @@ pub(crate) struct IncomingMigration {
     disks: Vec<String>,
     drives: Vec<String>,
     description: DomainDescription,
+    /// What `Finish` needs.
+    last: Mutex<Option<Parcel>>,
+    /// libvirt was asked to finish, and has not said whether it has.
+    is_unsaid: AtomicBool,
     ended: Mutex<Option<Result<(), String>>>,
 }
 
@@ -57,16 +63,44 @@ impl IncomingMigration {
         let prepared = connection.migrate_prepare(&parameters, cookie, terms.flags, deadline).await;
         let answer = Handed::cookie(prepared.map_err(failed)?.cookie)?.parcel(None);
         let Handed { autostart, disks, drives, .. } = handed;
+        let (last, is_unsaid, ended) = Default::default();
         let coming =
-            Self { connection, terms, autostart, disks, drives, description, ended: Mutex::default() };
+            Self { connection, terms, autostart, disks, drives, description, last, is_unsaid, ended };
         Ok((coming, answer))
     }
 
+    /// Keeps what `Finish` needs.
+    pub(crate) fn keep(&self, last: Parcel) {
+        *lock(&self.last) = Some(last);
+    }
+
+    /// What is kept for `Finish`.
+    pub(crate) fn last(&self) -> Result<Parcel, VmError> {
+        lock(&self.last).clone().ok_or_else(|| VmError::failed("its source has not handed its last over"))
+    }
+
     /// Takes the last of the guest, and leaves it paused.
-    pub(crate) async fn finish(&self, parcel: &Parcel, deadline: Duration) -> Result<Domain, VmError> {
-        let finished = self.try_finish(parcel, deadline).await;
-        *self.lock() = Some(finished.as_ref().map(drop).map_err(ToString::to_string));
+    pub(crate) async fn finish(&self, last: &Parcel, deadline: Duration) -> Result<(), VmError> {
+        self.is_unsaid.store(true, Ordering::Relaxed);
+        let finished = self.try_finish(last, deadline).await.map(drop);
+        // Without an answer, it may have finished, or may do so later.
+        if !finished.as_ref().is_err_and(|error| matches!(error.kind, VmErrorKind::Mute | VmErrorKind::Gone))
+        {
+            *lock(&self.ended) = Some(finished.as_ref().map(drop).map_err(ToString::to_string));
+            self.is_unsaid.store(false, Ordering::Relaxed);
+        }
         finished
+    }
+
+    /// Whether libvirt was asked to finish, and has not said whether it has.
+    pub(crate) fn is_unsaid(&self) -> bool {
+        self.is_unsaid.load(Ordering::Relaxed)
+    }
+
+    /// libvirt has finished after all.
+    pub(crate) fn has_finished(&self) {
+        *lock(&self.ended) = Some(Ok(()));
+        self.is_unsaid.store(false, Ordering::Relaxed);
     }
 
     async fn try_finish(&self, parcel: &Parcel, deadline: Duration) -> Result<Domain, VmError> {
@@ -85,7 +119,7 @@ impl IncomingMigration {
 
     /// What has come.
     pub(crate) fn status(&self) -> TransferStatus {
-        match &*self.lock() {
+        match &*lock(&self.ended) {
             Some(Ok(())) => TransferStatus::of(MigrationStatus::Completed),
             Some(Err(why)) => TransferStatus {
                 error_desc: Some(why.clone()),
@@ -95,6 +129,7 @@ impl IncomingMigration {
                 error_desc: Some("libvirt has ended meanwhile, and so has the incoming domain".into()),
                 ..TransferStatus::of(MigrationStatus::Failed)
             },
+            None if lock(&self.last).is_some() => TransferStatus::of(MigrationStatus::PreSwitchover),
             None => TransferStatus::of(MigrationStatus::Active),
         }
     }
@@ -121,17 +156,12 @@ impl IncomingMigration {
 
     /// Whether all is here.
     pub(crate) fn is_complete(&self) -> bool {
-        matches!(*self.lock(), Some(Ok(())))
+        matches!(*lock(&self.ended), Some(Ok(())))
     }
 
     /// Ends the domain, unless all is here.
     pub(crate) async fn close(&self, deadline: Duration) {
         self.connection.close(deadline).await;
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Result<(), String>>> {
-        // It is set whole.
-        self.ended.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

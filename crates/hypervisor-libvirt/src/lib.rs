@@ -16,6 +16,7 @@
 //! files        what the agent keeps of a domain
 //! meeting      where a domain's QEMU and the agent meet, if a migration goes through the agent
 //! qemu_process the QEMU that runs a domain, as the kernel knows it
+//! lock         locks that outlive a panic
 //! phases       what libvirt's phases are told, and what they hand to each other; pure
 //! images       what the files of a domain's disks hold
 //! states       what libvirt says, in the words of every hypervisor; pure
@@ -24,7 +25,7 @@
 //!
 //! libvirt owns its domains, and Drainpipe the hand-over: if an answer is lost in the last phase of libvirt's own
 //! migration, libvirt decides by itself, and two copies may run. So the agents of both hosts run its phases one by
-//! one, and the guest stays paused on both sides until the hand-over is recorded (docs/decisions/0071).
+//! one, and the target's libvirt finishes only once the hand-over is recorded (docs/decisions/0071, 0105).
 
 mod announcing;
 mod daemon;
@@ -38,6 +39,7 @@ mod images;
 mod incoming;
 mod installed;
 mod libvirt;
+mod lock;
 mod machine;
 mod meeting;
 mod monitor;

@@ -489,6 +489,10 @@ impl Hypervisor for Libvirt {
         machine.destroy(deadline).await
     }
 
+    fn was_let_run(&self, vm: &VmName) -> Result<bool, VmError> {
+        files::was_let_run(&self.found_directory(vm)?)
+    }
+
     async fn kill_found(&self, _vm: &VmName, _deadline: Duration) -> Result<(), VmError> {
         Err(is_libvirts("`virsh destroy` ends it"))
     }

@@ -10,7 +10,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -21,7 +21,7 @@ use drainpipe_hypervisor::{
 };
 use drainpipe_hypervisor_qemu::{Process, VcpuThrottle as Throttle, VcpuTime as Time, vcpu_threads_by_name};
 use drainpipe_libvirt::{
-    Connection, Domain, DomainEvent, DomainState, DomainStatus, Error, JobStats, JobStatsOf,
+    Connection, Domain, DomainEvent, DomainState, DomainStatus, Error, JobStats, JobStatsOf, Lifecycle,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -33,6 +33,7 @@ use self::disks::Copies;
 use crate::daemon::Daemon;
 use crate::errors::{failed, is_libvirts};
 use crate::incoming::IncomingMigration;
+use crate::lock::lock;
 use crate::meeting::Meeting;
 use crate::monitor::Monitor;
 use crate::outgoing::OutgoingMigration;
@@ -110,7 +111,9 @@ impl DomainVm {
         process: Option<Process>,
     ) -> Self {
         let events = Arc::new(broadcast::channel(EVENTS_KEPT).0);
-        let listening = tokio::spawn(listen(daemon.events(), *spec.uuid().as_bytes(), Arc::clone(&events)));
+        let note_let_run = (role == Role::Incoming).then(|| directory.clone());
+        let uuid = *spec.uuid().as_bytes();
+        let listening = tokio::spawn(listen(daemon.events(), uuid, note_let_run, Arc::clone(&events)));
         let peer = files::read_peer(&directory);
         Self {
             daemon: Arc::clone(daemon),
@@ -234,8 +237,8 @@ impl DomainVm {
 
     /// As a migration of an earlier agent has left it.
     fn found_status(&self, state: DomainStatus, has_job: bool) -> MigrationStatus {
-        let is_complete =
-            || matches!(files::read_coming(&self.directory), Ok(Some(coming)) if coming.is_complete);
+        // libvirt keeps its job until it has finished.
+        let is_complete = || matches!(files::is_taken(&self.directory), Ok(true));
         match (self.role, has_job) {
             (Role::Fresh, true) if state.state == DomainState::Paused => MigrationStatus::PreSwitchover,
             (_, true) => MigrationStatus::Active,
@@ -302,20 +305,21 @@ fn is_busy(error: &Error) -> bool {
     error.is_operation_timeout() || error.is_operation_invalid()
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each is set whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Passes on what happens to one domain.
+/// Passes on what happens to one domain. That others let one on its way here run is noted, for whoever might give it up.
 async fn listen(
     mut from: broadcast::Receiver<DomainEvent>,
     uuid: [u8; 16],
+    coming: Option<VmDirectory>,
     to: Arc<broadcast::Sender<VmEvent>>,
 ) {
     loop {
         let what = match from.recv().await {
             Ok(DomainEvent::Lifecycle { domain, change, detail }) if domain.uuid == uuid => {
+                if let (Lifecycle::Resumed, Some(directory)) = (change, &coming)
+                    && let Err(error) = files::write_let_run(directory)
+                {
+                    tracing::warn!(vm = domain.name, %error, "has been let run, which cannot be noted");
+                }
                 states::happening(change, detail)
             }
             Ok(_) => continue,
@@ -427,6 +431,9 @@ impl Vm for DomainVm {
     async fn migration(&self, deadline: Duration) -> Result<TransferStatus, VmError> {
         if let Some(coming) = self.coming().filter(|_| self.leaving().is_none()) {
             self.must_live()?;
+            if coming.is_unsaid() {
+                self.await_finish(&coming, deadline).await?;
+            }
             return Ok(coming.status());
         }
         if self.role == Role::Incoming && self.process().is_none() {
@@ -454,7 +461,9 @@ impl Vm for DomainVm {
     }
 
     async fn run(&self, deadline: Duration) -> Result<(), VmError> {
-        if self.coming().is_some_and(|coming| !coming.is_complete()) {
+        let is_incomplete = self.coming().is_some_and(|coming| !coming.is_complete());
+        // Others cannot let one run that is not all here.
+        if is_incomplete && !files::was_let_run(&self.directory)? {
             return Err(VmError::new(VmErrorKind::MemoryIncomplete, "not all of the domain is here"));
         }
         self.close_leaving().await;

@@ -217,6 +217,11 @@ impl Hypervisor for FakeHypervisor {
         self.remove_files(vm)
     }
 
+    fn was_let_run(&self, vm: &VmName) -> Result<bool, VmError> {
+        let known = self.lock().get(vm).cloned();
+        Ok(known.is_some_and(|known| known.obeys_others() && known.has_run()))
+    }
+
     async fn kill_found(&self, vm: &VmName, _deadline: Duration) -> Result<(), VmError> {
         if let Some(living) = self.living_vm(vm) {
             living.ends(Exit::Signal(9));

@@ -159,6 +159,12 @@ pub trait Hypervisor: fmt::Debug + Send + Sync {
     /// Leaves one alone whose guest runs, or that was started to boot a guest.
     async fn end_given_up(&self, vm: &VmName, deadline: Duration) -> Result<(), VmError>;
 
+    /// Whether others than its agent are known to have let a VM run that was on its way here. Its process may have ended since.
+    fn was_let_run(&self, _vm: &VmName) -> Result<bool, VmError> {
+        // Nobody else can.
+        Ok(false)
+    }
+
     /// Kills the VM's process, whatever it does, and removes what is left: because somebody who knows what is lost wants it,
     /// and it does not answer.
     async fn kill_found(&self, vm: &VmName, deadline: Duration) -> Result<(), VmError>;

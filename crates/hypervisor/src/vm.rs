@@ -13,8 +13,8 @@
 //! there. With post-copy, `switch_over` is what cannot be taken back: see [`SourceVm::start_post_copy`].
 //!
 //! libvirt's phases are the same acts: `Begin` is the source's `begin`, `Prepare` the target's `listen`, `Perform` the
-//! source's `start_transfer` up to the end of `sent`, and `Finish`, with the guest paused, the target's `complete`. Each
-//! hands a [`Parcel`] to the next one, on the other host, which the agents carry.
+//! source's `start_transfer` up to the end of `sent`, and `Finish`, with the guest paused, the target's `take_last`. Each
+//! hands a [`Parcel`] to the next one, on the other host, which the agents carry; the last one goes to `complete`.
 
 use std::fmt;
 use std::io;
@@ -273,10 +273,31 @@ pub trait TargetVm: Vm {
         false
     }
 
-    /// Takes the last that its source hands over ([`SourceVm::sent`]). The guest does not run.
+    /// Keeps the last that its source hands over ([`SourceVm::sent`]) until [`Self::take_last`]. The guest does not run, and
+    /// nobody can let it run.
     async fn complete(&self, parcel: Parcel, deadline: Duration) -> Result<(), VmError> {
         let _needs_nothing = (parcel, deadline);
         Err(VmError::failed("this VM's hypervisor accepts only what the source's sends"))
+    }
+
+    /// Takes what [`Self::complete`] has kept: after the hand-over alone, since others may let the guest run from then on. May
+    /// be repeated.
+    async fn take_last(&self, deadline: Duration) -> Result<(), VmError> {
+        let _has_all = deadline;
+        Ok(())
+    }
+
+    /// Keeps others from letting the guest run, until [`Vm::run`]. Whether they have let it run before, which is told also of
+    /// one whose process has ended since.
+    async fn bar_others(&self, deadline: Duration) -> Result<bool, VmError> {
+        let _nobody_else_can = deadline;
+        Ok(false)
+    }
+
+    /// As [`Self::bar_others`]; and ends one that they may have let run, and have not, so that they never can.
+    async fn end_unrun(&self, deadline: Duration) -> Result<bool, VmError> {
+        let _nobody_else_can = deadline;
+        Ok(false)
     }
 
     /// Listens somewhere else for [`SourceVm::resume_transfer`], in post-copy. May be repeated as [`Self::listen`] may.

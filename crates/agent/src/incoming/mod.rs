@@ -252,7 +252,7 @@ pub(crate) async fn build_incoming_vm(incoming: &Incoming, id: &str) -> Result<(
     Ok(())
 }
 
-/// Step 8: takes the last that the source's hypervisor hands over.
+/// Step 8: keeps the last that the source's hypervisor hands over, for the order to run.
 pub(crate) async fn complete(incoming: &Incoming, id: &str, parcel: Parcel) -> Result<(), Problem> {
     parcel.check().map_err(Problem::bad_input)?;
     let entry = incoming.entries.get(id)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use drainpipe_engine::migration::target::order::rest::{LAST_BYTES_WITHIN_MS, LOOK_EVERY_MS};
 use drainpipe_engine::migration::target::order::{
-    Order, OrderAction, OrderAnswer, OrderEvent, Task, VmState, Why,
+    ComingVm, Order, OrderAction, OrderAnswer, OrderEvent, Task, VmState, Why,
 };
 use drainpipe_engine::migration::target::{
     Hypervisor, IncomingState, IncomingView, KnownMigration, MigrationFacts, Received,
@@ -173,8 +173,11 @@ impl<'a> Carrier<'a> {
         }
         // It may have been removed meanwhile, and may have come again.
         self.entry = self.entry.take().filter(|entry| self.incoming.entries.is_there(entry));
-        let came_in_parts = self.entry.as_ref().is_some_and(|entry| entry.memory().came_in_parts());
-        let (mut task, mut action) = Task::begin(order, self.entry.is_some(), came_in_parts);
+        let on_its_way = self.entry.as_ref().map(|entry| ComingVm {
+            came_in_parts: entry.memory().came_in_parts(),
+            obeys_others: entry.definition.is_defined_elsewhere(),
+        });
+        let (mut task, mut action) = Task::begin(order, on_its_way);
         loop {
             if let OrderAction::Answer(answer) = action {
                 return answer.map_err(|why| self.tell(why));
@@ -208,8 +211,10 @@ impl<'a> Carrier<'a> {
             OrderAction::Look => return self.look().await,
             OrderAction::LookAtRest => return Ok(self.look_at_rest().await),
             OrderAction::Wait => return self.wait().await,
+            OrderAction::TakeLast => return self.take_last().await,
             OrderAction::LetRun => return self.let_run().await,
             OrderAction::LookAtVm => return self.look_at_vm().await,
+            OrderAction::EndUnrun => return self.end_unrun().await,
             // Before anything is cut for it.
             OrderAction::TakeUpPart if !self.is_for_post_copy() => {
                 return Err(Problem::bad_input("only post-copy can connect again"));
@@ -247,7 +252,10 @@ impl<'a> Carrier<'a> {
             Why::RunsNotYet => return runs_not_yet(own),
             Why::NothingToCome => format!("nothing more of migration {id} is to come to {own}"),
             Why::Discarded => format!("{own} discarded the VM of migration {id}"),
-            Why::RunsHere => format!("the VM of migration {id} runs on {own}"),
+            Why::RunsHere => self
+                .problem
+                .take()
+                .map_or_else(|| format!("the VM of migration {id} runs on {own}"), |problem| problem.message),
             Why::Incomplete | Why::TransferFailed | Why::DoesNotRun | Why::Mute | Why::Failed => {
                 if let Some(problem) = self.problem.take() {
                     return problem;
@@ -308,7 +316,9 @@ impl<'a> Carrier<'a> {
         let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
         let own = self.incoming.host.name();
         Ok(match entry.look(&*vmm).await {
-            Ok((received @ (Received::Whole | Received::InPart), _)) => OrderEvent::Received(received),
+            Ok((received @ (Received::Whole | Received::Untaken | Received::InPart), _)) => {
+                OrderEvent::Received(received)
+            }
             Ok((received, status)) => {
                 let why = format!("{own} lacks part of the VM's state: {}", status.status);
                 self.note(OrderEvent::Received(received), Problem::failed(why))
@@ -340,7 +350,7 @@ impl<'a> Carrier<'a> {
                 return Ok(OrderEvent::Mute);
             };
             match looked {
-                Ok((received @ (Received::Whole | Received::InPart), _)) => {
+                Ok((received @ (Received::Whole | Received::Untaken | Received::InPart), _)) => {
                     return Ok(OrderEvent::Received(received));
                 }
                 Ok((Received::Failed, status)) => {
@@ -364,12 +374,21 @@ impl<'a> Carrier<'a> {
         }
     }
 
+    async fn take_last(&mut self) -> Result<OrderEvent, Problem> {
+        let vmm = self.vmm()?;
+        let Err(error) = vmm.take_last(QEMU_DEADLINE).await else { return Ok(OrderEvent::Done) };
+        let event = if vmm.alive() { OrderEvent::Failed } else { OrderEvent::Gone };
+        Ok(self.note(event, could_not_take_the_state(self.incoming, &error.to_string())))
+    }
+
     async fn let_run(&mut self) -> Result<OrderEvent, Problem> {
         let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
         let own = self.incoming.host.name();
         if !vmm.alive() {
             let ended = Problem::failed(format!("the VM does not run on {own}: its QEMU has ended"));
-            return Ok(self.note(OrderEvent::Gone, ended));
+            // Others may have let it run before.
+            let has_run = vmm.bar_others(QMP_DEADLINE).await.map_err(Problem::failed)?;
+            return Ok(self.note(if has_run { OrderEvent::Failed } else { OrderEvent::Gone }, ended));
         }
         disks::close_before_it_runs(self.incoming, &entry, &*vmm).await?;
         self.incoming.transfer.first_sessions.begin(&*vmm);
@@ -388,6 +407,11 @@ impl<'a> Carrier<'a> {
 
     async fn look_at_vm(&self) -> Result<OrderEvent, Problem> {
         let vmm = self.vmm()?;
+        match vmm.bar_others(QMP_DEADLINE).await {
+            Ok(false) => {}
+            Ok(true) => return Ok(OrderEvent::Vm(VmState::HasRun)),
+            Err(_) => return Ok(OrderEvent::Mute),
+        }
         Ok(match vmm.run_state(QMP_DEADLINE).await {
             Ok(RunState::Paused | RunState::Prelaunch | RunState::Inmigrate) => {
                 OrderEvent::Vm(VmState::AsArrived)
@@ -396,6 +420,28 @@ impl<'a> Carrier<'a> {
             Err(_) if vmm.alive() => OrderEvent::Mute,
             Err(_) => OrderEvent::Gone,
         })
+    }
+
+    /// One that does not answer, or did not when the agent started, may have been let run.
+    async fn end_unrun(&mut self) -> Result<OrderEvent, Problem> {
+        let entry = Arc::clone(self.entry()?);
+        entry.take_hold(&self.incoming.vms).await?;
+        let has_run = match entry.built() {
+            Some(vmm) => vmm.end_unrun(QEMU_DEADLINE).await.map_err(Problem::failed)?,
+            None => {
+                self.incoming.vms.hypervisor().was_let_run(&entry.definition.name).map_err(Problem::failed)?
+            }
+        };
+        if !has_run {
+            return Ok(OrderEvent::Done);
+        }
+        let own = self.incoming.host.name();
+        warn!(vm = %entry.definition.name, source = entry.source, "others have let it run here: it is not given up");
+        let why = format!(
+            "others have let the VM run on {own}, for example by `virsh resume`, before its source's order: its disks are newer \
+             than what its source has of it, so it stays on {own}"
+        );
+        Ok(self.note(OrderEvent::Vm(VmState::HasRun), Problem::failed(why)))
     }
 
     fn ordered(&self) -> Result<Arc<dyn Machine>, Problem> {

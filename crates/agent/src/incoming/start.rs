@@ -52,11 +52,21 @@ async fn take(
 async fn take_up_waiting(incoming: &Arc<Incoming>) -> Result<(), Problem> {
     for record in incoming.journal.waiting_incoming()? {
         let (hypervisor, vmm) = hypervisor_of(incoming, &record).await;
-        match waiting(hypervisor) {
+        let was_let_run =
+            incoming.vms.hypervisor().was_let_run(&record.spec.name).map_err(Problem::failed)?;
+        match waiting(hypervisor, was_let_run) {
             Waiting::TakeUp => insert(incoming, IncomingVm::taken_up(record, vmm)),
             Waiting::GiveUp => {
                 warn!(vm = record.vm, "its QEMU is gone; given up");
                 incoming.journal.discard_incoming(&record.id)?;
+                incoming.transfer.watches.leave(&record.id).await?;
+            }
+            Waiting::RecordRun => {
+                warn!(
+                    vm = record.vm,
+                    "others have let it run here before its source's order, and its QEMU has ended since"
+                );
+                incoming.journal.run_incoming(&record.id)?;
                 incoming.transfer.watches.leave(&record.id).await?;
             }
         }

@@ -2,6 +2,7 @@
 
 mod arrived;
 mod connect;
+mod domains;
 mod kept;
 mod order;
 mod post_copy;
@@ -26,8 +27,11 @@ const ID: &str = "11111111-1111-4111-8111-111111111111";
 
 /// Steps 2 to 4: the VM may come, and waits for its state.
 fn let_come(host: &TestHost, life: &Life) -> Arc<FakeVm> {
+    let_come_as(definition("web"), host, life)
+}
+
+fn let_come_as(definition: VmSpec, host: &TestHost, life: &Life) -> Arc<FakeVm> {
     let incoming = &life.parts.incoming;
-    let definition = definition("web");
     let request = IncomingRequest {
         id: ID.into(),
         spec: definition.resolve(life.parts.vms.facts()).unwrap(),

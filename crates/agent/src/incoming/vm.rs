@@ -291,6 +291,7 @@ impl IncomingVm {
         let status = vmm.migration(self.answers_within()).await?;
         let received = match &status.status {
             MigrationStatus::Completed => Received::Whole,
+            MigrationStatus::PreSwitchover => Received::Untaken,
             MigrationStatus::Failed => Received::Failed,
             in_parts if in_parts.is_post_copy() => {
                 let state = vmm.run_state(self.answers_within()).await?;

@@ -156,6 +156,10 @@ impl Hypervisor for Hypervisors {
         self.of(vm).end_given_up(vm, deadline).await
     }
 
+    fn was_let_run(&self, vm: &VmName) -> Result<bool, VmError> {
+        self.of(vm).was_let_run(vm)
+    }
+
     async fn kill_found(&self, vm: &VmName, deadline: Duration) -> Result<(), VmError> {
         self.of(vm).kill_found(vm, deadline).await
     }

@@ -41,7 +41,8 @@
 //! ```
 //!
 //! The rules that the tests and the simulation hold it to:
-//! - Copies of disks are over on both hosts before the hand-over is recorded, so that no disk is written by two.
+//! - Copies of disks are over before the hand-over is recorded, and closed on the target before the VM runs there, so that no
+//!   disk is written by two.
 //! - The target is told to run only after the hand-over is recorded on the source.
 //! - After the hand-over is recorded, the source runs again only once the target has said, from its
 //!   own journal, that it discarded the VM and never ran it.

@@ -13,6 +13,8 @@
 //! - A VM recorded as discarded never runs here. A VM recorded to run is never discarded, unless its hypervisor refused
 //!   to run it, or had ended before the order, while the source could still have it back.
 //! - The VM runs here only once that is recorded, and everything that it needs is here.
+//! - What others may let run, such as libvirt's users, they cannot before the source has recorded the hand-over. If they
+//!   have, it is recorded to run, and its source never has it back.
 //! - The target reports that it runs here only once its hypervisor has said so, or how it has ended.
 //! - Nobody waits for a hypervisor that may itself wait for a page: the connection that brings the page must come through.
 
@@ -73,6 +75,8 @@ pub enum Received {
     Incomplete,
     /// With post-copy: what it needs to run. The rest follows.
     InPart,
+    /// All that was sent. The last of it is taken by the order to run ([`order::OrderAction::TakeLast`]).
+    Untaken,
     /// All.
     Whole,
     /// Not enough to run, and no more comes: the transfer has failed.
@@ -128,7 +132,7 @@ impl Memory {
 
     /// What its hypervisor has said.
     pub fn note(&mut self, received: Received) {
-        self.is_whole |= received == Received::Whole;
+        self.is_whole |= matches!(received, Received::Whole | Received::Untaken);
         self.came_in_parts |= received == Received::InPart;
     }
 

@@ -60,6 +60,8 @@ pub(crate) enum Fault {
     TargetLibvirtKilled,
     /// The owner resumes the guest.
     OwnerResumes,
+    /// The owner resumes the guest at its target, or waits there for libvirt to let him.
+    OwnerResumesTarget,
     /// A VM of another host asks for memory, takes what it was promised, or gives it up.
     NeighbourGoesOn,
 }
@@ -114,7 +116,8 @@ impl Fault {
         Self::SourceQemuEnds,
         Self::GuardEnds,
     ];
-    const AT_DOMAINS_TARGET: [Self; 9] = [
+    const AT_DOMAINS_TARGET: [Self; 10] = [
+        Self::OwnerResumesTarget,
         Self::NeighbourGoesOn,
         Self::TargetLibvirtTerminated,
         Self::TargetLibvirtKilled,
@@ -122,6 +125,18 @@ impl Fault {
         Self::TargetFreezes,
         Self::TargetReboots,
         Self::TargetDiskFull,
+        Self::TargetQemuMute,
+        Self::TargetQemuEnds,
+    ];
+    /// These may come between a domain's end of sending and the record that it runs at its target.
+    const AROUND_RUN: [Self; 9] = [
+        Self::SourceCrashes,
+        Self::Partition,
+        Self::TargetLibvirtKilled,
+        Self::TargetCrashes,
+        Self::TargetFreezes,
+        Self::TargetDiskFull,
+        Self::TargetQemuMute,
         Self::TargetQemuMute,
         Self::TargetQemuEnds,
     ];
@@ -219,6 +234,24 @@ impl Faults {
     pub(crate) fn draw_of_domain(random: &mut Random) -> Self {
         let places: [&[Fault]; 3] = [&Fault::AT_DOMAINS_SOURCE, &Fault::AT_DOMAINS_TARGET, &Fault::BETWEEN];
         Self { are_of_domain: true, ..Self::draw_at(&places, random) }
+    }
+
+    /// The owner resumes the domain at its target, and little else goes wrong but around the order to run.
+    pub(crate) fn draw_of_resumed_domain(random: &mut Random) -> Self {
+        let by_chance = [Fault::Lost, Fault::Duplicated, Fault::Delayed, Fault::RunRefused];
+        let mut sudden = vec![Fault::OwnerResumesTarget];
+        let kinds = 1 + random.below(3);
+        sudden.extend((0..kinds).map(|_| Fault::AROUND_RUN[random.index(Fault::AROUND_RUN.len())]));
+        let moments = [SourceAction::ResumeOnTarget, SourceAction::AskTarget];
+        Self {
+            by_chance: by_chance.into_iter().filter(|_| random.chance(50)).collect(),
+            percent: 2 + random.below(30),
+            sudden,
+            per_mille: [2, 4, 8, 16][random.index(4)],
+            steps_left: STEPS_MIN + random.below(200),
+            moment: Some(moments[random.index(moments.len())]),
+            ..Self::none_of_domain()
+        }
     }
 
     fn draw_at(places: &[&[Fault]], random: &mut Random) -> Self {

@@ -4,16 +4,18 @@
 //! Modelled on what libvirt 9.0 and QEMU 7.2 were seen to do, phase by phase (docs/decisions/0071, 0072). Where nobody
 //! has looked, the model assumes the worst.
 
+use drainpipe_engine::migration::target::order::{OrderEvent, VmState};
 use drainpipe_engine::migration::target::steps::OrderNeed;
 use drainpipe_engine::migration::timing;
 use drainpipe_engine::migration::{SourceAction, SourceEvent, SourceState};
 use drainpipe_engine::problem::{Problem, ProblemKind};
 
 use crate::executor::{Doing, Executor, failed};
+use crate::faults::Fault;
 use crate::milliseconds::ms;
 use crate::network::Order;
 use crate::planted::Planted;
-use crate::qemu::{Command, IncomingStage, Reply, Sending};
+use crate::qemu::{Command, IncomingStage, Last, Owner, Reply, Sending};
 use crate::world::{Host, Life, Sight, World};
 
 const ANSWER_DEADLINE_MS: f64 = ms(timing::QMP_DEADLINE);
@@ -257,7 +259,10 @@ impl World {
             return;
         }
         match (host, self.job()) {
-            (Host::Target, _) => self.end_what_was_to_come(),
+            (Host::Target, _) => {
+                self.libvirt_mut(Host::Target).into_iter().for_each(|libvirt| libvirt.job = Job::None);
+                self.end_what_was_to_come();
+            }
             (Host::Source, Job::Sending { .. }) => self.set_job(Job::Sending { is_connected: false }),
             // The guest stands still, without a job.
             (Host::Source, _) => self.set_job(Job::None),
@@ -283,6 +288,7 @@ impl World {
             }
             self.end_left(host);
         }
+        self.awaited_resume();
         if self.source.qemu.is_none() {
             self.set_job(Job::None);
         } else if self.serves(Host::Source) && self.answers(Host::Source) {
@@ -593,32 +599,166 @@ impl World {
         self.target.qemu.as_ref().is_some_and(|qemu| qemu.prepared_in == life)
     }
 
-    /// Whether the agent knows that all of the domain is here.
-    pub(crate) fn knows_it_is_whole(&self) -> bool {
-        let Some(qemu) = &self.target.qemu else { return false };
-        let entry = self.target.entries.get(&qemu.migration);
-        qemu.is_noted || entry.is_some_and(|entry| !entry.is_from_before)
-    }
-
-    /// Finish, which leaves the guest paused.
-    pub(crate) fn finish_domain(&mut self, migration: usize) -> Result<(), ProblemKind> {
+    /// The agent keeps what Finish needs.
+    pub(crate) fn keep_last(&mut self, migration: usize) -> Result<(), ProblemKind> {
         self.may_go_on(OrderNeed::UseHypervisor, migration)?;
-        let is_from_before = self.target.entries.get(&migration).is_none_or(|entry| entry.is_from_before);
-        let may =
-            !is_from_before && self.is_coming() && self.serves(Host::Target) && self.answers(Host::Target);
-        let qemu = self.target.qemu.as_mut().filter(|qemu| may && qemu.stage == IncomingStage::Unfinished);
-        qemu.ok_or(ProblemKind::Failed)?.stage = IncomingStage::Complete;
+        if self.target.entries.get(&migration).is_none_or(|entry| entry.is_from_before) {
+            return Err(ProblemKind::Failed);
+        }
+        if let Some(qemu) = self.target.qemu.as_mut().filter(|qemu| qemu.last == Last::ToCome) {
+            qemu.last = Last::Kept;
+        }
+        if matches!(self.planted, Planted::FinishLetsRun | Planted::TakesLastEarly) {
+            self.take_last(migration);
+        }
         if self.planted == Planted::FinishLetsRun {
             self.command_target();
         }
         Ok(())
     }
 
-    /// The agent notes that the domain is whole, and keeps others from the guest.
-    pub(crate) fn note_finished_domain(&mut self) -> Result<(), ProblemKind> {
-        let qemu = self.target.qemu.as_mut().filter(|qemu| qemu.stage == IncomingStage::Complete);
-        qemu.ok_or(ProblemKind::Failed)?.is_noted = true;
-        if self.serves(Host::Target) { Ok(()) } else { Err(ProblemKind::Failed) }
+    /// Finish, which leaves the guest paused.
+    pub(crate) fn take_last(&mut self, migration: usize) -> OrderEvent {
+        let is_at_hand = self.is_coming() && self.target.entries.contains_key(&migration);
+        let (serves, answers) = (self.serves(Host::Target), self.answers(Host::Target));
+        // It takes so long that the agent does not wait for its answer.
+        let takes_long = self.faults.meets(Fault::RunRefused, &mut self.random);
+        let Some(qemu) = &mut self.target.qemu else { return OrderEvent::Gone };
+        if qemu.last != Last::Kept || qemu.stage != IncomingStage::Unfinished {
+            return OrderEvent::Failed;
+        }
+        if !(is_at_hand && serves && answers) {
+            qemu.last = Last::Unsaid;
+            qemu.finishes_late = is_at_hand && serves;
+            return OrderEvent::Failed;
+        }
+        if takes_long {
+            qemu.last = Last::Unsaid;
+            self.finish();
+            return OrderEvent::Failed;
+        }
+        qemu.last = Last::Taken;
+        self.finish();
+        OrderEvent::Done
+    }
+
+    /// Whether libvirt has not said whether it has taken the last, and does not say so now either.
+    pub(crate) fn is_being_finished(&self) -> bool {
+        let Some(qemu) = self.target.qemu.as_ref().filter(|qemu| qemu.last == Last::Unsaid) else {
+            return false;
+        };
+        !self.serves(Host::Target) || qemu.stage == IncomingStage::Unfinished && self.is_coming()
+    }
+
+    /// libvirt finishes for an agent that waits no more.
+    pub(crate) fn finish_late(&mut self) {
+        let is_unfinished =
+            self.target.qemu.as_ref().is_some_and(|qemu| qemu.stage == IncomingStage::Unfinished);
+        if is_unfinished && self.is_coming() && self.serves(Host::Target) {
+            self.finish();
+        }
+    }
+
+    /// libvirt's job ends, and whoever waits for it may be the next.
+    fn finish(&mut self) {
+        let Some(qemu) = &mut self.target.qemu else { return };
+        qemu.stage = IncomingStage::Complete;
+        self.awaited_resume();
+    }
+
+    fn awaited_resume(&mut self) {
+        let Some(qemu) = &mut self.target.qemu else { return };
+        if qemu.stage == IncomingStage::Complete && qemu.owner == Owner::Waits {
+            qemu.owner = Owner::Idle;
+            self.owner_resumes_at_target();
+        }
+    }
+
+    /// Somebody resumes the guest at its target, as soon as libvirt lets them. The agent hears of it, sooner or later.
+    pub(crate) fn owner_resumes_at_target(&mut self) {
+        let may = self.is_domain() && self.serves(Host::Target) && self.answers(Host::Target);
+        let is_protected = self.libvirt(Host::Target).is_some_and(|libvirt| libvirt.job == Job::Protection);
+        let is_heard = self.target.life != Life::Down && self.random.chance(50);
+        let Some(qemu) = self.target.qemu.as_mut().filter(|_| may) else { return };
+        if qemu.stage != IncomingStage::Complete || is_protected {
+            if qemu.owner == Owner::Idle {
+                qemu.owner = Owner::Waits;
+            }
+            return;
+        }
+        let migration = qemu.migration;
+        if qemu.copy.runs {
+            return;
+        }
+        qemu.owner = Owner::LetItRun;
+        self.saw(Sight::OwnerResumedTarget);
+        if is_heard {
+            self.target.let_run.insert(migration);
+        }
+        self.let_run(Host::Target);
+    }
+
+    /// Whether others are known to have let the domain run.
+    pub(crate) fn was_let_run(&self, migration: usize) -> bool {
+        let is_forgotten = self.planted == Planted::LetRunForgotten && self.target.qemu.is_none();
+        self.target.let_run.contains(&migration) && !is_forgotten
+    }
+
+    /// Keeps others from letting the domain run; fails where nobody says whether they have.
+    pub(crate) fn bar_others(&mut self, migration: usize) -> OrderEvent {
+        if self.was_let_run(migration) {
+            return OrderEvent::Vm(VmState::HasRun);
+        }
+        let Some(qemu) = &self.target.qemu else { return OrderEvent::Done };
+        if !self.is_domain() || !qemu.last.may_be_taken() {
+            return OrderEvent::Done;
+        }
+        let runs = qemu.copy.runs;
+        if !self.serves(Host::Target) || !self.answers(Host::Target) || self.is_being_finished() {
+            return OrderEvent::Failed;
+        }
+        if runs {
+            self.target.let_run.insert(migration);
+            return OrderEvent::Vm(VmState::HasRun);
+        }
+        self.libvirt_mut(Host::Target).into_iter().for_each(|libvirt| libvirt.job = Job::Protection);
+        OrderEvent::Done
+    }
+
+    /// Ends a domain that others may have let run, and have not.
+    pub(crate) fn end_unrun(&mut self, migration: usize) -> OrderEvent {
+        let event = self.bar_others(migration);
+        match (event, &self.target.qemu) {
+            (OrderEvent::Vm(_), _) => self.saw(Sight::KeptSinceItRan),
+            (OrderEvent::Done, Some(qemu)) if qemu.last.may_be_taken() => {
+                self.libvirt_mut(Host::Target).into_iter().for_each(|libvirt| libvirt.job = Job::None);
+                self.target.qemu = None;
+            }
+            _ => {}
+        }
+        event
+    }
+
+    /// Whether nobody at the target knows that the domain runs there.
+    pub(crate) fn may_go_back(&self) -> bool {
+        let Some(qemu) = self.target.qemu.as_ref().filter(|_| self.is_domain()) else { return false };
+        qemu.owner == Owner::LetItRun && !self.target.let_run.contains(&qemu.migration)
+    }
+
+    /// Whoever let it run before, from now on it runs by its agent's order, which needs no protection of it any more.
+    pub(crate) fn is_agents_order(&mut self) {
+        if let Some(qemu) = self.target.qemu.as_mut().filter(|qemu| qemu.owner == Owner::LetItRun) {
+            qemu.owner = Owner::Idle;
+        }
+        self.libvirt_mut(Host::Target).into_iter().for_each(|libvirt| libvirt.job = Job::None);
+    }
+
+    /// Nobody will ever know that it ran there, as its owner wanted, and the source runs what it has: a gap that is left
+    /// (docs/decisions/0105).
+    pub(crate) fn forget_that_it_ran(&mut self) {
+        if let Some(qemu) = &self.source.qemu {
+            self.newest = qemu.copy.memory;
+        }
     }
 
     /// Whether the order to run is lost. A hanging libvirt loses it; one that has just come back carries it out late.

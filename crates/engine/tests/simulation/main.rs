@@ -155,6 +155,17 @@ fn whatever_fails_a_domain_runs_once_and_what_is_told_is_so() {
     assert!(are_few || unseen.is_empty(), "these runs prove little: {unseen:?} was not met");
 }
 
+#[test]
+fn a_domain_that_others_let_run_at_its_target_stays_there() {
+    let sights = [Sight::OwnerResumedTarget, Sight::KeptSinceItRan];
+    let mut unseen: BTreeSet<Sight> = sights.into();
+    for run in run_each(seeds(), Faults::draw_of_resumed_domain) {
+        unseen.retain(|sight| !run.sights.contains(sight));
+    }
+    let are_few = seeds().count() < 5_000;
+    assert!(are_few || unseen.is_empty(), "these runs prove little: {unseen:?} was not met");
+}
+
 fn assert_found(planted: Planted) {
     let shows = |why: &String| planted.shows_as().iter().any(|rule| why.contains(rule));
     let draw = planted.draw();
@@ -227,5 +238,8 @@ planted_bugs_are_found! {
     found_libvirt_that_is_believed_as_it_starts: RestartedBelieved,
     found_guest_that_somebody_resumes_unseen: ResumedUnseen,
     found_domain_that_runs_when_all_is_there: FinishLetsRun,
+    found_domain_that_others_may_let_run_before_the_record: TakesLastEarly,
+    found_domain_that_is_discarded_though_others_let_it_run: DiscardsUnlooked,
+    found_domain_that_ran_and_is_taken_for_one_that_never_did: LetRunForgotten,
     found_end_that_is_not_noted: EndsUnnoted,
 }

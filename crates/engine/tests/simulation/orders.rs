@@ -3,8 +3,8 @@
 
 use drainpipe_engine::migration::target::order::rest::{Connection, LAST_BYTES_WITHIN_MS, LOOK_EVERY_MS};
 use drainpipe_engine::migration::target::order::{
-    Answer as Answered, Order as OwnOrder, OrderAction, OrderAnswer, OrderEvent, Task as Machine, VmState,
-    Why,
+    Answer as Answered, ComingVm, Order as OwnOrder, OrderAction, OrderAnswer, OrderEvent, Task as Machine,
+    VmState, Why,
 };
 use drainpipe_engine::migration::target::permit::{Asked, PermitRefusal, may_come};
 use drainpipe_engine::migration::target::silence::WatchEvent;
@@ -20,7 +20,7 @@ use crate::faults::Fault;
 use crate::milliseconds::ms;
 use crate::network::{Answer, Letter, Order, Question, TargetAnswer};
 use crate::planted::Planted;
-use crate::qemu::{IncomingStage, Reply, Stream};
+use crate::qemu::{IncomingStage, Last, Reply, Stream};
 use crate::target::Entry;
 use crate::third_host::Speaker;
 use crate::world::{Host, Sight, World};
@@ -66,10 +66,10 @@ pub(crate) struct Task {
 pub(crate) fn looked_at(world: &World) -> Result<Received, WatchEvent> {
     match &world.target.qemu {
         None => Err(WatchEvent::Gone),
-        Some(_) if !world.answers(Host::Target) => Err(WatchEvent::Mute),
+        Some(_) if !world.answers(Host::Target) || world.is_being_finished() => Err(WatchEvent::Mute),
         Some(qemu) => Ok(match qemu.stage {
             IncomingStage::Unfinished if !world.is_coming() => Received::Failed,
-            IncomingStage::Complete if world.is_domain() && !world.knows_it_is_whole() => Received::Failed,
+            IncomingStage::Unfinished if qemu.last == Last::Kept => Received::Untaken,
             IncomingStage::Built | IncomingStage::Listening | IncomingStage::Unfinished => {
                 Received::Incomplete
             }
@@ -227,15 +227,17 @@ impl World {
         if is_refused {
             return Err(ProblemKind::Refused);
         }
-        let mut came_in_parts = false;
+        let mut on_its_way = None;
         if let Some(entry) = self.target.entries.get_mut(&task.migration) {
             task.has_entry = true;
-            came_in_parts = entry.memory.came_in_parts() && self.planted != Planted::TakesPartBack;
+            let came_in_parts = entry.memory.came_in_parts() && self.planted != Planted::TakesPartBack;
+            let obeys_others = self.libvirts.is_some() && self.planted != Planted::DiscardsUnlooked;
+            on_its_way = Some(ComingVm { came_in_parts, obeys_others });
             if task.order.takes_turns() {
                 entry.locked_by = Some(task.number);
             }
         }
-        task.machine = task.decided.map(|order| Machine::begin(order, task.has_entry, came_in_parts));
+        task.machine = task.decided.map(|order| Machine::begin(order, on_its_way));
         Ok(PartStep::Next)
     }
 
@@ -252,12 +254,8 @@ impl World {
             }
             Order::IncomingVm => self.incoming_vm(task),
             Order::Connect { is_taken } => self.connect(migration, is_taken),
-            Order::Complete if task.part == 0 => {
-                self.finish_domain(migration)?;
-                Ok(PartStep::Next)
-            }
             Order::Complete => {
-                self.note_finished_domain()?;
+                self.keep_last(migration)?;
                 DONE
             }
             Order::CloseDisks => {
@@ -310,7 +308,9 @@ impl World {
                 let _is_closed = self.close_disks();
                 self.let_run_here(migration)
             }
-            OrderAction::LookAtVm => self.target_vm(),
+            OrderAction::TakeLast => self.take_last(migration),
+            OrderAction::LookAtVm => self.target_vm(migration),
+            OrderAction::EndUnrun => self.end_unrun(migration),
             OrderAction::Adopt => {
                 self.target.has_vm = true;
                 self.with_entry(migration, |entry| entry.memory.let_run());
@@ -533,14 +533,21 @@ impl World {
         debug_assert!(self.target.state(migration).is_some());
         match self.command_target() {
             Reply::Done => OrderEvent::Done,
-            Reply::Gone if self.planted == Planted::GoneIsRun => OrderEvent::Failed,
+            Reply::Gone if self.planted == Planted::GoneIsRun || self.was_let_run(migration) => {
+                OrderEvent::Failed
+            }
             Reply::Gone => OrderEvent::Gone,
             Reply::None => OrderEvent::Mute,
             Reply::Refused => OrderEvent::Refused,
         }
     }
 
-    fn target_vm(&self) -> OrderEvent {
+    fn target_vm(&mut self, migration: usize) -> OrderEvent {
+        match self.bar_others(migration) {
+            OrderEvent::Done => {}
+            OrderEvent::Failed => return OrderEvent::Mute,
+            has_run => return has_run,
+        }
         match self.copy_at(Host::Target) {
             None => OrderEvent::Gone,
             Some(_) if !self.answers(Host::Target) => OrderEvent::Mute,

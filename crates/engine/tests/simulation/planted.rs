@@ -118,6 +118,12 @@ pub(crate) enum Planted {
     ResumedUnseen,
     /// The target's libvirt lets the guest run as soon as it has arrived.
     FinishLetsRun,
+    /// The target's libvirt takes the last of the guest before the hand-over is recorded.
+    TakesLastEarly,
+    /// The target discards a domain without a look whether others have let it run.
+    DiscardsUnlooked,
+    /// The target forgets that others have let a domain run once its QEMU has ended.
+    LetRunForgotten,
     /// What libvirt cannot end now is not noted, to be ended later.
     EndsUnnoted,
 }
@@ -132,6 +138,9 @@ impl Planted {
             | Self::ResumedUnseen
             | Self::FinishLetsRun
             | Self::EndsUnnoted => Faults::draw_of_domain,
+            Self::TakesLastEarly | Self::DiscardsUnlooked | Self::LetRunForgotten => {
+                Faults::draw_of_resumed_domain
+            }
             _ => Faults::draw,
         }
     }
@@ -140,7 +149,7 @@ impl Planted {
     pub(crate) fn shows_as(self) -> &'static [&'static str] {
         match self {
             Self::Nothing => &[],
-            Self::RunsBeforeRecord | Self::UnrecordedHandOver | Self::FinishLetsRun => &["before the hand-over is recorded"],
+            Self::RunsBeforeRecord | Self::UnrecordedHandOver | Self::FinishLetsRun | Self::TakesLastEarly => &["before the hand-over is recorded"],
             Self::ForgottenHandOver
             | Self::UndoneInDoubt
             | Self::SilenceIsDiscarded
@@ -155,6 +164,7 @@ impl Planted {
             | Self::JobKept
             | Self::RestartedBelieved
             | Self::ResumedUnseen
+            | Self::DiscardsUnlooked
             | Self::LostTooSoon => &["I1"],
             Self::Unreserved => &["memory is promised twice"],
             Self::SilenceIsSuccess
@@ -185,7 +195,8 @@ impl Planted {
             | Self::CopiesEndEarly
             | Self::HeldCopiesEndEarly
             | Self::DisksLeftOpen => &["I2"],
-            Self::RunsIncomplete => &["I4"],
+            // The source runs on with what its guest was before it ran at the target.
+            Self::RunsIncomplete | Self::LetRunForgotten => &["I4"],
             Self::NotLookedAt | Self::EndedIsRunning => &["was seen as"],
             Self::EndsUnnoted => &["which is not so"],
             Self::NoDeadline

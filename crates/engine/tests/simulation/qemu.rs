@@ -132,8 +132,41 @@ pub(crate) struct TargetQemu {
     has_refused: bool,
     /// For a domain: the life of libvirt in which it arrives.
     pub prepared_in: u32,
-    /// For a domain: whether its agent has noted that it is whole.
-    pub is_noted: bool,
+    /// For a domain: what has become of the last of it.
+    pub last: Last,
+    /// For a domain: whether libvirt still takes the last of it, for an agent that waits no more.
+    pub finishes_late: bool,
+    /// For a domain: what its owner has done about it.
+    pub owner: Owner,
+}
+
+/// What a domain's owner has done on its target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Owner {
+    Idle,
+    /// He waits for libvirt to let him resume it.
+    Waits,
+    /// It runs because he has resumed it.
+    LetItRun,
+}
+
+/// What has become of the last of a domain, which libvirt takes in Finish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Last {
+    ToCome,
+    /// The agent has it. It ends with the agent.
+    Kept,
+    /// libvirt was told to take it.
+    Taken,
+    /// The same, and libvirt has not said that it did.
+    Unsaid,
+}
+
+impl Last {
+    /// Whether others may let the domain run.
+    pub(crate) fn may_be_taken(self) -> bool {
+        matches!(self, Self::Taken | Self::Unsaid)
+    }
 }
 
 /// What comes of a command.
@@ -385,6 +418,7 @@ impl World {
             return Reply::None;
         }
         self.let_run(Host::Target);
+        self.is_agents_order();
         Reply::Done
     }
 
@@ -423,6 +457,10 @@ impl World {
             Host::Target => {
                 let Some(qemu) = &mut self.target.qemu else { return };
                 qemu.mute_until_ms = None;
+                if std::mem::take(&mut qemu.finishes_late) {
+                    self.finish_late();
+                }
+                let Some(qemu) = &mut self.target.qemu else { return };
                 if qemu.parts != Parts::WaitsForPage && std::mem::take(&mut qemu.has_unread_run) {
                     self.saw(Sight::LateCommand);
                     self.command_target();
@@ -623,13 +661,16 @@ impl World {
             has_unread_run: false,
             has_refused: false,
             prepared_in: 0,
-            is_noted: false,
+            last: Last::ToCome,
+            finishes_late: false,
+            owner: Owner::Idle,
         });
     }
 
     /// A QEMU ends by itself, or with its host.
     pub(crate) fn lose(&mut self, host: Host) {
         let Some(copy) = self.copy_at(host) else { return };
+        let ran_unseen = host == Host::Target && copy.runs && self.may_go_back();
         let is_in_parts = self.is_in_parts();
         // Before the hand-over the VM is the source's; after it, the target's, once it may run there. What the target
         // has but cannot run is given up for what the source has.
@@ -655,6 +696,9 @@ impl World {
             Host::Target => self.target.qemu = None,
         }
         self.is_lost |= held_it || is_in_parts || !self.has_newest();
+        if ran_unseen {
+            self.forget_that_it_ran();
+        }
     }
 }
 

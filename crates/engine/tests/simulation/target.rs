@@ -21,7 +21,7 @@ use crate::milliseconds::ms;
 use crate::network::{Letter, Question, SourceAnswer};
 use crate::orders::{Task, looked_at};
 use crate::planted::Planted;
-use crate::qemu::{IncomingStage, Parts, Reply, TargetQemu};
+use crate::qemu::{IncomingStage, Last, Parts, Reply, TargetQemu};
 use crate::third_host::Speaker;
 use crate::world::{Host, Life, Sight, World};
 
@@ -140,6 +140,8 @@ pub(crate) struct Target {
     pub known_to_source: BTreeSet<usize>,
     /// The last generation of the source's journal that it has heard of.
     pub heard: u64,
+    /// The migrations whose VM others are known to have let run. This ends with the host.
+    pub let_run: BTreeSet<usize>,
     /// The discarded migrations whose QEMU may still be there.
     pub remains: BTreeSet<usize>,
     pub qemu: Option<TargetQemu>,
@@ -169,6 +171,7 @@ impl Target {
             forgotten: BTreeMap::new(),
             known_to_source: BTreeSet::new(),
             heard: 0,
+            let_run: BTreeSet::new(),
             remains: BTreeSet::new(),
             qemu: None,
             entries: BTreeMap::new(),
@@ -255,6 +258,9 @@ impl World {
             return;
         }
         self.leave_libvirt(Host::Target);
+        if let Some(qemu) = self.target.qemu.as_mut().filter(|qemu| qemu.last == Last::Kept) {
+            qemu.last = Last::ToCome;
+        }
         self.count_ended_as_run();
         let target = &mut self.target;
         (target.life, target.wakes_ms) = (Life::Down, self.now_ms + for_ms);
@@ -307,6 +313,7 @@ impl World {
     }
 
     pub(crate) fn reboot_target(&mut self, for_ms: f64) {
+        self.target.let_run.clear();
         self.lose(Host::Target);
         self.reboot_libvirt(Host::Target);
         self.crash_target(for_ms);
@@ -405,8 +412,13 @@ impl World {
             Some(_) if self.answers(Host::Target) => Hypervisor::There,
             Some(_) => Hypervisor::Unresponsive,
         };
-        if waiting(hypervisor) == Waiting::GiveUp {
-            self.target.journal.insert(migration, State::Discarded);
+        let left = match waiting(hypervisor, self.was_let_run(migration)) {
+            Waiting::GiveUp => Some(State::Discarded),
+            Waiting::RecordRun => Some(State::Running),
+            Waiting::TakeUp => None,
+        };
+        if let Some(state) = left {
+            self.target.journal.insert(migration, state);
             return;
         }
         // The agent asks the source at once.

@@ -102,6 +102,8 @@ pub(crate) enum Sight {
     LibvirtResumed,
     NoRoom,
     OwnerResumed,
+    OwnerResumedTarget,
+    KeptSinceItRan,
     QemuAskedItself,
     SentForNobody,
 }
@@ -571,6 +573,7 @@ impl World {
             Fault::TargetLibvirtTerminated => self.terminate_libvirt(Host::Target, for_ms),
             Fault::TargetLibvirtKilled => self.kill_libvirt(Host::Target, for_ms),
             Fault::OwnerResumes => self.owner_resumes(),
+            Fault::OwnerResumesTarget => self.owner_resumes_at_target(),
             Fault::NeighbourGoesOn => self.neighbour_goes_on(),
             Fault::MovesOn => self.move_on(),
             Fault::TargetForgets => self.forget_settled(),

@@ -7,7 +7,7 @@
 //!   start: where they go                     open: their names
 //!   (Perform: mirrors, until all are ready; memory; the pause; the mirrors end; the rest)
 //!   end: Perform is over                     close: nothing
-//!                                            (Finish: QEMU takes no more, which is seen before the hand-over)
+//!                                            (Finish: QEMU takes no more, which is seen before the guest runs)
 //! ```
 
 use std::io::ErrorKind;

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use drainpipe_hypervisor::{
-    Address, DiskExports, MigrationStatus, Parcel, SharedPath, TargetVm, Transport, VmError, VmEvent,
+    Address, DiskExports, MigrationStatus, Parcel, SharedPath, TargetVm, Transport, Vm, VmError, VmErrorKind,
+    VmEvent,
 };
-use drainpipe_libvirt::Domain;
 
 use super::disks::check_closed;
 use super::{CLOSED_WITHIN, DomainVm, lock, shared};
@@ -19,9 +19,6 @@ use crate::meeting::Meeting;
 use crate::phases::Handed;
 use crate::{files, qemu_process};
 
-/// How often others may let a domain run that has come and stands still.
-const PAUSED_AGAIN_MAX: usize = 3;
-
 impl DomainVm {
     /// What is known of it until it runs.
     fn note_coming(&self, note: impl FnOnce(&mut ComingHere)) -> Result<(), VmError> {
@@ -31,20 +28,27 @@ impl DomainVm {
         files::write_coming(&self.directory, coming)
     }
 
-    /// Protects the domain that has come. Others may have waited to let it run, and libvirt lets them in as its own job ends:
-    /// then it is paused again, with what its guest has done since.
-    async fn keep_paused(&self, domain: &Domain, deadline: Duration) -> Result<(), VmError> {
-        for _ in 0..PAUSED_AGAIN_MAX {
-            self.protect(domain, deadline).await?;
-            if !self.may_run(deadline).await? {
-                return Ok(());
-            }
-            tracing::warn!(vm = %self.spec.spec().name, "somebody has let it run before its hand-over: it is paused again");
-            self.unprotect().await;
-            let connection = self.shared(deadline).await?;
-            connection.suspend(domain, deadline).await.map_err(failed)?;
+    /// For a `Finish` that was not answered. libvirt has the job until that is over, and ends the domain if it fails.
+    pub(super) async fn await_finish(
+        &self,
+        coming: &IncomingMigration,
+        deadline: Duration,
+    ) -> Result<(), VmError> {
+        let (_, job) = self.look(deadline).await?;
+        if self.has_job(&job) {
+            let why = "libvirt does not say whether it has taken the last of the domain";
+            return Err(VmError::new(VmErrorKind::Mute, why));
         }
-        Err(VmError::failed("somebody lets the domain run here again and again before its hand-over"))
+        coming.has_finished();
+        Ok(())
+    }
+
+    /// Whether others have let it run by now, as they cannot any more once it is protected.
+    async fn has_been_let_run(&self, deadline: Duration) -> Result<bool, VmError> {
+        if self.may_run(deadline).await? {
+            files::write_let_run(&self.directory)?;
+        }
+        files::was_let_run(&self.directory)
     }
 }
 
@@ -83,7 +87,6 @@ impl TargetVm for DomainVm {
         let process = started.map_err(VmError::failed)?;
         self.process.send_replace(Some(Arc::new(process)));
         *lock(&self.coming) = Some(Arc::new(coming));
-        self.prepare_protection(deadline).await?;
         Ok(answer)
     }
 
@@ -91,26 +94,56 @@ impl TargetVm for DomainVm {
         true
     }
 
-    async fn complete(&self, parcel: Parcel, deadline: Duration) -> Result<(), VmError> {
+    async fn complete(&self, parcel: Parcel, _deadline: Duration) -> Result<(), VmError> {
         let coming = self.coming().ok_or_else(|| VmError::failed("nothing was prepared for it here"))?;
-        let finished = match coming.finish(&parcel, deadline).await {
-            Ok(domain) => {
-                if !coming.disks().is_empty() {
-                    check_closed(&self.meeting.disks()).await?;
-                }
-                if Handed::of(&parcel)?.is_suspended {
-                    files::write_suspended(&self.directory)?;
-                }
-                self.note_coming(|known| known.is_complete = true)?;
-                self.keep_paused(&domain, deadline).await
-            }
-            Err(error) => Err(error),
-        };
-        let status = if finished.is_ok() { MigrationStatus::Completed } else { MigrationStatus::Failed };
+        if Handed::of(&parcel)?.is_suspended {
+            files::write_suspended(&self.directory)?;
+        }
+        coming.keep(parcel);
         // Nobody may listen.
-        let happening = drainpipe_hypervisor::Happening::Migration(status);
+        let happening = drainpipe_hypervisor::Happening::Migration(MigrationStatus::PreSwitchover);
         let _unheard = self.events.send(VmEvent { what: happening, at: None });
-        finished
+        Ok(())
+    }
+
+    async fn take_last(&self, deadline: Duration) -> Result<(), VmError> {
+        let coming = self.coming().ok_or_else(|| VmError::failed("nothing was prepared for it here"))?;
+        if !coming.is_complete() {
+            let last = coming.last()?;
+            self.note_coming(|known| known.is_taken = true)?;
+            coming.finish(&last, deadline).await?;
+        }
+        if !coming.disks().is_empty() {
+            check_closed(&self.meeting.disks()).await?;
+        }
+        self.note_coming(|known| known.is_complete = true)
+    }
+
+    async fn bar_others(&self, deadline: Duration) -> Result<bool, VmError> {
+        // Until its last is taken, libvirt lets nobody.
+        if !files::is_taken(&self.directory)? || !self.alive() {
+            return files::was_let_run(&self.directory);
+        }
+        if !self.is_protected() {
+            let (_, domain) = self.domain(deadline).await?;
+            self.protect(&domain, deadline).await?;
+        }
+        let has_run = self.has_been_let_run(deadline).await?;
+        if has_run {
+            self.unprotect().await;
+        }
+        Ok(has_run)
+    }
+
+    async fn end_unrun(&self, deadline: Duration) -> Result<bool, VmError> {
+        let has_run = self.bar_others(deadline).await?;
+        if has_run || !files::is_taken(&self.directory)? || !self.alive() {
+            return Ok(has_run);
+        }
+        self.expect_end();
+        let (connection, domain) = self.domain(deadline).await?;
+        connection.destroy(&domain, false, deadline).await.map_err(failed)?;
+        Ok(false)
     }
 
     async fn recover_listen(&self, _address: Address, _deadline: Duration) -> Result<(), VmError> {

@@ -22,6 +22,12 @@ pub enum Act {
     Hold,
     /// To run the guest.
     Run,
+    /// To take the last that its source has handed over.
+    TakeLast,
+    /// To keep others from letting its guest run.
+    BarOthers,
+    /// To end unless others have let its guest run.
+    EndUnrun,
     /// To have the guest power off.
     StopGuest,
     /// To end.

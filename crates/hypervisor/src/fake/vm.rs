@@ -218,6 +218,12 @@ impl FakeVm {
         self.goes_to(MigrationStatus::Completed);
     }
 
+    /// A target has all but the last, which it takes only when it is told to.
+    pub fn receives_all_but_the_last(&self) {
+        self.receives_all();
+        self.goes_to(MigrationStatus::PreSwitchover);
+    }
+
     /// A target has what its guest needs to run, and the rest is to follow.
     pub fn receives_a_part(&self) {
         self.lock().state = RunState::Paused;
@@ -616,6 +622,29 @@ impl TargetVm for FakeVm {
 
     fn starts_to_listen(&self) -> bool {
         self.spec.spec().is_defined_elsewhere()
+    }
+
+    async fn complete(&self, _parcel: Parcel, _deadline: Duration) -> Result<(), VmError> {
+        if !self.obeys_others() {
+            return Err(VmError::failed("it needs nothing but what its source sends"));
+        }
+        self.receives_all_but_the_last();
+        Ok(())
+    }
+
+    async fn take_last(&self, _deadline: Duration) -> Result<(), VmError> {
+        self.act(Act::TakeLast, |inner| {
+            inner.transfer.status = MigrationStatus::Completed;
+            Ok(())
+        })
+    }
+
+    async fn bar_others(&self, _deadline: Duration) -> Result<bool, VmError> {
+        if self.alive() { self.act(Act::BarOthers, |inner| Ok(inner.has_run)) } else { Ok(self.has_run()) }
+    }
+
+    async fn end_unrun(&self, _deadline: Duration) -> Result<bool, VmError> {
+        if self.has_run() { Ok(true) } else { self.end_as(Act::EndUnrun).map(|()| false) }
     }
 
     async fn recover_listen(&self, address: Address, _deadline: Duration) -> Result<(), VmError> {

@@ -2,18 +2,24 @@
 //!
 //! ```text
 //!  run      recall ─► look at what is here ─► record ─► let run ─► adopt ─► done
-//!             │ discarded                                 │  │ refused
-//!             ▼                      ended before it was  │  ▼
-//!           remove ─► discarded                 told: ┌───┘ look at the VM ─► it ran: adopt ─► failed
-//!                                                     ▼      │ as it arrived
-//!                              failed ◄─ remove ◄─ take back ◄┘
+//!             │ discarded     │         ▲                 │  │ refused
+//!             ▼               └─ take ──┘                 │  ▼
+//!           remove ─►           the last                  │ look at the VM ─► it ran: adopt ─► failed
+//!           discarded        ended before it was told: ┌──┘  │ as it arrived
+//!                                                      ▼     ▼
+//!                               failed ◄─ remove ◄─ take back
 //!  view     recall ─► look, where the journal does not say it all ─► the view
 //!  received take hold ─► wait ─► is there room in the journal? ─► the view
 //!  discard  record ─► remove ─► note that the source knows ─► done
+//!             ▲ others may let it run: recall ─► end it unless it ran ─► it ran: record that ─► let run ─► adopt ─► failed
 //!  finish   recall ─► close ─► note that the source knows ─► done
 //! ```
 //!
 //! Those about the rest of a VM that runs here in part are in [`rest`].
+//!
+//! libvirt's users may let a domain run as soon as its last is taken. So that is taken only by the order to run, which
+//! comes after the source's record of the hand-over. One that somebody has let run is not discarded any more: its disks are
+//! newer than its source's memory.
 
 pub mod rest;
 
@@ -60,6 +66,9 @@ pub enum OrderAction {
     LookAtRest,
     /// Wait for what is to come, as long as the order says; answered by [`OrderEvent::Received`].
     Wait,
+    /// Have the hypervisor take the last that its source's has handed over: only by the order to run, since others may let
+    /// the VM run from then on.
+    TakeLast,
     /// Fails unless the journal can record that the VM runs here: after the hand-over it would stand still until somebody
     /// makes room.
     CheckRoom,
@@ -67,8 +76,11 @@ pub enum OrderAction {
     RecordRun,
     /// Have the hypervisor run it; [`OrderEvent::Gone`] only where that had ended before it was told, else [`OrderEvent::Failed`].
     LetRun,
-    /// Ask the hypervisor what the VM does; answered by [`OrderEvent::Vm`].
+    /// Ask the hypervisor what the VM does, while nobody else lets it run; answered by [`OrderEvent::Vm`].
     LookAtVm,
+    /// End the hypervisor of a VM that others may let run, while they cannot; answered by [`OrderEvent::Vm`], and nothing is
+    /// ended, where they have.
+    EndUnrun,
     /// Make it one of this host's VMs.
     Adopt,
     /// Record that it does not run here after all, and never did.
@@ -192,6 +204,15 @@ impl Why {
     }
 }
 
+/// What a run of the agent knows of a VM on its way here when an order about it comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ComingVm {
+    /// See [`super::Memory::came_in_parts`].
+    pub came_in_parts: bool,
+    /// Others than its agent may let it run, once the last of it is taken.
+    pub obeys_others: bool,
+}
+
 /// An order that is being carried out.
 #[derive(Debug, Clone, Copy)]
 pub struct Task {
@@ -208,10 +229,12 @@ pub struct Task {
 
 impl Task {
     /// Begins an order, with its first action.
-    pub fn begin(order: Order, is_on_its_way: bool, came_in_parts: bool) -> (Self, OrderAction) {
+    pub fn begin(order: Order, vm: Option<ComingVm>) -> (Self, OrderAction) {
+        let is_on_its_way = vm.is_some();
         let doing = match order {
             Order::Receive if !is_on_its_way => OrderAction::Answer(Err(Why::NotOnItsWay)),
             Order::Receive => OrderAction::TakeHold,
+            Order::Discard { .. } if vm.is_some_and(|vm| vm.obeys_others) => OrderAction::Recall,
             Order::Discard { .. } => OrderAction::RecordDiscard,
             Order::Run { .. } | Order::View | Order::Finish | Order::Reconnect | Order::End => {
                 OrderAction::Recall
@@ -222,7 +245,7 @@ impl Task {
             is_on_its_way,
             doing,
             known: None,
-            came_in_parts,
+            came_in_parts: vm.is_some_and(|vm| vm.came_in_parts),
             is_refused: false,
             patience: Patience::Waits,
             said: Ok(OrderAnswer::Done),
@@ -251,11 +274,15 @@ impl Task {
     fn run(&mut self, event: OrderEvent, is_sources: bool) -> OrderAction {
         match (self.doing, event) {
             (OrderAction::Recall, OrderEvent::Known(known)) => self.begin_run(known),
-            (OrderAction::Look, OrderEvent::Received(Received::Whole)) => OrderAction::RecordRun,
+            (OrderAction::Look, OrderEvent::Received(Received::Whole))
+            | (OrderAction::TakeLast, OrderEvent::Done) => OrderAction::RecordRun,
             (OrderAction::Look, OrderEvent::Received(Received::InPart)) if is_sources => {
                 OrderAction::RecordRun
             }
-            (OrderAction::Look, OrderEvent::Received(_)) => OrderAction::Answer(Err(Why::Incomplete)),
+            (OrderAction::Look, OrderEvent::Received(Received::Untaken)) => OrderAction::TakeLast,
+            (OrderAction::Look, OrderEvent::Received(_)) | (OrderAction::TakeLast, OrderEvent::Gone) => {
+                OrderAction::Answer(Err(Why::Incomplete))
+            }
             // It ended just when it was told to run, which was not known then.
             (OrderAction::Look, OrderEvent::Gone) if self.state() == Some(IncomingState::Running) => {
                 self.adopt(Err(Why::Failed))
@@ -374,7 +401,9 @@ impl Task {
     /// An error where the hypervisor does not say: what it has may be the only copy of the VM.
     fn view_by_hypervisor(&self, known: KnownMigration, event: OrderEvent) -> Result<IncomingView, Why> {
         match (self.doing, event) {
-            (OrderAction::Look, OrderEvent::Received(Received::Whole)) => Ok(IncomingView::Ready),
+            (OrderAction::Look, OrderEvent::Received(Received::Whole | Received::Untaken)) => {
+                Ok(IncomingView::Ready)
+            }
             (OrderAction::Look, OrderEvent::Received(Received::InPart)) => Ok(IncomingView::ReadyInPart),
             (OrderAction::Look, OrderEvent::Mute) => Err(Why::Mute),
             (OrderAction::Look, OrderEvent::Failed) => Err(Why::Failed),
@@ -394,7 +423,7 @@ impl Task {
         match (self.doing, event) {
             (OrderAction::TakeHold, OrderEvent::Done) => OrderAction::Wait,
             (OrderAction::TakeHold, OrderEvent::Gone) => OrderAction::Answer(Err(Why::NotBuilt)),
-            (OrderAction::Wait, OrderEvent::Received(Received::Whole)) => {
+            (OrderAction::Wait, OrderEvent::Received(Received::Whole | Received::Untaken)) => {
                 self.check_room(IncomingView::Ready)
             }
             (OrderAction::Wait, OrderEvent::Received(Received::InPart)) => {
@@ -417,8 +446,20 @@ impl Task {
         OrderAction::CheckRoom
     }
 
-    fn discard(&self, event: OrderEvent, is_sources: bool) -> OrderAction {
+    fn discard(&mut self, event: OrderEvent, is_sources: bool) -> OrderAction {
         match (self.doing, event) {
+            (
+                OrderAction::Recall,
+                OrderEvent::Known(KnownMigration { state: Some(IncomingState::Waiting), .. }),
+            ) => OrderAction::EndUnrun,
+            (OrderAction::Recall, OrderEvent::Known(_))
+            | (OrderAction::EndUnrun, OrderEvent::Done | OrderEvent::Gone) => OrderAction::RecordDiscard,
+            (OrderAction::EndUnrun, OrderEvent::Vm(_)) => OrderAction::RecordRun,
+            (OrderAction::RecordRun, OrderEvent::Done) => OrderAction::LetRun,
+            (OrderAction::RecordRun, OrderEvent::Refused) => OrderAction::Answer(Err(Why::Discarded)),
+            // Whether or not it goes on running: it has run here.
+            (OrderAction::LetRun, _) => self.adopt(Err(Why::RunsHere)),
+            (OrderAction::Adopt, _) => OrderAction::Answer(self.said),
             (_, OrderEvent::State(Some(IncomingState::Running | IncomingState::Finished))) => {
                 OrderAction::Answer(Err(Why::RunsHere))
             }
@@ -468,7 +509,11 @@ mod tests {
 
     /// What to do about an order for a VM on its way, given this outcome.
     fn does(order: Order, events: &[OrderEvent]) -> Vec<OrderAction> {
-        let (mut task, first) = Task::begin(order, true, false);
+        does_with(ComingVm { came_in_parts: false, obeys_others: false }, order, events)
+    }
+
+    fn does_with(vm: ComingVm, order: Order, events: &[OrderEvent]) -> Vec<OrderAction> {
+        let (mut task, first) = Task::begin(order, Some(vm));
         std::iter::once(first).chain(events.iter().map(|event| task.handle(*event))).collect()
     }
 
@@ -584,6 +629,53 @@ mod tests {
             let done = does(order, &[OrderEvent::State(Some(state))]);
             assert_eq!(done, [OrderAction::RecordDiscard, OrderAction::Answer(Err(Why::RunsHere))]);
         }
+    }
+
+    #[test]
+    fn the_last_is_taken_by_the_order_to_run_alone() {
+        let untaken = OrderEvent::Received(Received::Untaken);
+        let ready = OrderAction::Answer(Ok(OrderAnswer::View(IncomingView::Ready)));
+        assert_eq!(ends(Order::View, COMING, &[untaken]), ready);
+        let received = does(Order::Receive, &[OrderEvent::Done, untaken, OrderEvent::Done]);
+        assert_eq!(received[1..], [OrderAction::Wait, OrderAction::CheckRoom, ready]);
+        let taken = [untaken, OrderEvent::Done, OrderEvent::Done];
+        let run: Vec<OrderAction> = (1..=3).map(|events| ends(BY_SOURCE, COMING, &taken[..events])).collect();
+        assert_eq!(run, [OrderAction::TakeLast, OrderAction::RecordRun, OrderAction::LetRun]);
+        for (untaken_for, why) in [(OrderEvent::Gone, Why::Incomplete), (OrderEvent::Mute, Why::Failed)] {
+            let answer = ends(BY_SOURCE, COMING, &[untaken, untaken_for]);
+            assert_eq!(answer, OrderAction::Answer(Err(why)));
+        }
+    }
+
+    #[test]
+    fn what_others_may_let_run_is_ended_before_it_is_recorded_as_discarded_and_kept_if_they_have() {
+        let domain = ComingVm { came_in_parts: false, obeys_others: true };
+        let order = Order::Discard { is_sources: true };
+        let discarded = OrderEvent::State(Some(IncomingState::Discarded));
+        let known = OrderEvent::Known(COMING);
+        assert_eq!(
+            does_with(domain, order, &[known, OrderEvent::Done, discarded])[..],
+            [OrderAction::Recall, OrderAction::EndUnrun, OrderAction::RecordDiscard, OrderAction::Remove]
+        );
+        // It may be on its way to a third host by now.
+        let runs = OrderEvent::Known(KnownMigration { state: Some(IncomingState::Running), ..COMING });
+        assert_eq!(does_with(domain, order, &[runs])[1..], [OrderAction::RecordDiscard]);
+        for came_of_it in [OrderEvent::Done, OrderEvent::Gone, OrderEvent::Mute] {
+            let has_run = OrderEvent::Vm(VmState::HasRun);
+            let events = [known, has_run, OrderEvent::Done, came_of_it, OrderEvent::Done];
+            assert_eq!(
+                does_with(domain, order, &events)[2..],
+                [
+                    OrderAction::RecordRun,
+                    OrderAction::LetRun,
+                    OrderAction::Adopt,
+                    OrderAction::Answer(Err(Why::RunsHere))
+                ]
+            );
+        }
+        // Nobody knows whether it has run.
+        let unlooked = does_with(domain, order, &[known, OrderEvent::Failed]);
+        assert_eq!(unlooked[2..], [OrderAction::Answer(Err(Why::Failed))]);
     }
 
     #[test]

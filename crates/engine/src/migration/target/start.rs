@@ -49,11 +49,15 @@ pub enum Waiting {
     TakeUp,
     /// It is recorded as discarded: what had come of it is gone.
     GiveUp,
+    /// It is recorded to run: others have let it run here, so what its source has is older than its disks.
+    RecordRun,
 }
 
-/// What to do with a VM that waits, by its hypervisor. A VM that lives and does not answer may be the only copy.
-pub fn waiting(hypervisor: Hypervisor) -> Waiting {
+/// What to do with a VM that waits, by its hypervisor, and whether others are known to have let it run. A VM that lives and
+/// does not answer may be the only copy.
+pub fn waiting(hypervisor: Hypervisor, was_let_run: bool) -> Waiting {
     match hypervisor {
+        Hypervisor::None | Hypervisor::Ended if was_let_run => Waiting::RecordRun,
         Hypervisor::None | Hypervisor::Ended => Waiting::GiveUp,
         Hypervisor::Unresponsive | Hypervisor::There => Waiting::TakeUp,
     }
@@ -73,10 +77,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_is_given_up_only_if_its_hypervisor_is_gone() {
-        assert_eq!(waiting(Hypervisor::None), Waiting::GiveUp);
-        assert_eq!(waiting(Hypervisor::Unresponsive), Waiting::TakeUp);
-        assert_eq!(waiting(Hypervisor::There), Waiting::TakeUp);
+    fn what_waits_is_given_up_only_if_its_hypervisor_is_gone_and_nobody_has_let_it_run() {
+        assert_eq!(waiting(Hypervisor::None, false), Waiting::GiveUp);
+        assert_eq!(waiting(Hypervisor::None, true), Waiting::RecordRun);
+        for was_let_run in [false, true] {
+            assert_eq!(waiting(Hypervisor::Unresponsive, was_let_run), Waiting::TakeUp);
+            assert_eq!(waiting(Hypervisor::There, was_let_run), Waiting::TakeUp);
+        }
     }
 
     #[test]

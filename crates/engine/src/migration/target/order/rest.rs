@@ -127,7 +127,7 @@ fn lacks_rest(known: KnownMigration) -> Result<Hypervisor, Why> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Order, OrderAnswer};
+    use super::super::{ComingVm, Order, OrderAnswer};
     use super::*;
 
     const IN_PART: KnownMigration = KnownMigration {
@@ -146,7 +146,8 @@ mod tests {
     }
 
     fn does(order: Order, known: KnownMigration, events: &[OrderEvent]) -> Vec<OrderAction> {
-        let (mut task, first) = Task::begin(order, true, true);
+        let vm = ComingVm { came_in_parts: true, obeys_others: false };
+        let (mut task, first) = Task::begin(order, Some(vm));
         let events = [&[OrderEvent::Known(known)], events].concat();
         std::iter::once(first).chain(events.iter().map(|event| task.handle(*event))).collect()
     }

@@ -1,0 +1,8 @@
+//! Locks that outlive a panic.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each is set whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
