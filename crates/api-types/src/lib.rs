@@ -363,6 +363,12 @@ pub struct PlanView {
     /// Predicted, if it began now, rests, and waits for no turn; absent where too little is known. In ms.
     #[serde(default)]
     pub predicted_total_ms: Option<f64>,
+    /// The most that it may take where cores are busy; absent where none are.
+    #[serde(default)]
+    pub predicted_most_ms: Option<f64>,
+    /// What makes that uncertain: busy cores, by host.
+    #[serde(default)]
+    pub warnings: Vec<String>,
     /// Mb/s that the limits of both hosts leave it now, in each direction; absent for no limit.
     #[serde(default)]
     pub bandwidth_limit_mbps: Option<u64>,

@@ -10,7 +10,7 @@ use drainpipe_engine::drain::status::DrainStatus;
 use drainpipe_engine::drain::view::{
     DrainView, LimitView, PathView, PlacedVm, Placement, TargetView, VmView,
 };
-use drainpipe_engine::estimate::cores::{busy_cores_warning, cores_had};
+use drainpipe_engine::estimate::cores::{busy_warnings, cores_had};
 use drainpipe_engine::finding::Finding;
 use drainpipe_engine::finding::code::FindingCode;
 use drainpipe_engine::format::bound;
@@ -341,7 +341,7 @@ async fn ask(
             .iter()
             .filter(|finding| is_of_way(finding))
             .map(in_a_line)
-            .chain([&source, &target.facts].into_iter().filter_map(busy_cores_warning))
+            .chain(busy_warnings(&source, &target.facts))
             .collect(),
         memory_available_bytes: target.facts.memory_available_bytes,
         file_systems: copies.file_systems,

@@ -1,6 +1,7 @@
 //! A migration that is planned, predicted and checked, and not begun.
 
 use drainpipe_engine::estimate::convergence::{self, MovingVm};
+use drainpipe_engine::estimate::cores::busy_warnings;
 use drainpipe_engine::estimate::prediction;
 use drainpipe_engine::finding::Finding;
 use drainpipe_engine::plan::{Plan, PlanRequest};
@@ -31,6 +32,8 @@ pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Re
     let Meeting { source, target, plan, .. } = meeting;
     let asked = PlanRequest { zero_share, ..asked };
     let predicted_total_ms = prediction::total_ms(&source, &target.facts, &plan, &asked, memory_bytes);
+    let predicted_most_ms = predicted_total_ms.and_then(|ms| prediction::most_ms(&source, &target.facts, ms));
+    let warnings = busy_warnings(&source, &target.facts);
     let limits = source.limits_to(&target.facts);
     let copies = vmm.as_ref().and_then(|vmm| vmm.disk_copies()).filter(|_| !plan.disks.is_empty());
     let holds_writes = copies.is_some_and(DiskCopies::holds_writes);
@@ -49,6 +52,8 @@ pub(crate) async fn dry_run(outgoing: &Outgoing, request: &MigrateRequest) -> Re
         target: target.facts.name,
         plan,
         predicted_total_ms: predicted_total_ms.map(result::tenth),
+        predicted_most_ms: predicted_most_ms.map(result::tenth),
+        warnings,
         bandwidth_limit_mbps: limits.all_mbps,
         storage_limit_mbps: limits.storage_mbps,
         holds_writes,

@@ -120,7 +120,11 @@ fn describe_plan(view: &PlanView) -> String {
         .chain(view.holds_writes.then(|| HELD_WRITES.into()))
         .chain([encrypted(&plan.encryption())])
         .chain(limited(view))
-        .chain(view.predicted_total_ms.map(|ms| format!("takes    some {}", format::estimate(ms))));
+        .chain(
+            view.predicted_total_ms
+                .map(|ms| format!("takes    some {}", format::estimate_up_to(ms, view.predicted_most_ms))),
+        )
+        .chain(view.warnings.iter().map(|warning| format!("warning: {warning}")));
     for line in lines {
         writeln!(text, "  {line}").expect("a String takes all");
     }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread::available_parallelism;
 
 use drainpipe_api_types::{MigrationView, PlanView, VmState};
 use drainpipe_engine::migration::result::MigrationResult;
@@ -13,6 +14,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::Test;
+use crate::burner::Burner;
 use crate::guest::Guest;
 use crate::support::{PATIENCE, TestLab, eventually};
 
@@ -248,10 +250,25 @@ fn dry_run_changes_nothing() {
     }
     let output = lab.drainpipe(&["migrate", "web", "b", "--dry-run", "--option", "tcp"]).done();
     assert!(output.contains("by tcp") && !output.contains("because"), "{output}");
+    says_that_cores_are_busy(&lab);
     lab.assert_network_as(&before);
     assert!(lab.json::<Vec<MigrationView>>(&["history"]).is_empty());
     let vms: drainpipe_api_types::VmList = lab.json(&["vms"]);
     assert_eq!((vms.vms.len(), vms.vms[0].host.as_str(), vms.vms[0].state), (1, "a", VmState::Stopped));
+}
+
+fn says_that_cores_are_busy(lab: &TestLab) {
+    let cores = available_parallelism().expect("the kernel counts cores").get();
+    let _burning: Vec<Burner> = (0..2 * cores).map(|_| Burner::start()).collect();
+    let hosts = ["a", "b"].map(|host| format!("the cores of {host} are busy"));
+    eventually("the cores of both hosts are seen to be busy", || {
+        let view: PlanView = lab.json(&["migrate", "web", "b", "--dry-run"]);
+        hosts.iter().all(|words| view.warnings.iter().any(|warning| warning.starts_with(words)))
+    });
+    let output = lab.drainpipe(&["migrate", "web", "b", "--dry-run"]).done();
+    for words in hosts {
+        assert!(output.contains(&format!("warning: {words}")), "`{words}` is missing:\n{output}");
+    }
 }
 
 fn bench_compares_and_reports(lab: &TestLab) {

@@ -76,8 +76,12 @@ fn share(host: &HostFacts) -> Option<f64> {
     host.core_share.filter(|share| (0.0..=1.0).contains(share))
 }
 
-/// What to know of this host's cores before a drain that needs them.
-pub fn busy_cores_warning(host: &HostFacts) -> Option<String> {
+/// A warning for each of the two hosts whose cores are busy, since a prediction between them is less certain.
+pub fn busy_warnings(source: &HostFacts, target: &HostFacts) -> Vec<String> {
+    [source, target].into_iter().filter_map(busy_warning).collect()
+}
+
+fn busy_warning(host: &HostFacts) -> Option<String> {
     let cores = on(host).filter(|cores| are_busy(*cores))?;
     Some(format!(
         "the cores of {} are busy: a migration gets about {cores:.2} of one there as long as others want as \
@@ -101,8 +105,24 @@ mod tests {
         assert_eq!(had(&host(Some(0.1), Some(0.5))), Some(0.5));
         assert_eq!(had(&host(Some(0.0), None)), Some(0.25), "an older agent does not say");
         assert_eq!((had(&host(None, Some(0.5))), had(&host(Some(0.0), Some(f64::NAN)))), (None, Some(0.25)));
-        assert_eq!(busy_cores_warning(&idle), None);
-        let reason = busy_cores_warning(&host(Some(0.0), Some(0.03))).unwrap();
-        assert!(reason.contains("cores of b are busy") && reason.contains("0.03 of one"), "{reason}");
+    }
+
+    #[test]
+    fn each_host_with_busy_cores_is_warned_of_with_what_a_migration_gets_there() {
+        let host = |name, share| HostFacts {
+            idle_cores: Some(0.0),
+            core_share: Some(share),
+            ..fixtures::host(name)
+        };
+        let idle = HostFacts { idle_cores: Some(6.0), ..fixtures::host("a") };
+        assert_eq!(busy_warnings(&idle, &idle), [""; 0]);
+        assert_eq!(busy_warnings(&idle, &fixtures::host("b")), [""; 0], "an agent that does not know yet");
+        let one = busy_warnings(&idle, &host("b", 0.03));
+        assert!(
+            one.len() == 1 && one[0].contains("cores of b are busy") && one[0].contains("0.03 of one"),
+            "{one:?}"
+        );
+        let both = busy_warnings(&host("a", 0.25), &host("b", 0.03));
+        assert!(both.len() == 2 && both[0].contains("cores of a are busy"), "{both:?}");
     }
 }

@@ -1,10 +1,18 @@
 //! Predicts how long a migration will take, by its plan, its memory's content, and the cores that are there for it.
 
-use super::cores::cores_had;
+use super::cores::{are_busy, cores_had};
 use super::sending::{copied_ms, sent_ms};
 use crate::host::facts::HostFacts;
 use crate::plan::{Plan, PlanRequest};
 use crate::transfer::relayed::Verdict;
+
+/// On busy cores, nearly all migrations took at most so many times as long as predicted: docs/decisions/0104.
+const LONGEST_WHERE_BUSY: f64 = 2.0;
+
+/// The most that one between these hosts takes of which so long is predicted; none where no cores are busy.
+pub fn most_ms(source: &HostFacts, target: &HostFacts, predicted_ms: f64) -> Option<f64> {
+    cores_had(source, target).filter(|cores| are_busy(*cores)).map(|_| LONGEST_WHERE_BUSY * predicted_ms)
+}
 
 /// From the request to the end of a migration by this plan, of a VM that rests and waits for no turn, the copies of its
 /// disks included; none where it is not known what its memory holds, or what the paths carry.
@@ -31,4 +39,20 @@ pub fn total_ms(
     let disks_mbps = paths_mbps.min(limits.storage_mbps.unwrap_or(u64::MAX)).max(1);
     let disks_ms = copied_ms(disk_bytes, disks_mbps as f64, free_cores);
     Some(sent_ms(bytes, wire_share, paths_mbps as f64, free_cores) + disks_ms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures;
+
+    #[test]
+    fn a_migration_may_take_longer_where_either_host_has_busy_cores() {
+        let host =
+            |share: f64| HostFacts { idle_cores: Some(0.0), core_share: Some(share), ..fixtures::host("a") };
+        assert_eq!(most_ms(&host(0.1), &host(1.0), 500.0), Some(1_000.0));
+        assert_eq!(most_ms(&host(1.0), &host(0.1), 500.0), Some(1_000.0));
+        assert_eq!(most_ms(&host(1.0), &host(1.0), 500.0), None);
+        assert_eq!(most_ms(&host(0.1), &fixtures::host("b"), 500.0), None, "an agent that does not know yet");
+    }
 }
