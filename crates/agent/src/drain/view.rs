@@ -61,6 +61,7 @@ pub(super) async fn look(drains: &Drains, request: &DrainRequest) -> DrainView {
     });
     let vms = present.into_iter().map(|vm| async {
         let _turn = turns.acquire().await;
+        drains.transfer.first_sessions.begin_step(vm.vmm.as_deref());
         look_at_vm(vm).await
     });
     let (targets, vms) = tokio::join!(join_all(targets), join_all(vms));

@@ -50,6 +50,7 @@ pub(crate) async fn open_trials(
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
     may_go_on(incoming, &entry, OrderNeed::Prepare)?;
+    incoming.transfer.first_sessions.begin_step(None);
     entry.end_trials();
     let slot = Arc::new(incoming.entries.trials.take(&entry.source)?);
     let (ports, answering) = probe::open(&incoming.host, paths, &slot).await;
@@ -84,6 +85,7 @@ pub(crate) async fn connect(
     }
     may_go_on(incoming, &entry, OrderNeed::UseHypervisor)?;
     let vmm = entry.vmm()?;
+    incoming.transfer.first_sessions.begin_sending(&*vmm);
     let endpoint = if request.plan.spread() == Spread::Routed {
         connect_routed(incoming, &entry, &*vmm, &request).await?
     } else {

@@ -240,6 +240,7 @@ pub(crate) async fn build_incoming_vm(incoming: &Incoming, id: &str) -> Result<(
     let entry = incoming.entries.get(id)?;
     let _stepping = entry.stepping.lock().await;
     may_go_on(incoming, &entry, OrderNeed::Build)?;
+    incoming.transfer.first_sessions.begin_step(None);
     incoming.vms.clear_remains(&entry.definition).await?;
     let spec = entry.spec.clone().ok_or_else(|| started_anew(incoming, id))?;
     let migration = RecordedMigration { id: id.into(), host: entry.source.clone() };

@@ -66,6 +66,7 @@ fn enter(
     if !incoming.journal.begin_incoming(&request.id, source, &request.definition)? {
         return Err(refusal(incoming, &request, PermitRefusal::WasHereBefore));
     }
+    incoming.transfer.first_sessions.begin_step(None);
     let entry = IncomingVm::permitted(source, request, protocol);
     insert_locked(incoming, &mut entries, entry);
     Ok(IncomingPermit::Granted)

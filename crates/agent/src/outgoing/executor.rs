@@ -337,6 +337,9 @@ impl Executor {
     }
 
     async fn perform(&mut self, action: SourceAction) -> Result<SourceEvent, Problem> {
+        if is_step_before_memory(action) {
+            self.outgoing.transfer.first_sessions.begin_step(self.claimed.vmm.as_deref());
+        }
         match action {
             SourceAction::EstablishHosts => return self.establish_hosts().await,
             SourceAction::CheckPermissions => return self.check_permissions().await,
@@ -477,6 +480,17 @@ impl Executor {
         drop(self.claimed);
         self.running.stage.send_replace(Stage::Ended);
     }
+}
+
+/// Whether this is short work for a core before memory is sent. Waiting for a place or a turn is not.
+fn is_step_before_memory(action: SourceAction) -> bool {
+    matches!(
+        action,
+        SourceAction::EstablishHosts
+            | SourceAction::AllocateMemory
+            | SourceAction::BuildIncomingVm
+            | SourceAction::ConnectHosts
+    )
 }
 
 /// Why the VM's QEMU has not done what it was asked for.

@@ -2,7 +2,7 @@
 //!
 //! Its guest is silent and has to catch up; the others are not. On a busy host, its last bytes and its vCPUs would
 //! wait for the others, and for running transfers: docs/decisions/0048. And all of them would wait for the host's work
-//! in other sessions: 60.
+//! in other sessions: 60. So would each step of a migration before its memory is sent: 106.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -10,7 +10,7 @@ use std::process;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drainpipe_hypervisor::Machine;
+use drainpipe_hypervisor::{Machine, Vm};
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, warn};
 
@@ -24,6 +24,12 @@ const CATCHES_UP_FOR: Duration = Duration::from_secs(1);
 /// For so long the session of a VM goes before others, from its pause on and once more from where it runs. Whatever it
 /// waits for after that is no core.
 const SESSION_FIRST_FOR: Duration = Duration::from_secs(1);
+
+/// For so long the agent's session does, from each step before memory is sent on: docs/decisions/0106.
+const STEP_FIRST_FOR: Duration = Duration::from_secs(2);
+
+/// For so long both do from where memory is sent. Small VMs are over by then; larger ones have their turns with others.
+const SENDING_FIRST_FOR: Duration = Duration::from_secs(10);
 
 /// The sessions that go before others: those of a VM and of the agent, whose relay it may need.
 #[derive(Debug)]
@@ -50,24 +56,48 @@ impl FirstSessions {
         if let Err(error) = vmm.go_first() {
             debug!(%vm, %error, "cannot get priority");
         }
-        if let Err(error) = self.raise(vmm.pid()) {
+        if let Err(error) = self.raise([vmm.pid(), process::id()].into(), SESSION_FIRST_FOR) {
             debug!(%vm, %error, "its session cannot get priority");
         }
     }
 
-    fn raise(&self, vmm: u32) -> io::Result<()> {
-        let until = Instant::now() + SESSION_FIRST_FOR;
+    /// Lets the agent take a step before others' work, with the QEMU on which it depends, where there is one. On busy cores
+    /// it would wait for one at each of hundreds of wakeups.
+    pub(crate) fn begin_step(&self, vmm: Option<&dyn Machine>) {
+        self.begin_for(vmm, STEP_FIRST_FOR);
+    }
+
+    /// The same for the beginning of memory.
+    pub(crate) fn begin_sending(&self, vmm: &dyn Machine) {
+        self.begin_for(Some(vmm), SENDING_FIRST_FOR);
+    }
+
+    fn begin_for(&self, vmm: Option<&dyn Machine>, for_so_long: Duration) {
+        let processes = vmm.map(Vm::pid).into_iter().chain([process::id()]).collect();
+        if let Err(error) = self.raise(processes, for_so_long) {
+            debug!(%error, "the agent's session cannot get priority");
+        }
+    }
+
+    fn raise(&self, processes: BTreeSet<u32>, for_so_long: Duration) -> io::Result<()> {
+        let until = Instant::now() + for_so_long;
         let mut lease = lock(&self.lease);
-        let own = process::id();
-        let raised = [vmm, own].map(session_weight::raise);
+        let raised: Vec<io::Result<bool>> = processes.iter().map(|pid| session_weight::raise(*pid)).collect();
         if let Some(lease) = lease.as_mut() {
-            lease.until = until;
-            lease.processes.insert(vmm);
+            lease.extend(until, processes);
         } else if raised.iter().any(|raised| matches!(raised, Ok(true))) {
-            *lease = Some(Lease { until, processes: [vmm, own].into() });
+            *lease = Some(Lease { until, processes });
             tokio::spawn(end_sessions(Arc::clone(&self.lease), Arc::clone(&self.vms)));
         }
         raised.into_iter().collect::<io::Result<Vec<bool>>>().map(drop)
+    }
+}
+
+impl Lease {
+    /// For these too, and no shorter for any.
+    fn extend(&mut self, until: Instant, processes: BTreeSet<u32>) {
+        self.until = self.until.max(until);
+        self.processes.extend(processes);
     }
 }
 
@@ -141,6 +171,16 @@ mod tests {
     use super::*;
     use crate::vms::session_weight::ORDINARY;
     use crate::vms::session_weight::tests::OwnSession;
+
+    #[test]
+    fn a_vms_pause_shortens_no_lease_of_another_ones_step() {
+        let now = Instant::now();
+        let mut lease = Lease { until: now + STEP_FIRST_FOR, processes: [1].into() };
+        lease.extend(now + SESSION_FIRST_FOR, [2].into());
+        assert_eq!((lease.until, lease.processes.len()), (now + STEP_FIRST_FOR, 2));
+        lease.extend(now + 2 * STEP_FIRST_FOR, [2].into());
+        assert_eq!(lease.until, now + 2 * STEP_FIRST_FOR);
+    }
 
     #[test]
     fn a_lease_ends_by_itself_for_all_sessions_that_had_it() {

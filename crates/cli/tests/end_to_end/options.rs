@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::Test;
 use crate::burner::Burner;
 use crate::guest::Guest;
+use crate::scene::{hold_journal, session_nice};
 use crate::support::{PATIENCE, TestLab, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -71,6 +72,7 @@ fn compression() {
 fn tcp_multichannel_and_direct() {
     let lab = TestLab::brisk();
     let guest = lab.start_guest("web", 160, "");
+    the_agent_goes_first_before_memory(&lab);
     for result in there_and_back(&lab, &guest, RequestedOption::Tcp) {
         assert_eq!(result.choice.option, MigrationOption::Tcp);
         assert_eq!(result.choice.fallback_reason, None);
@@ -87,6 +89,23 @@ fn tcp_multichannel_and_direct() {
         assert_eq!(reason, "no RDMA device on a and b");
         assert_both_links_carried(&result);
     }
+}
+
+/// While the target waits for its journal in step 2.
+#[track_caller]
+fn the_agent_goes_first_before_memory(lab: &TestLab) {
+    let agent = lab.agent_pid("a").expect("it runs");
+    if session_nice(agent).is_none() {
+        eprintln!("SKIPPED: the kernel does not group threads by session");
+        return;
+    }
+    let held = hold_journal(lab, "b");
+    let migrating = lab.start(&["migrate", "web", "b", "--option", "tcp"]);
+    eventually("the session of the source's agent goes first", || session_nice(agent) == Some(-10));
+    held.release();
+    assert_eq!(migrating.wait().code, 0);
+    lab.migrate("web", "a", &["--option", "tcp"]);
+    eventually("it does not any more", || session_nice(agent) == Some(0));
 }
 
 fn auto_and_bench() {

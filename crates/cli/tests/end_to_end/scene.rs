@@ -260,7 +260,7 @@ pub(crate) fn step(migrations: &[MigrationView]) -> Option<Step> {
 }
 
 /// The `nice` value of a process's session, where the kernel groups threads by session.
-fn session_nice(pid: Pid) -> Option<i32> {
+pub(crate) fn session_nice(pid: Pid) -> Option<i32> {
     let text = fs::read_to_string(format!("/proc/{}/autogroup", pid.as_raw_nonzero())).ok()?;
     text.trim().rsplit_once(" nice ")?.1.parse().ok()
 }

@@ -5,9 +5,8 @@ use super::copy_concurrency::CopyConcurrency;
 use super::disks;
 use super::host_links::HostLinks;
 use super::schedule::{Course, Links, Places, ScheduledTransfer, schedule};
-use super::speeds::{cores_mbps, disk_mbps, links_mbps, speed_mbps, vm_mbps};
+use super::speeds::{disk_mbps, speed_mbps, vm_mbps};
 use super::view::{TargetView, VmView};
-use crate::estimate::cores::UNKNOWN_SHARE;
 use crate::estimate::load::{Load, whole_bytes};
 use crate::estimate::sending::bytes_per_ms;
 use crate::transfer::relayed::Verdict;
@@ -67,7 +66,7 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
     let places = Places { concurrency: Concurrency::fixed(1), under_way: 1 };
     let course = schedule(&[transfer], &alone, places, CopyConcurrency::default()).courses[0];
     let Course { transfer_ms, bytes } = course;
-    let converges = load.converges(bytes_per_ms_to_converge(target));
+    let converges = load.converges(bytes_per_ms);
     Prediction {
         load,
         bytes: whole_bytes(bytes),
@@ -75,13 +74,6 @@ pub(super) fn predict(vm: &VmView, target: &TargetView) -> Prediction {
         converges,
         is_compressed: wire_share.is_some(),
     }
-}
-
-/// Many threads send a VM's memory, and what one of them gets of a busy core says little of what all do: so a VM is not
-/// taken to send more slowly than it does on busy cores about which no more is known.
-fn bytes_per_ms_to_converge(target: &TargetView) -> f64 {
-    let free_cores = target.free_cores.map(|cores| cores.max(UNKNOWN_SHARE));
-    bytes_per_ms(links_mbps(target).min(cores_mbps(free_cores)))
 }
 
 #[cfg(test)]
@@ -203,10 +195,11 @@ mod tests {
     fn a_busy_host_takes_longer_for_each_step_and_carries_less() {
         let busy =
             |paths_mbps| TargetView { free_cores: Some(0.5), ..target(paths_mbps, Some(paths_mbps as f64)) };
-        // A tenth is a core that nine others want.
-        let starved = TargetView { free_cores: Some(0.1), ..busy(2_000) };
-        near(setup_ms(&starved), SETUP.ms + 9.0 * SETUP.per_other_ms);
-        near(completion_ms(&starved), COMPLETION.ms + 9.0 * COMPLETION.per_other_ms);
+        // A fiftieth is a core that 49 others want.
+        let starved = TargetView { free_cores: Some(0.02), ..busy(2_000) };
+        near(setup_ms(&starved), SETUP.ms + 49.0 * SETUP.per_other_ms);
+        near(completion_ms(&starved), COMPLETION.ms + 49.0 * COMPLETION.per_other_ms);
+        near(vm_mbps(&starved), 2_000.0);
         near(vm_mbps(&busy(2_000)), 2_000.0);
         let cores_mbps = 0.5 / 0.6 * GIB as f64 * 8.0 / 1e6;
         near(vm_mbps(&busy(100_000)), cores_mbps);

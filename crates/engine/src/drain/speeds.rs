@@ -17,7 +17,7 @@ pub(super) fn vm_mbps(target: &TargetView) -> f64 {
 }
 
 /// The same by the links alone.
-pub(super) fn links_mbps(target: &TargetView) -> f64 {
+fn links_mbps(target: &TargetView) -> f64 {
     let paths = paths_mbps(target);
     match target.path_history.map(|history| history.transfer_mbps) {
         Some(seen_mbps) if seen_mbps.is_finite() && seen_mbps >= SLOWEST_MBPS => match target.paths_mbps {
@@ -38,7 +38,7 @@ pub(super) fn disk_mbps(target: &TargetView) -> f64 {
 }
 
 /// What the cores of both hosts carry, in Mb/s.
-pub(super) fn cores_mbps(free_cores: Option<f64>) -> f64 {
+fn cores_mbps(free_cores: Option<f64>) -> f64 {
     carried_bytes_per_ms(free_cores) / 125.0
 }
 

@@ -7,7 +7,7 @@ const MOVING_S: f64 = 0.6 / (1_u64 << 30) as f64;
 
 /// What a migration gets of the cores of a host that has none to spare, and does not say among how many the kernel shares
 /// them out.
-pub(crate) const UNKNOWN_SHARE: f64 = 0.25;
+const UNKNOWN_SHARE: f64 = 0.25;
 
 /// Nobody can tell what comes of a smaller share.
 const LEAST_CORES: f64 = 0.01;
@@ -18,9 +18,10 @@ const OTHER_MIGRATIONS: f64 = 3.0;
 /// A host on which one thread more gets less than this of a core is busy.
 const BUSY_BELOW: f64 = 0.7;
 
-/// What QEMU carries with so many free cores, in bytes per ms; without an end where these are not known.
+/// What QEMU carries with so many free cores, in bytes per ms; without an end where these are not known. Many threads send
+/// and receive, and they go first at the beginning. So what one more thread gets of busy cores says little of them.
 pub fn carried_bytes_per_ms(free_cores: Option<f64>) -> f64 {
-    had(free_cores).map_or(f64::INFINITY, |cores| cores / MOVING_S / 1e3)
+    had(free_cores).map_or(f64::INFINITY, |cores| cores.max(UNKNOWN_SHARE) / MOVING_S / 1e3)
 }
 
 /// What a migration does beside sending.

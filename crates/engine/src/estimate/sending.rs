@@ -10,16 +10,16 @@ pub const UNKNOWN_SPEED_MBPS: u64 = 1_000;
 
 /// From its turn to the first byte: its guard takes its post, QEMU connects. Here and below, times are as `bench/results`
 /// has them, and docs/decisions/0104 says where those for each other thread are from.
-pub(crate) const START: Work = Work { ms: 100.0, per_other_ms: 20.0 };
+pub(crate) const START: Work = Work { ms: 100.0, per_other_ms: 16.0 };
 
 /// From the last byte until the target has taken it.
-pub(crate) const END: Work = Work { ms: 40.0, per_other_ms: 10.0 };
+pub(crate) const END: Work = Work { ms: 40.0, per_other_ms: 8.0 };
 
 /// Steps 1 to 5 without a path history.
-pub(crate) const SETUP: Work = Work { ms: 110.0, per_other_ms: 20.0 };
+pub(crate) const SETUP: Work = Work { ms: 110.0, per_other_ms: 12.0 };
 
 /// Steps 9 and 10 without a path history.
-pub(crate) const COMPLETION: Work = Work { ms: 45.0, per_other_ms: 5.0 };
+pub(crate) const COMPLETION: Work = Work { ms: 45.0, per_other_ms: 4.0 };
 
 /// The time from the request to the end of a migration that sends so much memory once, over paths without a history.
 /// The wire carries this share of it.

@@ -49,6 +49,7 @@ const ABORT_LOOK_EVERY: Duration = Duration::from_millis(10);
 
 impl Executor {
     pub(super) async fn start_transfer(&mut self) -> Result<(), Problem> {
+        self.outgoing.transfer.first_sessions.begin_sending(&**self.vmm()?);
         let downtime_limit_ms = self.first_downtime_limit_ms();
         if self.copying.held_writes.is_begun {
             // From now on no more of its disks goes than it writes.
