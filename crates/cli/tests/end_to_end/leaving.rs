@@ -18,7 +18,7 @@ use crate::guest::Guest;
 use crate::program::Running;
 use crate::scene::{MEMORY_MIB, SmallDisk, hold_journal, step, wait_until_handed_over};
 use crate::support::{TestLab, eventually};
-use crate::switch_over_faults::run_state;
+use crate::switch_over_faults::{is_all_there, run_state};
 
 pub(crate) const TESTS: &[Test] = &[
     ("a_vm_leaves_before_its_source_has_heard", a_vm_leaves_before_its_source_has_heard),
@@ -95,7 +95,7 @@ fn arrive_unheard(lab: &TestLab) -> (Running, Pid) {
     });
     // Keeps the hand-over from being recorded until all state has arrived.
     let held = hold_journal(lab, "a");
-    eventually("all state is on the target", || run_state(lab, "b", "web") == RunState::Paused);
+    eventually("all state is on the target", || is_all_there(lab));
     let [agent, targets] = ["a", "b"].map(|host| lab.agent_pid(host).unwrap());
     // By then, its agent has said so.
     thread::sleep(Duration::from_millis(500));

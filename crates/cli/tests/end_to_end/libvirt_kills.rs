@@ -116,9 +116,8 @@ pub(crate) fn hold_until_all_is_there(scene: &Scene) -> (Running, HeldJournal) {
 
 /// What both hosts have of it before the record, according to QEMU and to libvirt.
 fn stand_still(scene: &Scene) -> bool {
-    let on_source = qemu_says(&scene.lab, "a");
-    let on_target = scene.lab.domain_state("b", "web");
-    (on_source.as_deref(), on_target.as_deref()) == (Some("postmigrate"), Some("paused"))
+    let on_target = scene.lab.virsh("b", &["domstate", "web"]).stdout;
+    on_target.trim() == "paused" && qemu_says(&scene.lab, "a").as_deref() == Some("postmigrate")
 }
 
 #[track_caller]

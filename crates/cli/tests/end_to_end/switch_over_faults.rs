@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use drainpipe_api_types::VmList;
 use drainpipe_engine::migration::result::Outcome;
-use drainpipe_engine::migration::step::Step;
 use drainpipe_hypervisor::RunState;
 use drainpipe_hypervisor_qemu::{Privileges, RuntimePaths, Vmm};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Test;
 use crate::backend::Backend;
+use crate::libvirt_kills;
 use crate::program::{REFUSED, Running};
 use crate::scene::{
     HeldJournal, Scene, SmallDisk, assert_failed, cut_off, impatient_lab, rejoin, result_of, slow_lab,
@@ -143,23 +143,31 @@ pub(crate) fn heal(scene: &Scene) {
     }
 }
 
-/// Like [`Scene::migrate_and_hold`], by what the target's QEMU says.
+/// Whether all state of the VM is on `b`. A target's libvirt asks its QEMU nothing before the record.
+pub(crate) fn is_all_there(lab: &TestLab) -> bool {
+    match Backend::of_test() {
+        Backend::Qemu => try_run_state(lab, "b", "web") == Ok(RunState::Paused),
+        Backend::Libvirt => try_run_state(lab, "a", "web") == Ok(RunState::Postmigrate),
+    }
+}
+
+/// Like [`Scene::migrate_and_hold`].
 #[track_caller]
 pub(crate) fn hold_until_all_is_there(scene: &Scene) -> (Running, HeldJournal) {
-    let is_there = || try_run_state(&scene.lab, "b", "web") == Ok(RunState::Paused);
-    let is_near = |id: &str| match Backend::of_test() {
-        Backend::Qemu => is_there(),
-        // On a busy machine, a libvirt that is asked about an incoming domain may answer only when all is over.
-        Backend::Libvirt => scene.step_of(id).is_none_or(|step| step >= Step::Downtime),
-    };
-    scene.migrate_and_hold(is_near, is_there)
+    match Backend::of_test() {
+        Backend::Qemu => scene.migrate_and_hold(|_| is_all_there(&scene.lab), || is_all_there(&scene.lab)),
+        Backend::Libvirt => libvirt_kills::hold_until_all_is_there(scene),
+    }
 }
 
 /// Fails the test unless the VM runs on neither host, nor can be made to.
 #[track_caller]
 fn assert_runs_nowhere(scene: &Scene) {
-    let states = ["a", "b"].map(|host| run_state(&scene.lab, host, "web"));
-    assert_eq!(states, [RunState::Postmigrate, RunState::Paused]);
+    assert_eq!(run_state(&scene.lab, "a", "web"), RunState::Postmigrate);
+    match Backend::of_test() {
+        Backend::Qemu => assert_eq!(run_state(&scene.lab, "b", "web"), RunState::Paused),
+        Backend::Libvirt => assert_eq!(scene.lab.domain_state("b", "web").as_deref(), Some("paused")),
+    }
     scene.lab.drainpipe(&["migrate", "web", "b"]).refused(REFUSED, &["is already being moved"]);
 }
 

@@ -602,7 +602,8 @@ impl World {
     /// The agent keeps what Finish needs.
     pub(crate) fn keep_last(&mut self, migration: usize) -> Result<(), ProblemKind> {
         self.may_go_on(OrderNeed::UseHypervisor, migration)?;
-        if self.target.entries.get(&migration).is_none_or(|entry| entry.is_from_before) {
+        let is_from_before = self.target.entries.get(&migration).is_none_or(|entry| entry.is_from_before);
+        if is_from_before || !self.serves(Host::Target) {
             return Err(ProblemKind::Failed);
         }
         if let Some(qemu) = self.target.qemu.as_mut().filter(|qemu| qemu.last == Last::ToCome) {

@@ -94,8 +94,10 @@ impl TargetVm for DomainVm {
         true
     }
 
-    async fn complete(&self, parcel: Parcel, _deadline: Duration) -> Result<(), VmError> {
+    async fn complete(&self, parcel: Parcel, deadline: Duration) -> Result<(), VmError> {
         let coming = self.coming().ok_or_else(|| VmError::failed("nothing was prepared for it here"))?;
+        // After the record, the guest would stand still until libvirt answers.
+        self.may_run(deadline).await?;
         if Handed::of(&parcel)?.is_suspended {
             files::write_suspended(&self.directory)?;
         }
