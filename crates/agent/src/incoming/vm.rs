@@ -116,8 +116,7 @@ impl IncomingVm {
         if record.post_copy {
             memory.allow_post_copy();
         }
-        // Its QEMU lives, so the kernel knows of its huge pages.
-        let reserved = MemoryNeeds { huge_pages: None, ..needs(&record.spec) };
+        let reserved = needs(&record.spec);
         Self {
             resources: Mutex::new(Resources { reserved, vmm, ..Resources::default() }),
             memory: Mutex::new(memory),
@@ -276,7 +275,16 @@ impl IncomingVm {
             let resources = self.resources();
             (resources.reserved, resources.vmm.clone())
         };
-        Some(promise(needs, vmm.as_ref()))
+        let pid = match vmm {
+            Some(vmm) => Some(vmm.pid()),
+            None if self.spec.is_some() => None,
+            // It stood before this agent did, and does not answer: what it has is missing from what is free all the same.
+            None => match vms.hypervisor().living(&self.definition.name) {
+                Ok(pid) => Some(pid?),
+                Err(_) => None,
+            },
+        };
+        Some(promise(needs, pid))
     }
 
     /// How long its QEMU may take for an answer. A QEMU that lacks a part of the VM does not answer from

@@ -95,7 +95,8 @@ impl Entry {
     fn promise(&self) -> Option<Promise> {
         let needs = needs(&self.definition);
         let vmm = self.running();
-        (vmm.is_some() || self.claim == Some(Claim::Changing)).then(|| promise(needs, vmm))
+        (vmm.is_some() || self.claim == Some(Claim::Changing))
+            .then(|| promise(needs, vmm.map(|vmm| vmm.pid())))
     }
 }
 
@@ -644,9 +645,9 @@ pub(crate) fn needs(definition: &VmSpec) -> MemoryNeeds {
     MemoryNeeds::of(definition.memory_mib << 20, definition.huge_page_mib)
 }
 
-/// What of such needs one with this QEMU has. Some have no process before they listen.
-pub(crate) fn promise(needs: MemoryNeeds, vmm: Option<&Arc<dyn Machine>>) -> Promise {
-    let pid = vmm.map(|vmm| vmm.pid()).filter(|pid| *pid != 0);
+/// What of such needs one with this process has. Some have none before they listen: theirs is 0.
+pub(crate) fn promise(needs: MemoryNeeds, pid: Option<u32>) -> Promise {
+    let pid = pid.filter(|pid| *pid != 0);
     // Memory in huge pages is not counted as resident, and is none of what is needed there.
     Promise { needs, resident_bytes: pid.map(hardware::resident_bytes) }
 }

@@ -328,7 +328,7 @@ fn huge_pages_are_promised_until_a_process_has_them() {
         let spec = definition.resolve(&facts).unwrap();
         host.hypervisor.start(spec, b"{}", Role::Incoming, QMP_DEADLINE).await.unwrap()
     });
-    let promised = || promise(needs(&definition), Some(&vm));
+    let promised = || promise(needs(&definition), Some(vm.pid()));
     assert_eq!(promised().resident_bytes, None, "its manager has not started it yet");
     let address = Address::Tcp(crate::test_host::NOBODY);
     host.block_on(vm.listen(Transport::Single, address, &Parcel::default(), QMP_DEADLINE)).unwrap();

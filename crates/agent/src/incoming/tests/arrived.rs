@@ -61,6 +61,18 @@ fn one_on_its_way_whose_hypervisor_does_not_answer_is_taken_up_when_it_does() {
 }
 
 #[test]
+fn the_memory_of_one_on_its_way_that_does_not_answer_is_promised_as_far_as_it_is_not_taken() {
+    let host = TestHost::new();
+    let vm = let_come(&host, &host.start());
+    host.hypervisor.fails(Act::Attach, Fault::Mute);
+    let life = host.start();
+    let promise = || life.parts.incoming.entries.find(ID).unwrap().promise(&life.parts.vms);
+    assert!(promise().is_some_and(|promise| promise.resident_bytes.is_some()));
+    vm.ends(Exit::Signal(9));
+    assert_eq!(promise(), None, "nothing more comes to it");
+}
+
+#[test]
 fn one_on_its_way_whose_process_has_ended_is_given_up() {
     let host = TestHost::new();
     let vm = let_come(&host, &host.start());

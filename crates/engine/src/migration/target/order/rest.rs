@@ -6,6 +6,10 @@
 //!                         ▲                   │ not, and it is late: end the VM; one that says nothing is cut off first
 //!                         └── await the last ◄┘
 //! ```
+//!
+//! Orders to reconnect have no number. Those that are here together wait for each other, and the later one is the last. But
+//! one of an earlier attempt may come after that, if its giver's kernel still had to send it: then it cuts the connection of
+//! the later one, and the source connects once more. Just as the last message of the rest is on its way, that costs the VM.
 
 use super::{OrderAction, OrderEvent, Task, Why};
 use crate::migration::target::{Hypervisor, IncomingState, KnownMigration, PostCopy, Received};
