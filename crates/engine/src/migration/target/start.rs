@@ -84,9 +84,9 @@ mod tests {
     /// What cannot be cleared away takes as long as its hypervisor may take.
     #[test]
     fn what_is_discarded_is_cleared_away_once_after_what_is_given_up() {
-        assert_eq!(AT_START.iter().filter(|step| **step == Step::ClearDiscarded).count(), 1);
+        assert_eq!(AT_START.iter().filter(|step| **step == StartStep::ClearDiscarded).count(), 1);
         let place = |of| AT_START.iter().position(|step| *step == of);
-        assert!(place(Step::TakeUpWaiting) < place(Step::ClearDiscarded));
+        assert!(place(StartStep::TakeUpWaiting) < place(StartStep::ClearDiscarded));
     }
 
     #[test]
