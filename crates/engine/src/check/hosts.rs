@@ -2,7 +2,6 @@
 
 use super::Pair;
 use super::facts::{CheckFacts, ForeignRoute};
-use super::libvirt;
 use crate::finding::code::FindingCode;
 use crate::finding::{Finding, Place, on};
 use crate::format::{duration, mib_free};
@@ -45,7 +44,6 @@ pub(super) fn check(pair: Pair<'_>) -> Vec<Finding> {
         findings.extend(migration_addresses(pair));
     }
     findings.extend(rdma_unused(pair));
-    findings.extend(libvirt::check(pair));
     findings.extend(older_target(pair));
     findings.extend(agent_versions(pair));
     findings.extend(clock(pair));

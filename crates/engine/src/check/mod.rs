@@ -88,6 +88,7 @@ pub fn check(pair: Pair<'_>) -> Vec<Finding> {
     findings.extend(paths::check(pair));
     findings.extend(links::check(pair));
     findings.extend(hosts::check(pair));
+    findings.extend(libvirt::check(pair));
     findings.sort_by_key(|finding| finding.severity);
     findings
 }
