@@ -470,6 +470,10 @@ pub struct ConnectionRequest {
     /// say, and does not take a request that does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_us: Option<u32>,
+    /// To connect again: the number of the source's attempt, higher than those of its earlier ones. 0.1.0 does not number
+    /// them, and does not take a request that does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u64>,
 }
 
 /// What an end needs to know of the other one.

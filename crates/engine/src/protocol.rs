@@ -148,6 +148,11 @@ impl Protocol {
         round_trip.filter(|_| self.0 >= 2)
     }
 
+    /// What a source says of the number of an attempt to connect again, where the target would take that.
+    pub fn attempt_to_reconnect(self, attempt: u64) -> Option<u64> {
+        (self.0 >= 2).then_some(attempt)
+    }
+
     /// Why two hosts that speak it cannot do what was planned, where `peer` is the other one; nothing where they can.
     pub fn obstacle(self, post_copy: bool, is_encrypted: bool, peer: &str) -> Option<String> {
         (self.0 < 2 && post_copy && is_encrypted).then(|| {

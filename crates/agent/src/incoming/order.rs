@@ -219,7 +219,7 @@ impl<'a> Carrier<'a> {
             OrderAction::TakeUpPart if !self.is_for_post_copy() => {
                 return Err(Problem::bad_input("only post-copy can connect again"));
             }
-            OrderAction::TakeUpPart => self.take_up_part().await?,
+            OrderAction::TakeUpPart => return self.take_up_part().await,
             // A connection over which nothing comes any more may look whole from here.
             OrderAction::CutConnection => self.ordered()?.cut_migration(QMP_DEADLINE).await,
             OrderAction::ListenAgain => self.listen_again().await?,
@@ -251,6 +251,11 @@ impl<'a> Carrier<'a> {
             Why::NotBuilt => return not_built(id),
             Why::RunsNotYet => return runs_not_yet(own),
             Why::NothingToCome => format!("nothing more of migration {id} is to come to {own}"),
+            Why::Overtaken => {
+                format!(
+                    "the source of migration {id} has connected to {own} again since it sent this request"
+                )
+            }
             Why::Discarded => format!("{own} discarded the VM of migration {id}"),
             Why::RunsHere => self
                 .problem
@@ -452,12 +457,14 @@ impl<'a> Carrier<'a> {
         self.request.as_ref().is_some_and(|request| request.plan.post_copy())
     }
 
-    async fn take_up_part(&mut self) -> Result<(), Problem> {
+    async fn take_up_part(&mut self) -> Result<OrderEvent, Problem> {
         let (record, vmm) = (self.record()?, self.ordered()?);
         let entry = insert_unless_there(self.incoming, IncomingVm::in_parts(record, vmm));
         self.turn = Some(entry.take_turn().await);
+        let attempt = self.request.as_ref().and_then(|request| request.attempt);
+        let is_taken_up = entry.memory().take_up_attempt(attempt);
         self.entry = Some(entry);
-        Ok(())
+        Ok(if is_taken_up { OrderEvent::Done } else { OrderEvent::Refused })
     }
 
     fn record(&self) -> Result<IncomingRecord, Problem> {

@@ -91,6 +91,7 @@ pub struct Memory {
     came_in_parts: bool,
     allows_post_copy: bool,
     run: Run,
+    last_attempt: Option<u64>,
 }
 
 /// How far a VM is on its way to run here.
@@ -111,6 +112,7 @@ impl Memory {
             came_in_parts: false,
             allows_post_copy: false,
             run: Run::NotOrdered,
+            last_attempt: None,
         }
     }
 
@@ -186,6 +188,14 @@ impl Memory {
     /// Whether its hypervisor may be mute since it waits for a page.
     pub fn may_wait_for_page(&self) -> bool {
         self.awaits_run() && self.came_in_parts
+    }
+
+    /// Takes up an attempt of its source to connect again; false where that has made a later one, whose connection this one
+    /// would cut. 0.1.0 does not number its attempts: each is taken up.
+    pub fn take_up_attempt(&mut self, attempt: Option<u64>) -> bool {
+        let is_overtaken = attempt.is_some() && attempt <= self.last_attempt;
+        self.last_attempt = self.last_attempt.max(attempt);
+        !is_overtaken
     }
 
     /// For how long its source has said nothing, in ms.

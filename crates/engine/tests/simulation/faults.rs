@@ -254,6 +254,20 @@ impl Faults {
         }
     }
 
+    /// Connections break again and again, and messages come late or twice, some after an attempt to connect again.
+    pub(crate) fn draw_of_attempts(random: &mut Random) -> Self {
+        let sudden = [Fault::StreamBreaks, Fault::Partition, Fault::SourceFreezes, Fault::SourceCrashes];
+        Self {
+            by_chance: vec![Fault::Delayed, Fault::Duplicated],
+            percent: 20 + random.below(40),
+            sudden: vec![Fault::StreamBreaks, sudden[random.index(sudden.len())]],
+            per_mille: [2, 4, 8][random.index(3)],
+            steps_left: STEPS_MIN + random.below(600),
+            moment: random.chance(50).then_some(SourceAction::Reconnect),
+            ..Self::none()
+        }
+    }
+
     fn draw_at(places: &[&[Fault]], random: &mut Random) -> Self {
         let by_chance = Fault::BY_CHANCE.into_iter().filter(|_| random.chance(30)).collect();
         let mut sudden = vec![];

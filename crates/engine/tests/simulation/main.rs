@@ -166,6 +166,13 @@ fn a_domain_that_others_let_run_at_its_target_stays_there() {
     assert!(are_few || unseen.is_empty(), "these runs prove little: {unseen:?} was not met");
 }
 
+#[test]
+fn an_attempt_to_connect_again_that_comes_late_cuts_no_later_one_off() {
+    let runs = run_each(seeds(), Faults::draw_of_attempts);
+    let is_met = runs.iter().any(|run| run.sights.contains(&Sight::AttemptOvertaken));
+    assert!(seeds().count() < 5_000 || is_met, "these runs prove little: no attempt came after a later one");
+}
+
 fn assert_found(planted: Planted) {
     let shows = |why: &String| planted.shows_as().iter().any(|rule| why.contains(rule));
     let draw = planted.draw();
@@ -231,6 +238,7 @@ planted_bugs_are_found! {
     found_held_copies_that_end_before_all_is_there: HeldCopiesEndEarly,
     found_writes_that_stay_held_back: WritesStayHeld,
     found_disks_that_are_left_open: DisksLeftOpen,
+    found_late_attempt_that_cuts_a_later_one_off: LateAttempt,
     found_memory_in_the_clear: Clear,
     found_fallback_that_is_not_told: SilentFallback,
     found_memory_that_is_not_reserved: Unreserved,

@@ -335,8 +335,8 @@ impl World {
                 OrderEvent::Done
             }
             OrderAction::TakeUpPart => self.take_up_missing_part(task),
-            OrderAction::CutConnection => self.cut_rest(),
-            OrderAction::ListenAgain => self.listen_again(),
+            OrderAction::CutConnection => self.cut_rest(task),
+            OrderAction::ListenAgain => self.listen_again(task),
             OrderAction::LookAtConnection => self.look_at_connection(),
             OrderAction::AwaitLastBytes if self.now_ms < task.began_ms + LAST_BYTES_WITHIN_MS as f64 => {
                 OrderEvent::Done
@@ -352,7 +352,14 @@ impl World {
         if !self.target.entries.contains_key(&task.migration) {
             self.enter_part(task.migration);
         }
-        OrderEvent::Done
+        let attempt = task.question.filter(|_| self.planted != Planted::LateAttempt);
+        let entry = self.target.entries.get_mut(&task.migration);
+        let is_taken_up = entry.is_none_or(|entry| entry.memory.take_up_attempt(attempt));
+        if is_taken_up {
+            return OrderEvent::Done;
+        }
+        self.saw(Sight::AttemptOvertaken);
+        OrderEvent::Refused
     }
 
     fn with_entry(&mut self, migration: usize, act: impl FnOnce(&mut Entry)) {
@@ -569,7 +576,12 @@ impl World {
         OrderEvent::State(state)
     }
 
-    fn cut_rest(&mut self) -> OrderEvent {
+    fn cut_rest(&mut self, task: &Task) -> OrderEvent {
+        let is_whole = self.target.qemu.as_ref().is_some_and(|qemu| qemu.rest_comes_by == Stream::Whole);
+        let made_by = self.target.entries.get(&task.migration).and_then(|entry| entry.rest_by);
+        if is_whole && task.question.is_some() && task.question < made_by {
+            self.breach("I3: an earlier attempt to connect again cuts the connection of a later one".into());
+        }
         if self.planted != Planted::CutForgotten {
             self.cut_connection();
         }
@@ -577,13 +589,14 @@ impl World {
     }
 
     /// QEMU listens for a connection that brings the rest of a VM that already runs here.
-    fn listen_again(&mut self) -> OrderEvent {
+    fn listen_again(&mut self, task: &Task) -> OrderEvent {
         let qemu = self.target.qemu.as_mut().filter(|qemu| qemu.stage == IncomingStage::Enough);
         let Some(qemu) = qemu.filter(|qemu| qemu.takes_out_of_band() && qemu.rest_comes_by != Stream::Whole)
         else {
             return OrderEvent::Failed;
         };
         qemu.rest_comes_by = Stream::Awaited;
+        self.with_entry(task.migration, |entry| entry.rest_by = task.question);
         OrderEvent::Done
     }
 

@@ -73,6 +73,8 @@ pub(crate) enum Planted {
     MuteIsEnded,
     /// With post-copy: the target listens again, but keeps the connection that looks whole.
     CutForgotten,
+    /// With post-copy: the target takes up an attempt to connect again although there was a later one.
+    LateAttempt,
     /// A second order to build the incoming VM replaces the first one's hypervisor.
     BuildsTwice,
     /// The guard lets the VM run without forbidding the hand-over.
@@ -141,6 +143,7 @@ impl Planted {
             Self::TakesLastEarly | Self::DiscardsUnlooked | Self::LetRunForgotten => {
                 Faults::draw_of_resumed_domain
             }
+            Self::LateAttempt => Faults::draw_of_attempts,
             _ => Faults::draw,
         }
     }
@@ -184,6 +187,7 @@ impl Planted {
             | Self::EndsAtOnce
             | Self::BuildsTwice
             | Self::MuteIsEnded
+            | Self::LateAttempt
             | Self::TakesPartBack => &["I3"],
             // I3 when the VM is in parts: what is there is ended, though the source has the rest.
             Self::VainHandOverBelieved => &["I1", "I3"],

@@ -52,6 +52,8 @@ pub(crate) struct Entry {
     pub is_unresponsive: bool,
     /// The task that works on it.
     pub locked_by: Option<u64>,
+    /// The order by which its QEMU last listened for the rest.
+    pub rest_by: Option<Question>,
 }
 
 /// A question to the source, and its answer.
@@ -230,6 +232,7 @@ impl World {
             is_from_before: stood_before,
             is_unresponsive: stood_before && !self.answers(Host::Target),
             locked_by: None,
+            rest_by: None,
         };
         let at_ms = entry.rests_until_ms(self.now_ms);
         self.target.entries.insert(migration, Entry { at_ms, ..entry });

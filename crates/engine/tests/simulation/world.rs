@@ -96,6 +96,8 @@ pub(crate) enum Sight {
     TakenUp,
     Throttled,
     InDoubt,
+    /// An attempt to connect again came after a later one.
+    AttemptOvertaken,
     // Only domains show these.
     LeftOneEnded,
     LibvirtHung,

@@ -73,6 +73,26 @@ fn it_listens_again_once_its_connection_is_cut() {
 }
 
 #[test]
+fn an_attempt_to_connect_that_its_source_has_given_up_cuts_no_later_one_off() {
+    let host = TestHost::new();
+    let life = host.start();
+    let vm = runs_in_part(&host, &life);
+    let attempt = |attempt: u64| {
+        let mut request = serde_json::to_value(connect::over_loopback()).unwrap();
+        request["plan"]["post_copy"] = true.into();
+        request["attempt"] = attempt.into();
+        life.block_on(connect_again(&life.parts.incoming, ID, serde_json::from_value(request).unwrap()))
+    };
+    attempt(2).unwrap();
+    assert_eq!(attempt(1).unwrap_err().kind, ProblemKind::Conflict);
+    assert_eq!(vm.acts(), [Act::Run, Act::CutMigration, Act::RecoverListen]);
+    attempt(3).unwrap();
+    assert_eq!(vm.acts()[3..], [Act::CutMigration, Act::RecoverListen]);
+    vm.receives_all();
+    life.block_on(finish(&life.parts.incoming, ID)).unwrap();
+}
+
+#[test]
 fn it_ends_only_while_a_part_is_missing() {
     let host = TestHost::new();
     let life = host.start();

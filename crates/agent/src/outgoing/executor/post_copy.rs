@@ -7,6 +7,7 @@ use drainpipe_engine::migration::SourceEvent;
 use drainpipe_engine::option::RequestedOption;
 use drainpipe_engine::plan::{Plan, PlanRequest};
 use drainpipe_engine::problem::Problem;
+use drainpipe_engine::protocol::Protocol;
 use drainpipe_hypervisor::{MigrationStatus, Parcel, RunState};
 use tokio::time::sleep;
 use tracing::warn;
@@ -185,7 +186,7 @@ impl Executor {
             );
             Problem::failed(format!("{error}; {way_out}"))
         })?;
-        let made = self.plan_again().await?;
+        let (made, protocol) = self.plan_again().await?;
         let plan = Plan { paths: made.paths.alone(self.post_copy.reconnects), ..made };
         self.post_copy.reconnects += 1;
         let request = ConnectionRequest {
@@ -194,6 +195,7 @@ impl Executor {
             watch: None,
             parcel: Parcel::default(),
             round_trip_us: None,
+            attempt: protocol.attempt_to_reconnect(since_boot_ns()),
         };
         let endpoint: Endpoint = self.peer()?.post(&self.incoming("reconnection"), &request).await?;
         let address = listening_at(&plan, &endpoint).map_err(Problem::failed)?;
@@ -204,12 +206,12 @@ impl Executor {
 
     /// As the hosts are now: links may have failed, or come back. Whether the rest goes encrypted is not asked any more:
     /// both QEMUs do as they began.
-    async fn plan_again(&self) -> Result<Plan, Problem> {
+    async fn plan_again(&self) -> Result<(Plan, Protocol), Problem> {
         let request = PlanRequest { post_copy: true, ..RequestedOption::Tcp.into() };
         let (peer, target) = (self.peer()?, &self.running.target);
-        let Meeting { plan, .. } =
+        let Meeting { plan, protocol, .. } =
             meet(&self.outgoing, &peer, target, None, request, self.memory_bytes()).await?;
-        Ok(plan)
+        Ok((plan, protocol))
     }
 
     /// To find out which pages are still to come takes as long as a map of them all takes on the links.
@@ -231,4 +233,11 @@ impl Executor {
             sleep(LOOK_EVERY).await;
         }
     }
+}
+
+/// Rises over all runs of the agent for as long as its QEMUs can live.
+fn since_boot_ns() -> u64 {
+    let since_boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let [seconds, nanoseconds] = [since_boot.tv_sec, since_boot.tv_nsec].map(i64::unsigned_abs);
+    seconds * 1_000_000_000 + nanoseconds
 }

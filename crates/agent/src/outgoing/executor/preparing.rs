@@ -179,6 +179,7 @@ impl Executor {
             watch,
             parcel: begun.map_err(Problem::refused)?,
             round_trip_us,
+            attempt: None,
         };
         // The target's is of the same kind.
         let within = if vmm.starts_to_listen() {

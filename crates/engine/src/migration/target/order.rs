@@ -94,7 +94,8 @@ pub enum OrderAction {
     /// Record that the source has nothing more to ask.
     NoteSourceKnows,
     /// Look after it as after one that is still to receive a part, unless somebody does; from here on, its orders wait
-    /// for this one.
+    /// for this one. Answered by [`OrderEvent::Refused`] where its source has made a later attempt to connect again
+    /// ([`super::Memory::take_up_attempt`]).
     TakeUpPart,
     /// Break the connection by which its rest came, however whole that looks from here.
     CutConnection,
@@ -168,6 +169,8 @@ pub enum Why {
     NotOnItsWay,
     /// Nothing more is to come to it.
     NothingToCome,
+    /// Its source has made a later attempt to connect again.
+    Overtaken,
     /// It was given up here.
     Discarded,
     /// It runs here.
@@ -193,7 +196,9 @@ impl Why {
     pub fn kind(self) -> ProblemKind {
         match self {
             Self::NoRecord | Self::NotOnItsWay => ProblemKind::NotFound,
-            Self::NothingToCome | Self::Discarded | Self::RunsHere | Self::NotBuilt => ProblemKind::Conflict,
+            Self::NothingToCome | Self::Overtaken | Self::Discarded | Self::RunsHere | Self::NotBuilt => {
+                ProblemKind::Conflict
+            }
             Self::Incomplete
             | Self::TransferFailed
             | Self::RunsNotYet

@@ -7,9 +7,9 @@
 //!                         └── await the last ◄┘
 //! ```
 //!
-//! Orders to reconnect have no number. Those that are here together wait for each other, and the later one is the last. But
-//! one of an earlier attempt may come after that, if its giver's kernel still had to send it: then it cuts the connection of
-//! the later one, and the source connects once more. Just as the last message of the rest is on its way, that costs the VM.
+//! Orders to reconnect are numbered by their source. One of an earlier attempt may come after a later one, if its giver's
+//! kernel still had to send it: it would cut the connection of the later one. Just as the last message of the rest is on its
+//! way, that would cost the VM. So it is refused.
 
 use super::{OrderAction, OrderEvent, Task, Why};
 use crate::migration::target::{Hypervisor, IncomingState, KnownMigration, PostCopy, Received};
@@ -54,6 +54,7 @@ impl Task {
                 Err(why) => OrderAction::Answer(Err(why)),
             },
             (OrderAction::TakeUpPart, OrderEvent::Done) => OrderAction::CutConnection,
+            (OrderAction::TakeUpPart, OrderEvent::Refused) => OrderAction::Answer(Err(Why::Overtaken)),
             // One over which nothing comes any more may look whole from here, and one that is broken is not cut.
             (OrderAction::CutConnection, _) => OrderAction::ListenAgain,
             (OrderAction::ListenAgain, OrderEvent::Done) => OrderAction::Answer(self.said),
@@ -133,6 +134,7 @@ fn lacks_rest(known: KnownMigration) -> Result<Hypervisor, Why> {
 mod tests {
     use super::super::{ComingVm, Order, OrderAnswer};
     use super::*;
+    use crate::migration::target::Memory;
 
     const IN_PART: KnownMigration = KnownMigration {
         state: Some(IncomingState::Running),
@@ -147,6 +149,19 @@ mod tests {
 
     fn fails(why: Why) -> OrderAction {
         OrderAction::Answer(Err(why))
+    }
+
+    #[test]
+    fn an_attempt_that_was_overtaken_cuts_nothing() {
+        let mut memory = Memory::of_part(0.0);
+        for (attempt, is_taken_up) in
+            [(None, true), (Some(7), true), (None, true), (Some(7), false), (Some(6), false), (Some(8), true)]
+        {
+            assert_eq!(memory.take_up_attempt(attempt), is_taken_up, "{attempt:?}");
+        }
+        let overtaken = [PART, OrderEvent::Refused];
+        let done = does(Order::Reconnect, IN_PART, &overtaken);
+        assert_eq!(done[2..], [OrderAction::TakeUpPart, fails(Why::Overtaken)]);
     }
 
     fn does(order: Order, known: KnownMigration, events: &[OrderEvent]) -> Vec<OrderAction> {
