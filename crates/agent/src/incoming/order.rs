@@ -321,9 +321,7 @@ impl<'a> Carrier<'a> {
         let (entry, vmm) = (Arc::clone(self.entry()?), self.vmm()?);
         let own = self.incoming.host.name();
         Ok(match entry.look(&*vmm).await {
-            Ok((received @ (Received::Whole | Received::Untaken | Received::InPart), _)) => {
-                OrderEvent::Received(received)
-            }
+            Ok((received, _)) if received.is_enough() => OrderEvent::Received(received),
             Ok((received, status)) => {
                 let why = format!("{own} lacks part of the VM's state: {}", status.status);
                 self.note(OrderEvent::Received(received), Problem::failed(why))
@@ -355,9 +353,7 @@ impl<'a> Carrier<'a> {
                 return Ok(OrderEvent::Mute);
             };
             match looked {
-                Ok((received @ (Received::Whole | Received::Untaken | Received::InPart), _)) => {
-                    return Ok(OrderEvent::Received(received));
-                }
+                Ok((received, _)) if received.is_enough() => return Ok(OrderEvent::Received(received)),
                 Ok((Received::Failed, status)) => {
                     let why = relay_error(&entry).or(status.error_desc);
                     let why = why.unwrap_or_else(|| "its QEMU gives no reason".into());

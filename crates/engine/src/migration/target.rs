@@ -83,6 +83,16 @@ pub enum Received {
     Failed,
 }
 
+impl Received {
+    /// Whether what it needs to run is here.
+    pub fn is_enough(self) -> bool {
+        match self {
+            Self::InPart | Self::Untaken | Self::Whole => true,
+            Self::Incomplete | Self::Failed => false,
+        }
+    }
+}
+
 /// What a target's agent remembers of a VM on its way. No crash outlasts it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Memory {

@@ -7,7 +7,7 @@ use drainpipe_hypervisor::fake::{Act, Fault};
 
 use super::*;
 use crate::incoming::order::carry_out;
-
+use drainpipe_api_types::ConnectionRequest;
 /// A VM that has what it needs to run here, and whose rest is to follow.
 fn in_part(host: &TestHost, life: &Life) -> Arc<FakeVm> {
     let vm = let_come(host, life);
@@ -58,15 +58,18 @@ fn it_is_not_given_back_for_its_source_cannot_run_it() {
     assert_eq!((vm.alive(), state(&life)), (true, Some(IncomingState::Running)));
 }
 
+fn to_connect_again(attempt: Option<u64>) -> ConnectionRequest {
+    let mut request = serde_json::to_value(connect::over_loopback()).unwrap();
+    request["plan"]["post_copy"] = true.into();
+    ConnectionRequest { attempt, ..serde_json::from_value(request).unwrap() }
+}
+
 #[test]
 fn it_listens_again_once_its_connection_is_cut() {
     let host = TestHost::new();
     let life = host.start();
     let vm = runs_in_part(&host, &life);
-    let mut request = serde_json::to_value(connect::over_loopback()).unwrap();
-    request["plan"]["post_copy"] = true.into();
-    let request = serde_json::from_value(request).unwrap();
-    life.block_on(connect_again(&life.parts.incoming, ID, request)).unwrap();
+    life.block_on(connect_again(&life.parts.incoming, ID, to_connect_again(None))).unwrap();
     assert_eq!(vm.acts(), [Act::Run, Act::CutMigration, Act::RecoverListen]);
     vm.receives_all();
     life.block_on(finish(&life.parts.incoming, ID)).unwrap();
@@ -77,12 +80,8 @@ fn an_attempt_to_connect_that_its_source_has_given_up_cuts_no_later_one_off() {
     let host = TestHost::new();
     let life = host.start();
     let vm = runs_in_part(&host, &life);
-    let attempt = |attempt: u64| {
-        let mut request = serde_json::to_value(connect::over_loopback()).unwrap();
-        request["plan"]["post_copy"] = true.into();
-        request["attempt"] = attempt.into();
-        life.block_on(connect_again(&life.parts.incoming, ID, serde_json::from_value(request).unwrap()))
-    };
+    let attempt =
+        |attempt| life.block_on(connect_again(&life.parts.incoming, ID, to_connect_again(Some(attempt))));
     attempt(2).unwrap();
     assert_eq!(attempt(1).unwrap_err().kind, ProblemKind::Conflict);
     assert_eq!(vm.acts(), [Act::Run, Act::CutMigration, Act::RecoverListen]);

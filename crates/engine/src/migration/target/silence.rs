@@ -162,7 +162,7 @@ fn give_up(now_ms: f64, memory: &Memory, event: WatchEvent) -> WatchAction {
         _ if memory.silent_for_ms(now_ms) <= memory.kept_for_ms() => WatchAction::Rest,
         // This may be the only copy that can run.
         _ if memory.is_whole() => WatchAction::Rest,
-        WatchEvent::Received(Received::Whole | Received::Untaken | Received::InPart) => WatchAction::Rest,
+        WatchEvent::Received(received) if received.is_enough() => WatchAction::Rest,
         WatchEvent::Mute if is_known_soon => WatchAction::Rest,
         _ => WatchAction::Carry(Order::Discard { is_sources: false }),
     }
